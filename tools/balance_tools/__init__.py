@@ -1,0 +1,1 @@
+"""Maintainers' tools of vllm-balance: lock, vendored sources, patch series, wheels."""
