@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.wheel_plan import WheelPlan
+from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
-
-FORMAT = 1
 
 
 def build_record(plan: WheelPlan) -> str:
@@ -17,26 +17,22 @@ def build_record(plan: WheelPlan) -> str:
     root = plan.paths.root
     kernels = plan.kernel_wheel
     commit, dirty = commit_of(root)
-    record = {
-        "format": FORMAT,
-        "distribution": plan.settings.name,
-        "version": plan.version,
-        "upstreams": {
-            upstream.name: upstream.version for upstream in plan.upstreams.values()
-        },
-        "target": plan.target.name,
-        "device": plan.target.device_type,
-        "python": plan.choice.python if kernels else None,
-        "arch": plan.choice.arch if kernels else None,
-        "kernels": plan.choice.kernels if kernels else None,
-        "kernel_wheel": kernels.filename if kernels else None,
-        "commit": commit,
-        "dirty": dirty,
-        "lock_sha256": lock_sha256(root),
-        "series_sha256": {name: series_sha256(root, name) for name in PACKAGES},
-        "lock": (root / LOCK).read_text(encoding="utf-8"),
-    }
-    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+    record = BuildInfo(
+        wheel=plan.filename,
+        distributions=plan.distributions,
+        upstreams={entry.name: entry.version for entry in plan.upstreams.values()},
+        target=plan.target.name,
+        device=plan.target.device_type,
+        arch=plan.choice.arch if kernels else None,
+        kernels=plan.choice.kernels if kernels else None,
+        kernel_wheel=kernels.filename if kernels else None,
+        commit=commit,
+        dirty=dirty,
+        lock_sha256=lock_sha256(root),
+        series_sha256={name: series_sha256(root, name) for name in PACKAGES},
+        lock=(root / LOCK).read_text(encoding="utf-8"),
+    )
+    return json.dumps(asdict(record), indent=1) + "\n"
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:

@@ -67,6 +67,19 @@ class WheelPlan:
         return self.settings.local_version(upstream, self.target)
 
     @property
+    def filename(self) -> str:
+        """The file name of the wheel."""
+        return "-".join((self.settings.name, self.version, *self.tag)) + ".whl"
+
+    @property
+    def distributions(self) -> dict[str, str]:
+        """What importlib.metadata will see: name to version, the wheel's own first."""
+        found = {self.settings.name: self.version}
+        if self.has_plugin:
+            found[self.upstreams[PLUGIN].name] = self.plugin_version
+        return found
+
+    @property
     def has_plugin(self) -> bool:
         """Whether the wheel carries the plugin, and with it a second dist-info."""
         return PLUGIN in self.target.packages

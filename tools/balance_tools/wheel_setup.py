@@ -124,7 +124,9 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
         # relative to that folder.
         write_plugin_dist_info(plan, wheel_root, wheel_root / data_dir / "platlib")
     files = [path for path in wheel_root.rglob("*") if path.is_file()]
-    binaries = find_elf_files(wheel_root, (path.relative_to(wheel_root) for path in files))
+    binaries = find_elf_files(
+        wheel_root, (path.relative_to(wheel_root) for path in files)
+    )
     if plan.has_plugin:
         check_elf_files(binaries, plan.choice.python, plan.choice.arch)
     else:
