@@ -30,5 +30,5 @@ class RowExchange:
         if self._received is None or len(self._received) != size:
             self._received = torch.empty((size, len(row)), dtype=torch.int64)
         self._sent.copy_(torch.tensor(row, dtype=torch.int64))
-        dist.all_gather_into_tensor(self._received, self._sent, group=group)
+        dist.all_gather(list(self._received.unbind()), self._sent, group=group)
         return Snapshot.from_rows(self._received.tolist())
