@@ -45,9 +45,7 @@ def fetch(
     return cached
 
 
-def _fetch_from_any(
-    artifact: Artifact, part: Path, index: Index, cached: Path
-) -> None:
+def _fetch_from_any(artifact: Artifact, part: Path, index: Index, cached: Path) -> None:
     """Leave the verified file at `part`, from the first source that delivers it."""
     problems = []
     for source in index.sources:

@@ -33,8 +33,8 @@ pip's own configuration.
 NOTES = {
     "vllm": "The sources below vllm/.",
     "vllm_ascend": "The sources below vllm_ascend/, and the csrc of the kernels.",
-    "kernel_sdist": "What the prebuilt kernels were built from: its csrc has to equal\n"
-    "the one above, and the tools prove it before they use a kernel.",
+    "kernel_sdist": "What the prebuilt kernels were built from; it is proven that its "
+    "csrc is the one above.",
     "kernel_wheels": "The prebuilt kernels, fetched only when a wheel needs them.",
 }
 
@@ -145,33 +145,29 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
 def dump_lock(lock: Lock) -> str:
     """The canonical text: the same lock always gives the same bytes."""
     document = tomlkit.document()
-    _comment(document, HEADER)
+    for line in HEADER.splitlines():
+        document.add(tomlkit.comment(line))
     for name, artifact in (
         ("vllm", lock.vllm),
         ("vllm_ascend", lock.vllm_ascend),
         ("kernel_sdist", lock.kernel_sdist),
     ):
         if artifact is not None:
-            document.add(tomlkit.nl())
-            _comment(document, NOTES[name])
-            document.add(name, _table(artifact))
+            document.add(name, _table(artifact, NOTES[name]))
     if lock.kernel_wheels:
-        document.add(tomlkit.nl())
-        _comment(document, NOTES["kernel_wheels"])
         wheels = tomlkit.aot()
+        note: str | None = NOTES["kernel_wheels"]
         for artifact in sorted(lock.kernel_wheels, key=lambda wheel: wheel.filename):
-            wheels.append(_table(artifact))
+            wheels.append(_table(artifact, note))
+            note = None
         document.add("kernel_wheels", wheels)
     return tomlkit.dumps(document)
 
 
-def _comment(document: tomlkit.TOMLDocument, text: str) -> None:
-    for line in text.splitlines():
-        document.add(tomlkit.comment(line))
-
-
-def _table(artifact: Artifact) -> tomlkit.items.Table:
+def _table(artifact: Artifact, note: str | None) -> tomlkit.items.Table:
     table = tomlkit.table()
+    if note:
+        table.add(tomlkit.comment(note))
     for field in fields(Artifact):
         table.add(field.name, getattr(artifact, field.name))
     return table

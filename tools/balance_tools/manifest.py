@@ -96,9 +96,7 @@ def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
     files = {}
     for path in walk(folder):
         status = (folder / path).lstat()
-        files[path] = Record(
-            _sha256(folder / path), status.st_size, status.st_mtime_ns
-        )
+        files[path] = Record(_sha256(folder / path), status.st_size, status.st_mtime_ns)
     return Manifest(inputs, files)
 
 

@@ -80,9 +80,7 @@ def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str
     """The files that the manifest in a tree does not list, or that git tracks."""
     known = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
     paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
-    return sorted(
-        paths | {path for path in tracked if os.path.lexists(tree / path)}
-    )
+    return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 
 
 def look(paths: Paths, lock: Lock, name: str) -> Package:
@@ -188,9 +186,7 @@ def check(package: Package, new: Path, discard_edits: bool) -> list[str]:
             if not _same(package.tree / path, new / path)
         ]
         refuse_edits(package, edited)
-    refuse_tracked(
-        package, {path for path in package.tracked if in_the_way(path, new)}
-    )
+    refuse_tracked(package, {path for path in package.tracked if in_the_way(path, new)})
     ours = package.ours()
     blocked = [path for path in ours if in_the_way(path, new)]
     foreign = [p for p in blocked if not _same(package.tree / p, new / p)]
