@@ -14,9 +14,9 @@ from vllm_balance.installed import find_installed
 from vllm_balance.verify import NAMES, verify_checkout, verify_installation
 
 NOT_BUILT = (
-    f"{Path(__file__).parent}: expected the build record of a wheel, found none; this "
-    "is a checkout or an editable install, so build the wheel with `make wheel` and pip "
-    "install it"
+    f"{Path(__file__).parent}: expected the build record of a wheel, found none, for "
+    "this is a checkout or an editable install; build the wheel with `make wheel` and "
+    "install it with pip"
 )
 
 

@@ -18,16 +18,18 @@ def lock_sha256(checkout: Path) -> str:
 
 
 def series_sha256(checkout: Path, package: str) -> str:
-    """The sha256 of the patches that the series of `package` names, in its order.
+    """The hash of the patches that the series of `package` names, in its order.
 
-    Each patch counts with its name and its bytes; comments in the series do not.
+    Order, names and bytes count, each part after its length in bytes; comments do not.
+    Without a series the hash is that of no patches.
     """
     folder = checkout / "patches" / package
     digest = hashlib.sha256()
-    for line in (folder / "series").read_text(encoding="utf-8").splitlines():
+    series = folder / "series"
+    listing = series.read_text(encoding="utf-8") if series.is_file() else ""
+    for line in listing.splitlines():
         name = line.partition("#")[0].strip()
-        if name:
-            patch = (folder / name).read_bytes()
-            digest.update(f"{name}\0{len(patch)}\0".encode())
-            digest.update(patch)
+        for part in (name.encode(), (folder / name).read_bytes()) if name else ():
+            digest.update(f"{len(part)}:".encode())
+            digest.update(part)
     return digest.hexdigest()

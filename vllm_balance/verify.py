@@ -80,12 +80,12 @@ def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
 def _stranger(distribution: Installed, info: BuildInfo) -> Finding:
     wanted = {normalise(name): version for name, version in info.distributions.items()}
     if distribution.name in wanted:
-        expected = f"only {wanted[distribution.name]}"
+        expected = f"only {distribution.name} {wanted[distribution.name]}"
     else:
-        expected = f"none beside the wheel for target {info.target}"
+        expected = f"no {distribution.name} beside the wheel for {info.target}"
     return Finding(
-        f"{distribution.name} {distribution.version} in {distribution.folder}: expected "
-        f"{expected}",
+        f"{distribution.folder}: expected {expected}, found {distribution.name} "
+        f"{distribution.version}",
         f"pip uninstall -y {' '.join(NAMES)} (again until nothing is left), then pip "
         f"install {info.wheel}",
     )

@@ -75,7 +75,7 @@ def reconcile(wanted: Iterable[Wanted], policy: RequirementPolicy) -> list[str]:
                 f"{SETTINGS_NAME}: the dropped requirement {name!r} is expected in a "
                 "list of an upstream, found in none; remove that entry"
             )
-    chosen = {canonicalize_name(entry.name): entry for entry in policy.overrides}
+    chosen = {str(canonicalize_name(entry.name)): entry for entry in policy.overrides}
     if unknown := sorted(set(chosen) - set(groups)):
         raise ToolError(
             f"{SETTINGS_NAME}: the override of {unknown[0]!r} is expected in a list of "

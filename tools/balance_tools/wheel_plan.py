@@ -31,6 +31,7 @@ from balance_tools.requirements import (
     read_requirements,
     reconcile,
 )
+from balance_tools.tree_check import check_trees
 from balance_tools.upstream_metadata import UpstreamMetadata, read_upstream_metadata
 
 OURS = "vllm_balance"
@@ -145,11 +146,28 @@ def package_folders(
     return found
 
 
+def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
+    """Raise ToolError for an entry point whose module is not there."""
+    for group, entries in entry_points.items():
+        for name, reference in entries.items():
+            module = root.joinpath(*reference.partition(":")[0].split("."))
+            if (
+                not (module / "__init__.py").is_file()
+                and not module.with_suffix(".py").is_file()
+            ):
+                raise ToolError(
+                    f"{module}: expected the module of entry point {name!r} of {group}, "
+                    f"found none; restore it, or mend {SETTINGS_NAME}"
+                )
+
+
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     """Work out one wheel; ToolError where something is missing or contradicts."""
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
     target = settings.targets[choice.target]
+    check_our_entry_points(paths.root, target.entry_points)
+    check_trees(paths, lock, target.packages)
     pristine = {
         package: paths.pristine / f"{artifact.project}-{artifact.version}"
         for package, artifact in lock.packages.items()
