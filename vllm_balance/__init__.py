@@ -1,1 +1,1 @@
-"""What vllm-balance adds beside vLLM: what is installed, and is it intact."""
+"""What vllm-balance adds to the wheel beside the packages it patches."""
