@@ -156,8 +156,8 @@ def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
                 and not module.with_suffix(".py").is_file()
             ):
                 raise ToolError(
-                    f"{module}: expected the module of entry point {name!r} of {group}, "
-                    f"found none; restore it, or mend {SETTINGS_NAME}"
+                    f"{module}: expected the module of entry point {name!r} in "
+                    f"{group}, found none; restore it, or mend {SETTINGS_NAME}"
                 )
 
 

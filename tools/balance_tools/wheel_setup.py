@@ -17,8 +17,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.build_record import build_record
 from balance_tools.elf import check_elf_files, check_pure, find_elf_files
+from balance_tools.kernel_stage import add_kernels
 from balance_tools.plugin_metadata import render_entry_points, write_plugin_dist_info
-from balance_tools.wheel_plan import OURS, PLUGIN, WheelPlan
+from balance_tools.wheel_plan import OURS, WheelPlan
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
 EPOCH = "315532800"
@@ -118,8 +119,9 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan), encoding="utf-8")
+    if plan.kernel_wheel is not None and plan.target.device_type is not None:
+        add_kernels(plan.paths, plan.kernel_wheel, plan.target.device_type, wheel_root)
     if plan.has_plugin:
-        add_kernels(plan, wheel_root)
         # platlib is where the packages of this wheel go too: its RECORD names them
         # relative to that folder.
         write_plugin_dist_info(plan, wheel_root, wheel_root / data_dir / "platlib")
@@ -142,8 +144,3 @@ def is_script(path: Path) -> bool:
     """
     with path.open("rb") as file:
         return file.read(2) == b"#!"
-
-
-def add_kernels(plan: WheelPlan, wheel_root: Path) -> None:
-    """Put the kernels and what the plugin's own build generates into its package."""
-    raise NotImplementedError(PLUGIN)
