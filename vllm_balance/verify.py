@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,19 @@ def verify_installation(info: BuildInfo, found: Iterable[Installed]) -> list[Fin
         for repair in [_reinstall(info)]
     ]
     # Where another release has taken a package's place, every file of it would differ.
-    replaced = {name.replace("-", "_") for name in absent}
-    replaced |= {distribution.name.replace("-", "_") for distribution in strangers}
-    for main in [d for d in ours if d.name == normalise(next(iter(wanted)))][:1]:
-        packages = [name for name in PACKAGES if name not in replaced]
-        findings += _check_files(main, packages, info)
+    replaced = {*absent, *(distribution.name for distribution in strangers)}
+    for main in [d for d in ours if d.name == NAMES[0]][:1]:
+        findings += _check_files(main, _not_compared(replaced, wanted), info)
     return findings
+
+
+def _not_compared(replaced: Iterable[str], wanted: Mapping[str, str]) -> set[str]:
+    """Folders beside the packages that hold other distributions, or none, now."""
+    folders = {name.replace("-", "_"): wanted.get(name) for name in replaced}
+    dist_infos = {
+        f"{folder}-{version}.dist-info" for folder, version in folders.items()
+    }
+    return {*folders, *dist_infos}
 
 
 def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
@@ -92,11 +99,10 @@ def _stranger(distribution: Installed, info: BuildInfo) -> Finding:
 
 
 def _check_files(
-    main: Installed, packages: Iterable[str], info: BuildInfo
+    main: Installed, not_compared: set[str], info: BuildInfo
 ) -> Iterator[Finding]:
     """Findings for single files; `main` is the distribution whose RECORD has them."""
-    packages = list(packages)
-    left_out = {main.folder / name for name in PACKAGES if name not in packages}
+    left_out = {main.folder / name for name in not_compared}
     missing, modified = [], []
     for file in main.files:
         if left_out & set(file.path.parents):
@@ -109,7 +115,8 @@ def _check_files(
     known = {file.path for file in main.files}
     foreign = [
         path
-        for package in packages
+        for package in PACKAGES
+        if package not in not_compared
         for path in _files_of(main.folder / package)
         if path not in known
     ]

@@ -71,8 +71,8 @@ def group_requirements(pyproject: Path, group: str) -> list[str]:
         return [str(line) for line in data["dependency-groups"][group]]
     except KeyError:
         raise ToolError(
-            f"{pyproject}: expected the dependency group {group!r}, found none; restore "
-            "it from git"
+            f"{pyproject}: expected the dependency group {group!r}, found none; "
+            "restore it from git"
         ) from None
 
 
@@ -83,8 +83,8 @@ def _pip(python: Path, *arguments: str) -> None:
     # What this command prints on its output is the path, and nothing else.
     if subprocess.call(command, stdout=sys.stderr) != 0:
         raise ToolError(
-            f"{python}: expected pip to do {arguments[0]!r}, found that it failed; read "
-            "what it wrote above and run this again"
+            f"{python}: expected pip to do {arguments[0]!r}, found that it failed; "
+            "read what it wrote above and run this again"
         )
 
 
