@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from .elements import DEFINITIONS, DIFFERENT, Element, element, similarity
+from balance_tools.elements import DEFINITIONS, DIFFERENT, Element, element, similarity
 
 Nodes = tuple[ast.AST, ...]
 

@@ -112,6 +112,8 @@ def _key(node: ast.AST) -> str:
         case ast.Assign():
             targets = " = ".join(ast.unparse(target) for target in node.targets)
             return f"{targets} = {_callee(node.value)}"
+        case ast.Return(value=ast.Call() as call):
+            return f"return {_callee(call)}"
         case ast.AnnAssign() | ast.AugAssign():
             return f"{ast.unparse(node.target)} {type(node).__name__}"
         case ast.Expr(value=ast.Call() as call):

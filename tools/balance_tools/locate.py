@@ -11,8 +11,17 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .astdiff import Gap, Step, gaps
-from .elements import DIFFERENT, EXACT, SIMILAR, Element, element, similarity
+from balance_tools.astdiff import Gap, Step, gaps
+from balance_tools.elements import (
+    DIFFERENT,
+    EXACT,
+    SIMILAR,
+    Element,
+    element,
+    similarity,
+)
+
+MOST_SHOWN = 80  # characters of a statement in a message
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ def quoted(neighbour: Element | None) -> str:
     """Return the first line of a neighbour for a message."""
     if neighbour is None:
         return "the edge of the block"
-    return f"`{neighbour.text.splitlines()[0]}`"
+    first = neighbour.text.splitlines()[0]
+    return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
 
 
 def count_exact(nodes: Sequence[Gap], wanted: Element | None) -> int:
@@ -153,6 +163,9 @@ def _by_one_neighbour(
             f"{note} in {scope}; the hook shares names with both or with neither"
         )
     gap = (after_before or before_after)[0]
+    levels = _score(anchor, gap)
+    if DIFFERENT in levels and EXACT not in levels:
+        return NoPlace(_lost(anchor, everywhere))
     return Place(gap, _changes(anchor, gap))
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from .astdiff import Difference, Gap, Nodes, differences, gaps
-from .elements import defined_names, element, used_names
-from .errors import ToolError
-from .locate import Anchor, NoPlace, count_exact, locate
+from balance_tools.astdiff import Difference, Gap, Nodes, differences, gaps
+from balance_tools.elements import defined_names, element, used_names
+from balance_tools.errors import ToolError
+from balance_tools.locate import Anchor, NoPlace, count_exact, locate
 
 
 @dataclass(frozen=True)
