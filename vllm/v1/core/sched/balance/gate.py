@@ -63,8 +63,8 @@ class BalanceGate:
 
     def _apply(self, decision: Decision) -> None:
         self.decision = decision
-        unlimited = decision.prefill_tokens is None
-        self._tokens_left = sys.maxsize if unlimited else decision.prefill_tokens
+        budget = decision.prefill_tokens
+        self._tokens_left = sys.maxsize if budget is None else budget
         self._prefill_tokens = 0
         self._held = False
 
