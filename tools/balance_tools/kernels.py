@@ -149,9 +149,10 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
         differing += sorted(python - set(archive.namelist()))
     if differing:
         raise ToolError(
-            f"{artifact.filename}: expected the Python files of its sdist, found "
-            f"others or none for {', '.join(differing[:NAMED_FILES])} ({len(differing)} files); "
-            "the wheel was not built from that sdist, build the kernels from source"
+            f"{artifact.filename}: expected the Python files of {sdist.name}, found "
+            f"{len(differing)} that differ or are missing, of them "
+            f"{', '.join(differing[:NAMED_FILES])}; the wheel was not built from that "
+            "sdist, build the kernels from source"
         )
     if not any(name.endswith(".so") for name in compiled):
         raise ToolError(
