@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from index_samples import SampleIndex
 from repo_samples import SampleRepo
 

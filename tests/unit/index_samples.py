@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from balance_tools.lock import Artifact, release_of
 
@@ -106,7 +105,7 @@ class SampleIndex:
         index = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802  (the name of the base class)
+            def do_GET(self) -> None:
                 index.answer(self)
 
             def log_message(self, *args: object) -> None:
@@ -171,7 +170,8 @@ class SampleIndex:
             page["versions"] = []
             return JSON_PAGE, json.dumps(page).encode()
         links = "".join(
-            f'<a href="../../files/{name}{f"#sha256={sha256}" * self.hashes}">{name}</a>'
+            f'<a href="../../files/{name}'
+            f'{f"#sha256={sha256}" if self.hashes else ""}">{name}</a>'
             for name, sha256 in entries
         )
         page_html = f"<!DOCTYPE html><html><body>{links}</body></html>"

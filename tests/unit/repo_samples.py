@@ -87,8 +87,6 @@ class SampleRepo:
         repo.write("patches/vllm/four.patch", PATCH)
         repo.write(".gitignore", IGNORE)
         repo.write_lock()
-        skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(TOOLS, root / "tools" / "balance_tools", ignore=skip)
         repo.git("init", "-q")
         repo.git("add", "-A")
         repo.git("commit", "-qm", "Start")
@@ -137,6 +135,10 @@ class SampleRepo:
 
     def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
         """Start Python with the tools of this repository."""
+        own_tools = self.root / "tools" / "balance_tools"
+        if not own_tools.exists():
+            skip = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(TOOLS, own_tools, ignore=skip)
         command = [sys.executable, *args]
         if limits:
             command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]

@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from balance_tools.archive import check_wheel, extract_sdist
 from balance_tools.errors import ToolError
 from index_samples import (
@@ -87,7 +88,7 @@ def test_an_archive_that_leaves_its_folder_is_refused(
 
 def test_two_top_folders_are_refused(archive: Path, dest: Path) -> None:
     archive.write_bytes(make_tar([file_member("a/f", ""), file_member("b/f", "")]))
-    with pytest.raises(ToolError, match="expected one top folder .*found a, b"):
+    with pytest.raises(ToolError, match=r"expected one top folder .*found a, b"):
         extract_sdist(archive, dest)
 
 

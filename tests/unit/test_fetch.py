@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from balance_tools.errors import ToolError
 from balance_tools.fetch import fetch
 from balance_tools.http import Http
@@ -124,7 +125,7 @@ def test_a_transfer_that_keeps_breaking_off_is_an_error_and_goes_on_next_time(
 ) -> None:
     index.faults[NAME] = [Fault(send=100_000), Fault(send=0), Fault(send=0)]
     get = get_from(pip_config(index, retries=2))
-    with pytest.raises(ToolError, match="index-url .* broke off"):
+    with pytest.raises(ToolError, match=r"index-url .* broke off"):
         get(artifact, paths)
     assert left(paths) == {f"{NAME}.part"}
     assert get(artifact, paths).read_bytes() == DATA
@@ -308,7 +309,7 @@ def test_a_proxy_of_pip_is_used(
         proxy=f"http://127.0.0.1:{index.port}",
         retries=0,
     )
-    with pytest.raises(ToolError, match="does not list|answered 404"):
+    with pytest.raises(ToolError, match="does not list the file"):
         get_from(config)(artifact, paths)
     assert index.requests[0].path == "http://elsewhere.invalid/simple/vllm/"
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from balance_tools.errors import ToolError
 from balance_tools.lock import Artifact, Lock, dump_lock, load_lock, parse_lock
 from balance_tools.paths import Paths

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
 from balance_tools.errors import ToolError
 from balance_tools.pip_config import (
     PipConfig,
@@ -12,7 +14,6 @@ from balance_tools.pip_config import (
     read_pip_config,
     without_secrets,
 )
-from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from balance_tools.errors import ToolError
 from balance_tools.manifest import Manifest
 from repo_samples import ASCEND, OURS, UPSTREAM, SampleRepo

@@ -1,4 +1,4 @@
-"""Whatever stops a run, the tree is the old one or the new one, and the next run works."""
+"""Whatever stops a run, the tree is the old or the new one; the next run works."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from balance_tools import swap
 from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
 from balance_tools.vendor import Effects
 from index_samples import Fault
-from repo_samples import OURS, SampleRepo
+from repo_samples import OURS, TOOLS, SampleRepo
 from vendor_child import cannot_exchange
 
 HERE = Path(__file__).parent
@@ -62,9 +64,7 @@ def check_new(repo: SampleRepo) -> None:
 def test_after_kill_9_the_next_run_succeeds(
     step: str, how: str, upgrade: SampleRepo
 ) -> None:
-    upgrade.env["PYTHONPATH"] = os.pathsep.join(
-        [str(upgrade.root / "tools"), str(HERE)]
-    )
+    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS.parent), str(HERE)])
     child = upgrade.python(str(HERE / "vendor_child.py"), str(upgrade.root), step, how)
     child.communicate()
     assert child.returncode == -signal.SIGKILL
@@ -153,17 +153,16 @@ def test_a_replacement_that_stops_half_way_loses_nothing(
     tree = upgrade.root / "vllm"
     with monkeypatch.context() as patch:
         cross_device(tree, patch)
-        remove = swap.remove_tree
 
         def stop_in_the_tree(path: Path) -> None:
             if path != tree:
-                remove(path)
+                remove_tree(path)
                 return
             (tree / "mine.py").unlink()
             (tree / "version.py").unlink()
             raise KeyboardInterrupt
 
-        patch.setattr(swap, "remove_tree", stop_in_the_tree)
+        patch.setattr("balance_tools.swap.remove_tree", stop_in_the_tree)
         with pytest.raises(KeyboardInterrupt):
             upgrade.vendor(Effects(exchange=cannot_exchange))
     upgrade.vendor()
@@ -200,6 +199,7 @@ repo, disk = sys.argv[1:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], check=True)
 shutil.copytree(repo, disk, symlinks=True, dirs_exist_ok=True)
 os.environ["PYTHONPATH"] = disk + "/tools"
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 for spare in (10_000, 60_000, 200_000, 450_000, 200_000, None):
     Path(disk, "filler").unlink(missing_ok=True)
     status = os.statvfs(disk)
@@ -230,6 +230,7 @@ def can_mount() -> bool:
 def test_a_full_disk_leaves_the_old_tree(upgrade: SampleRepo, tmp_path: Path) -> None:
     lump = "".join(f"{i:06x}\n" for i in range(45_000))
     upgrade.upgrade({**NEXT, "vllm/lump.py": lump})
+    assert upgrade.run("vendor", "--check")[0] == 1  # puts our tools in place
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["unshare", "-rm", sys.executable, "-c", FULL_DISK]

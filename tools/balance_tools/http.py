@@ -119,6 +119,7 @@ class Http:
         return urlunsplit(parts._replace(netloc=host)), host
 
     def verify(self, url: str) -> bool | str:
+        """What requests is told of TLS: certificates, or False for a trusted host."""
         parts = urlsplit(url)
         if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
             return False

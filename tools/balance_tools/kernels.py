@@ -50,7 +50,11 @@ def tree_hashes(folder: Path) -> dict[str, str]:
 
 
 def tree_sha256(hashes: Mapping[str, str]) -> str:
-    """One hash for a folder: sorted paths and contents, no modes, no times."""
+    """One hash for a folder: sorted paths and contents, no modes, no times.
+
+    A shell makes the same: `find * -type f | LC_ALL=C sort | xargs sha256sum |
+    sha256sum`.
+    """
     lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
     return hashlib.sha256(lines.encode()).hexdigest()
 
