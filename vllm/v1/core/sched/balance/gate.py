@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The scheduler's side of balance scheduling: measure, exchange, hold and clip."""
+
+import sys
+import time
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.policy import OPEN, POLICIES, Decision, Policy
+from vllm.v1.core.sched.balance.rows import Row
+from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+logger = init_logger(__name__)
+
+
+def create_balance_gate(
+    scheduler: "Scheduler", vllm_config: "VllmConfig"
+) -> "BalanceGate | None":
+    """The scheduler's gate, or None if balance scheduling is off."""
+    parallel_config = vllm_config.parallel_config
+    name = parallel_config.data_parallel_balance
+    if name == "off":
+        return None
+    logger.info(
+        "Data parallel balance scheduling is on: policy %s, %d ranks.",
+        name,
+        parallel_config.data_parallel_size,
+    )
+    return BalanceGate(scheduler, name, POLICIES[name])
+
+
+class BalanceGate:
+    """Holds the decision that the ranks took together after the last step.
+
+    The engine core calls `exchange` once per step; `Scheduler.schedule` asks
+    `holds` before it admits a waiting request and `clip` for every prompt it
+    schedules. Requests that resume after a preemption, and requests whose KV cache
+    came from a connector, are never held: their work was admitted before.
+    """
+
+    def __init__(self, scheduler: "Scheduler", name: str, policy: Policy) -> None:
+        self._scheduler = scheduler
+        self._policy = policy
+        self._exchange = RowExchange()
+        self._stats = BalanceStats(policy=name)
+        self._held_steps = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the wave: the next step is scheduled as if balance were off."""
+        self._last_exchange: float | None = None
+        self._apply(OPEN)
+
+    def _apply(self, decision: Decision) -> None:
+        self.decision = decision
+        budget = decision.prefill_tokens
+        self._tokens_left = sys.maxsize if budget is None else budget
+        self._prefill_tokens = 0
+        self._held = False
+
+    # Called by the engine core's busy loop.
+
+    def exchange(
+        self, group: dist.ProcessGroup, wave: int, step: int, active: bool
+    ) -> None:
+        """Tells the other ranks this rank's state and takes the next decision.
+
+        Args:
+            group: the data parallel process group.
+            wave: number of the wave.
+            step: number of the step in the wave, equal on all ranks.
+            active: whether any rank has unfinished requests. All ranks know this
+                from the same all-reduce, so that all of them skip the gather at
+                the end of a wave.
+        """
+        self._count_hold()
+        if not active:
+            self._end_hold()
+            self.reset()
+            return
+        now = time.monotonic()
+        row = self._measure(wave, step, now)
+        snapshot = self._exchange.gather(row, group)
+        exchanged = time.monotonic()
+        self._last_exchange = now
+        self._apply(self._policy(snapshot))
+        self._stats.observe_step(self.decision, snapshot, exchanged - now)
+
+    def _measure(self, wave: int, step: int, now: float) -> Row:
+        scheduler = self._scheduler
+        pending, pending_tokens = self._pending()
+        running, waiting = scheduler.get_request_counts()
+        since = now if self._last_exchange is None else self._last_exchange
+        return Row(
+            wave=wave,
+            step=step,
+            running=running,
+            waiting=waiting,
+            pending=pending,
+            pending_tokens=pending_tokens,
+            held_steps=self._held_steps,
+            prefill_tokens=self._prefill_tokens,
+            step_time_us=int((now - since) * 1e6),
+            kv_usage_ppm=int(scheduler.kv_cache_manager.usage * 1e6),
+            max_running=scheduler.max_num_running_reqs,
+            max_tokens=scheduler.max_num_scheduled_tokens,
+        )
+
+    def _count_hold(self) -> None:
+        if self._held:
+            self._held_steps += 1
+            self._stats.observe_held_step()
+        else:
+            self._end_hold()
+
+    def _end_hold(self) -> None:
+        if self._held_steps:
+            self._stats.observe_hold_end(self._held_steps)
+            self._held_steps = 0
+
+    def _pending(self) -> tuple[int, int]:
+        """Requests that could prefill in the next step, and their prompt tokens."""
+        scheduler = self._scheduler
+        pending = tokens = 0
+        for request in scheduler.running:
+            if request.is_prefill_chunk:
+                pending += 1
+                tokens += request.num_tokens - request.num_computed_tokens
+        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        queues = chain(scheduler.skipped_waiting, scheduler.waiting)
+        for request in islice(queues, max(slots, 0)):
+            if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+                continue  # waits for something else than a slot
+            free_blocks -= -(-request.num_tokens // scheduler.block_size)
+            if free_blocks < 0:
+                break
+            pending += 1
+            tokens += request.num_tokens - request.num_computed_tokens
+        return pending, tokens
+
+    # Called by the scheduler.
+
+    def holds(self, request: Request) -> bool:
+        """Whether a waiting request must not be admitted in this step."""
+        if self._is_exempt(request):
+            return False
+        if self.decision.admit and self._tokens_left > 0:
+            return False
+        self._held = True
+        return True
+
+    def clip(self, request: Request, num_new_tokens: int) -> int:
+        """How many of the prompt tokens may be scheduled in this step.
+
+        Args:
+            request: a prompt in progress, or a request that `holds` let pass.
+            num_new_tokens: what the scheduler would schedule, at least 1.
+
+        Returns:
+            A number from 0 to num_new_tokens; at least 1 for a request that
+            `holds` let pass.
+        """
+        chunked = self._scheduler.scheduler_config.enable_chunked_prefill
+        if chunked and not self._is_exempt(request):
+            num_new_tokens = min(num_new_tokens, self._tokens_left)
+        self._held |= num_new_tokens == 0
+        self._tokens_left = max(0, self._tokens_left - num_new_tokens)
+        self._prefill_tokens += num_new_tokens
+        return num_new_tokens
+
+    @staticmethod
+    def _is_exempt(request: Request) -> bool:
+        loaded = (
+            request.status != RequestStatus.RUNNING and request.num_computed_tokens > 0
+        )
+        return loaded or request.num_preemptions > 0
+
+    def take_stats(self) -> dict[str, object] | None:
+        """What happened since the last call, for `SchedulerStats`."""
+        return self._stats.take()

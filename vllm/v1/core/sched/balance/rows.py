@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the data parallel ranks tell each other once per step.
+
+Pure Python: no torch, no vllm import.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One rank's state after a step. All fields are integers (int64 on the wire)."""
+
+    wave: int
+    """Number of the wave of requests that is being served."""
+    step: int
+    """Number of the step within the wave. Equal on all ranks, or the gather
+    matched the calls of different steps."""
+    running: int
+    """Requests in the running queue."""
+    waiting: int
+    """Requests in the waiting queues."""
+    pending: int
+    """Requests that could prefill in the next step: prompts in progress, and
+    waiting requests that fit in the free slots and the free KV cache blocks."""
+    pending_tokens: int
+    """Prompt tokens that the pending requests have left to compute."""
+    held_steps: int
+    """Steps for which this rank has been holding an admissible request, in a row."""
+    prefill_tokens: int
+    """Prompt tokens that were scheduled in the step."""
+    step_time_us: int
+    """Time since the previous exchange, in microseconds; 0 in the first step."""
+    kv_usage_ppm: int
+    """Share of the KV cache in use, in millionths."""
+    max_running: int
+    """Limit of the running queue."""
+    max_tokens: int
+    """Limit of the tokens scheduled in one step."""
+
+
+class Snapshot(NamedTuple):
+    """The rows of all ranks, by column: each field has one value per rank.
+
+    Immutable, and identical on every rank: whatever is computed from a snapshot
+    alone is the same everywhere. The fields are those of `Row`.
+    """
+
+    wave: tuple[int, ...]
+    step: tuple[int, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    pending: tuple[int, ...]
+    pending_tokens: tuple[int, ...]
+    held_steps: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    step_time_us: tuple[int, ...]
+    kv_usage_ppm: tuple[int, ...]
+    max_running: tuple[int, ...]
+    max_tokens: tuple[int, ...]
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[int]]) -> "Snapshot":
+        """Transposes rows in rank order, each with the fields of `Row`.
+
+        Raises:
+            RuntimeError: the rows are of different steps or waves, so that the
+                collective calls of the ranks no longer match.
+        """
+        snapshot = cls(*zip(*rows, strict=True))
+        if len(set(snapshot.step)) != 1 or len(set(snapshot.wave)) != 1:
+            at = ", ".join(
+                f"rank {rank}: wave {wave} step {step}"
+                for rank, (wave, step) in enumerate(
+                    zip(snapshot.wave, snapshot.step, strict=True)
+                )
+            )
+            raise RuntimeError(
+                "Data parallel balance: the ranks exchanged rows of different steps "
+                f"({at}). Their collective calls no longer match; restart all ranks "
+                "with the same version and arguments."
+            )
+        return snapshot

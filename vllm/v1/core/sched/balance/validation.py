@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Refuses what balance scheduling cannot do, in one sentence each.
+
+Imports nothing of vllm at run time: `vllm.config` imports this module.
+"""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.core.sched.interface import SchedulerInterface
+
+_FLAG = "--data-parallel-balance"
+
+
+def check_balance_config(parallel_config: "ParallelConfig") -> None:
+    """Refuses a deployment that has no ranks to balance.
+
+    Raises:
+        ValueError: balance is on for one rank, or for a model without MoE layers.
+    """
+    policy = parallel_config.data_parallel_balance
+    if policy == "off":
+        return
+    if parallel_config.is_moe_model is False:
+        raise ValueError(
+            f"{_FLAG} {policy}: the data parallel ranks of a model without MoE "
+            "layers do not step in lock step, so there is nothing to balance. "
+            f"Remove the flag or use {_FLAG} off."
+        )
+    if parallel_config.data_parallel_size == 1:
+        raise ValueError(
+            f"{_FLAG} {policy} needs at least two data parallel ranks, but "
+            "data_parallel_size is 1. Set --data-parallel-size, or remove the flag."
+        )
+
+
+def check_balance_scheduler(
+    scheduler: "SchedulerInterface", vllm_config: "VllmConfig"
+) -> None:
+    """Refuses a scheduler or an engine that would ignore the gate.
+
+    Raises:
+        ValueError: balance is on, but the scheduler has no gate, or replaces
+            `schedule()` instead of calling `super().schedule()`, or the engine
+            does not run the data parallel loop.
+    """
+    policy = vllm_config.parallel_config.data_parallel_balance
+    if policy == "off":
+        return
+    if vllm_config.model_config is not None and not vllm_config.model_config.is_moe:
+        raise ValueError(
+            f"{_FLAG} {policy}: {vllm_config.model_config.model} has no MoE layers, so "
+            "its ranks do not step in lock step and there is nothing to balance. "
+            f"Remove the flag or use {_FLAG} off."
+        )
+    if vllm_config.parallel_config.data_parallel_size == 1:
+        raise ValueError(
+            f"{_FLAG} {policy} needs at least two data parallel ranks, but this "
+            "engine has one. Set --data-parallel-size, or remove the flag."
+        )
+    owner = _class_that_ignores_the_gate(type(scheduler))
+    if getattr(scheduler, "balance_gate", None) is None or owner is not None:
+        name = (owner or type(scheduler)).__qualname__
+        raise ValueError(
+            f"{_FLAG} {policy}: the scheduler {name} has a schedule() of its own that "
+            "does not ask the balance gate, so the flag would do nothing. Use a "
+            "scheduler that calls super().schedule(), or remove the flag."
+        )
+
+
+def _class_that_ignores_the_gate(cls: type) -> type | None:
+    """The first class, in method resolution order, whose `schedule` neither asks the
+    gate nor calls the next `schedule`; None if the gate is reached."""
+    for owner in cls.__mro__:
+        schedule = owner.__dict__.get("schedule")
+        if schedule is None:
+            continue
+        code = getattr(inspect.unwrap(schedule), "__code__", None)
+        names = code.co_names if code is not None else ()
+        if "balance_gate" in names:
+            return None
+        if not ("super" in names and "schedule" in names):
+            return owner
+    return None
+
+
+def check_same_balance(
+    engine: int, ready_message: dict[str, Any], parallel_config: "ParallelConfig"
+) -> None:
+    """Refuses a rank that was started with another policy, at the handshake.
+
+    Raises:
+        RuntimeError: the rank's policy is not the front-end's. Ranks that disagree
+            would hang: one of them waits for a gather that the other never calls.
+    """
+    expected = parallel_config.data_parallel_balance
+    found = ready_message.get("data_parallel_balance", "unknown (stock vLLM)")
+    if found != expected:
+        raise RuntimeError(
+            f"Data parallel rank {engine} was started with {_FLAG} {found}, the "
+            f"front-end with {_FLAG} {expected}. Ranks that disagree would wait for "
+            "each other for ever; start all of them with the same arguments."
+        )
