@@ -17,7 +17,6 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from hugging_face import Sample, samples
-
 from vllm_balance.reference import tiny_models
 
 REPOSITORY = Path(__file__).parents[2]

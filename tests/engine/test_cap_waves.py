@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from dp_loop import LoopEngine, Ranks, SeedRuleEngine, burst
 
 LIMIT = 4

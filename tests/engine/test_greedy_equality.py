@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import NEW_TOKENS, has_balance
 from harness import Server
 from hugging_face import Sample

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm_balance.reference.communicator import ReferenceCommunicator
 from vllm_balance.reference.moe import expert_loop
 

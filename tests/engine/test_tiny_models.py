@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+
 from conftest import NEW_TOKENS
 from hugging_face import Sample
-from transformers import AutoTokenizer
 from vllm_balance.reference import tiny_models
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from openai import OpenAI
@@ -67,9 +68,9 @@ def demo(paths: Paths) -> None:
     _print_table(runs)
     print(f"\nThe gate acted; see the last line of the table.\nPicture: {picture}\n")
     print(
-        "What this shows: the real engine, scheduler and gate at work. What it does not\n"
-        "show: a speed-up. A tiny model on a CPU has no cost worth balancing, and the\n"
-        "two ranks share this machine's cores."
+        "What this shows: the real engine, scheduler and gate at work. What it does\n"
+        "not show: a speed-up. A tiny model on a CPU has no cost worth balancing, and\n"
+        "the two ranks share this machine's cores."
     )
 
 
@@ -134,7 +135,7 @@ def _check(run: Run) -> None:
 
 def _print_table(runs: list[Run]) -> None:
     say(f"The same {runs[0].bench['completed']} requests, balance off and on")
-    rows = [
+    rows: list[tuple[str, Callable[[Run], str]]] = [
         ("output tokens/s", lambda run: f"{run.bench['output_throughput']:.0f}"),
         ("mean TTFT (ms)", lambda run: f"{run.bench['mean_ttft_ms']:.0f}"),
         ("mean TPOT (ms)", lambda run: f"{run.bench['mean_tpot_ms']:.1f}"),
