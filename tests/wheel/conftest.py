@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from environments import Environment, make_environment
 
 from balance_tools.distribution import ARCHES, PYTHONS, Choice
 from balance_tools.env import make_env
 from balance_tools.paths import Paths
 from balance_tools.wheel import build_wheel
+from environments import Environment, make_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"

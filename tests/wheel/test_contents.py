@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ASCEND, Build
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
@@ -17,6 +16,7 @@ from balance_tools.kernels import fetch_kernels
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.series import load_series
+from conftest import ASCEND, Build
 
 EVERY = [Choice(), *ASCEND]
 MACHINES = {"x86_64": 62, "aarch64": 183}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import HERE, Build
 from environments import Environment, make_environment
 

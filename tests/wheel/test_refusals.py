@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HERE, ROOT, Build
-from test_reproducible import copy_sources
 
 from balance_tools.distribution import Choice
+from conftest import HERE, ROOT, Build
+from test_reproducible import copy_sources
 
 REFERENCE = Choice()
 

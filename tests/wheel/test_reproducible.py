@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import HERE, ROOT, Build
 
 from balance_tools.distribution import Choice
+from conftest import HERE, ROOT, Build
 
 COPIED = (
     "LICENSE",

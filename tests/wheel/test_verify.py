@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import HERE, ROOT, Build
 from environments import Environment, make_environment
 from stub_wheels import write_stub
