@@ -46,7 +46,7 @@ def resolve(choice: Choice, wheel: Path, stand_ins: Path) -> dict[str, Version]:
     """What a resolver chooses for a wheel: package to version. Only metadata moves."""
     python = f"{choice.python[2]}.{choice.python[3:]}"
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"]
-    command += ["--no-annotate", "--python-version", python, "--only-binary", ":all:"]
+    command += ["--no-annotate", "--python-version", python]
     command += ["--python-platform", f"{choice.arch}-manylinux_2_34"]
     command += ["--find-links", str(stand_ins), "-"]
     result = subprocess.run(
