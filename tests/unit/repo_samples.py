@@ -167,7 +167,7 @@ class SampleRepo:
     def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
         """Run the real command line; exit status, stdout, stderr."""
         process = self.start(*args, limits=limits)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
     def git(self, *args: str) -> str:

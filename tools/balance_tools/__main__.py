@@ -29,6 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("balance_tools"):
+            raise
+        print(
+            f"error: {error.name}: expected this module for the tools, found none in "
+            f"{sys.executable}; install the dependency group tools of pyproject.toml",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -301,7 +301,7 @@ def _run(args: argparse.Namespace) -> int:
             print(line)
         return 0
     found = []
-    with exclusive(paths.vendor_lock):
+    with exclusive(paths.vendor_lock), disk_errors(paths.root):
         for name in names:
             found += differences(look(paths, lock, name), thorough=True)
     for line in found or [f"{name}/: as the lock and the series say" for name in names]:
