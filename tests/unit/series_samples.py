@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +21,7 @@ Last-Update: 2026-01-02
 Relies-On: pkg.other:helper
 Relies-On: pkg.other:Engine.step is called once a step
 Removal-Plan: when the sample is no longer needed
+
 """
 
 ENGINE = b'''\
@@ -95,12 +99,21 @@ def make_patch(
 def pristine(tree: Path, patches: Path) -> None:
     """Take every patch off again and remove quilt's own folder."""
     quilt(patches, tree, "pop", "-a")
-    subprocess.run(["rm", "-rf", str(tree / ".pc")], check=True)
+    shutil.rmtree(tree / ".pc")
 
 
 def sample(tmp_path: Path) -> tuple[Path, Path]:
     """Return (patches, pristine tree) with two patches on one module."""
-    tree, patches = tmp_path / "tree", tmp_path / "patches"
+    made = Path(_sample_made_once().name)
+    for name in ("patches", "tree"):
+        shutil.copytree(made / name, tmp_path / name)
+    return tmp_path / "patches", tmp_path / "tree"
+
+
+@cache
+def _sample_made_once() -> tempfile.TemporaryDirectory[str]:
+    directory = tempfile.TemporaryDirectory()
+    tree, patches = Path(directory.name) / "tree", Path(directory.name) / "patches"
     (tree / "pkg").mkdir(parents=True)
     (tree / "pkg" / "engine.py").write_bytes(ENGINE)
     (tree / "pkg" / "other.py").write_bytes(b"def helper():\n    return 1\n")
@@ -125,7 +138,7 @@ def sample(tmp_path: Path) -> tuple[Path, Path]:
         {"pkg/engine.py": twice, "pkg/balance.py": new_file},
     )
     pristine(tree, patches)
-    return patches, tree
+    return directory
 
 
 def contents(tree: Path) -> dict[str, bytes]:

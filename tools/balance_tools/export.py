@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .errors import ToolError
-from .series import Series, patched_steps
+from balance_tools.errors import ToolError
+from balance_tools.series import Series, patched_steps
 
 CONTEXT_LINES = 2
 _SAME, _DIFFERENT = 0, 1

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import PatchedFile, PatchSet
 
-from .errors import ToolError
+from balance_tools.errors import ToolError
 
 CONTEXT, ADDED, REMOVED = " ", "+", "-"
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ToolError
-from .patchfile import FilePatch, Hunk, Patch, parse_patch
-from .seriesfile import read_series_file, series_sha256
+from balance_tools.errors import ToolError
+from balance_tools.patchfile import FilePatch, Hunk, Patch, parse_patch
+from balance_tools.seriesfile import read_series_file, series_sha256
 
 _NEW_FILE_MODE = 0o644
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from .errors import ToolError
+from balance_tools.errors import ToolError
 
 SERIES = "series"
 
