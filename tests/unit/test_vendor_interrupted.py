@@ -64,7 +64,7 @@ def check_new(repo: SampleRepo) -> None:
 def test_after_kill_9_the_next_run_succeeds(
     step: str, how: str, upgrade: SampleRepo
 ) -> None:
-    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS.parent), str(HERE)])
+    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS), str(HERE)])
     child = upgrade.python(str(HERE / "vendor_child.py"), str(upgrade.root), step, how)
     child.communicate()
     assert child.returncode == -signal.SIGKILL
