@@ -1,9 +1,6 @@
 """The harness fails loudly, and leaves no process behind."""
 
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -39,7 +36,10 @@ def test_a_server_that_dies_is_an_error_with_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = "raise SystemExit('no such model')"
-    with pytest.raises(RuntimeError, match="exited with 1"), Imposter(tmp_path, program):
+    with (
+        pytest.raises(RuntimeError, match="exited with 1"),
+        Imposter(tmp_path, program),
+    ):
         pass
     assert "no such model" in capsys.readouterr().err
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm_balance.reference import operators
 
 BLOCK = 4
@@ -173,7 +174,10 @@ def test_what_is_cached_is_what_attention_reads(
     batch = Batch(lengths, heads=2, kv_heads=2, seed=seed)
     tokens = sum(batch.new)
     positions = torch.cat(
-        [torch.arange(n - new, n) for new, n in zip(batch.new, batch.context, strict=True)]
+        [
+            torch.arange(n - new, n)
+            for new, n in zip(batch.new, batch.context, strict=True)
+        ]
     )
     slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
     torch.ops._C.compute_slot_mapping_kernel_impl(

@@ -7,6 +7,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
 from vllm_balance import reference
 from vllm_balance.reference.limits import check_sampling
 from vllm_balance.reference.platform import KV_CACHE_BYTES, ReferencePlatform
@@ -22,7 +23,9 @@ def test_steps_back_for_another_plugin(
 ) -> None:
     info = tmp_path / "vendor-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n"
+    )
     (info / "entry_points.txt").write_text(
         "[vllm.platform_plugins]\nvendor = vendor:register\n"
     )
