@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hugging_face import NEW_TOKENS, Sample
 from transformers import AutoTokenizer
 
-from conftest import NEW_TOKENS
-from hugging_face import Sample
 from vllm_balance.reference import tiny_models
 
 
