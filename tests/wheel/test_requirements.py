@@ -10,15 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ASCEND, Build
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from stub_wheels import write_stub
 
 from balance_tools.distribution import SETTINGS_NAME, Choice, load_settings
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
+from conftest import ASCEND, Build
+from stub_wheels import write_stub
 
 # Not on the public index; docs/install.md says where operators get them. The stand-ins
 # have the names, versions and requirements that matter to a resolver.
