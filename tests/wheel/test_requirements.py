@@ -14,32 +14,34 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from balance_tools.distribution import SETTINGS_NAME, Choice, load_settings
+from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from conftest import ASCEND, Build
 from stub_wheels import write_stub
 
-# Not on the public index; docs/install.md says where operators get them. The stand-ins
-# have the names, versions and requirements that matter to a resolver.
-ELSEWHERE = {
-    # From the vendor's index only.
-    "triton-ascend": ("3.2.2", []),
-    # torch-npu for x86_64 asks for this build, which is on PyTorch's own index.
-    "torch": (
-        "2.10.0+cpu",
-        ["filelock", "sympy>=1.13.3", "networkx", "jinja2", "fsspec"],
-    ),
-}
+# Not on the public index; the README says where operators get them. The stand-ins have
+# the names, versions and requirements that matter to a resolver.
+VENDOR_ONLY = ("triton-ascend", "3.2.2", [])
+"""On the vendor's own index."""
+X86_64_ONLY = (
+    "torch",
+    "2.10.0+cpu",
+    ["filelock", "sympy>=1.13.3", "networkx>=2.5.1", "jinja2", "fsspec>=0.8.5"],
+)
+"""What torch-npu asks for on x86_64: a build that is on PyTorch's own index."""
 
 
 @pytest.fixture(scope="session")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages that the public index lacks."""
-    folder = tmp_path_factory.mktemp("stand-ins")
-    for name, (version, requires) in ELSEWHERE.items():
-        write_stub(folder, name, version, requires=requires)
-    return folder
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Machine to a folder with the packages that the public index lacks for it."""
+    folders = {arch: tmp_path_factory.mktemp(arch) for arch in ARCHES}
+    for arch, folder in folders.items():
+        for name, version, requires in (
+            [VENDOR_ONLY, X86_64_ONLY] if arch == "x86_64" else [VENDOR_ONLY]
+        ):
+            write_stub(folder, name, version, requires=requires)
+    return folders
 
 
 def resolve(choice: Choice, wheel: Path, stand_ins: Path) -> dict[str, Version]:
@@ -70,9 +72,9 @@ def index_variables() -> dict[str, str]:
 
 @pytest.mark.parametrize("choice", ASCEND, ids=lambda choice: choice.name)
 def test_one_set_pleases_both_upstreams(
-    choice: Choice, build: Build, stand_ins: Path, paths: Paths
+    choice: Choice, build: Build, stand_ins: dict[str, Path], paths: Paths
 ) -> None:
-    chosen = resolve(choice, build(choice), stand_ins)
+    chosen = resolve(choice, build(choice), stand_ins[choice.arch])
     assert len(chosen) > 150
     drops = load_settings(paths.root / SETTINGS_NAME).targets["ascend"].policy.drops
     environment = {
