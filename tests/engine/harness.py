@@ -1,9 +1,7 @@
-"""A real ``vllm serve`` for tests: start, wait, ask, read metrics, leave nothing behind.
-
-Every process of a server is in one process group, which is ended by its id.
-"""
+"""A real ``vllm serve`` for tests: start, wait, ask, read metrics, stop all of it."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -13,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +31,24 @@ FOLLOW_S = 5
 
 REQUEST_S = 120
 LOG_TAIL_LINES = 60
+
+
+def vllm_folder() -> Path:
+    """The folder of the vllm package that the tests and their servers use."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def has_balance() -> bool:
+    """Whether this vLLM has --data-parallel-balance; a wheel of ours must."""
+    text = (vllm_folder() / "config" / "parallel.py").read_text()
+    found = "data_parallel_balance" in text
+    assert found or "+balance" not in version("vllm"), (
+        f"{vllm_folder()}: installed from a wheel of ours, but without the patches"
+    )
+    return found
 
 
 def free_port() -> int:

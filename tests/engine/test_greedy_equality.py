@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import NEW_TOKENS, has_balance
-from harness import Server
-from hugging_face import Sample
+from harness import Server, has_balance
+from hugging_face import NEW_TOKENS, Sample
 
 SCHEDULING = {"async": "--async-scheduling", "sync": "--no-async-scheduling"}
 
