@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import tomlkit
+from packaging.requirements import Requirement
 
 from balance_tools.distribution import (
     SETTINGS_NAME,
@@ -100,6 +105,23 @@ def test_upstream_declarations_are_read_from_its_sdist(tmp_path: Path) -> None:
 def test_missing_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=r"PKG-INFO: expected this file"):
         read_upstream_metadata(tmp_path, "pkg")
+
+
+def test_the_build_needs_only_its_declared_requirements() -> None:
+    pyproject = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()
+    tools = {Requirement(x).name for x in pyproject["dependency-groups"]["tools"]}
+    declared = {Requirement(x).name for x in pyproject["build-system"]["requires"]}
+    code = "import sys, balance_tools.wheel_setup; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'tools'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(result.stdout.split())
+    assert "setuptools" in loaded
+    assert loaded & {name.replace("-", "_") for name in tools - declared} == set()
 
 
 def test_an_installed_wheel_hashes_a_series_as_the_tools_do(tmp_path: Path) -> None:

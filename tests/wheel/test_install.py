@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HERE, Build
+from conftest import HERE, ROOT, Build
 from environments import Environment, make_environment
 
 ENTRY_POINTS = """
@@ -153,3 +153,18 @@ def test_uv_installs_and_uninstalls_too(ascend_wheel: Path, tmp_path: Path) -> N
     environment.run("vllm-balance", "verify")
     subprocess.run([*uv, "uninstall", *python, "vllm"], check=True)
     assert environment.listing() - {".lock"} == before  # uv's own
+
+
+def test_an_editable_install_runs_from_the_checkout(
+    reference_wheel: Path, tmp_path: Path
+) -> None:
+    assert reference_wheel.is_file()  # the trees are up to date
+    environment = make_environment(tmp_path / "env")
+    environment.pip("install", "--quiet", "--no-deps", "--editable", str(ROOT))
+    origin = environment.python_says(
+        "import importlib.util; print(importlib.util.find_spec('vllm').origin)"
+    )
+    assert Path(origin) == ROOT / "vllm" / "__init__.py"
+    result = environment.run("vllm-balance", "verify", check=False)
+    assert result.returncode == 1
+    assert "an editable install" in result.stderr
