@@ -16,7 +16,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from harness import vllm_folder
 from hugging_face import Sample, samples
-
 from vllm_balance.reference import tiny_models
 
 REPOSITORY = Path(__file__).parents[2]

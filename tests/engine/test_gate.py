@@ -6,13 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from schedulers import (
-    engine_config,
-    make_request,
-    make_scheduler,
-    pristine_module,
-    step,
-)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
@@ -24,6 +17,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
+
+from schedulers import (
+    engine_config,
+    make_request,
+    make_scheduler,
+    pristine_module,
+    step,
+)
 
 HOLD = Decision(admit=False, prefill_tokens=None, reason="rank_full")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from harness import Server, has_balance
 from hugging_face import NEW_TOKENS, Sample
 

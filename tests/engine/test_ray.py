@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+
 from harness import Server
 from hugging_face import Sample
 from test_greedy_equality import assert_equal

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import openai
+
 from harness import Server
 
 

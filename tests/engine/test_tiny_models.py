@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hugging_face import NEW_TOKENS, Sample
 from transformers import AutoTokenizer
 
+from hugging_face import NEW_TOKENS, Sample
 from vllm_balance.reference import tiny_models
 
 

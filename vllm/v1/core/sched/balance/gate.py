@@ -8,7 +8,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.policy import OPEN, POLICIES, Decision, Policy
