@@ -167,7 +167,7 @@ class Server:
     def metric(self, name: str, **labels: str) -> dict[int, float]:
         """A Prometheus sample by engine (data-parallel rank), summed over the rest.
 
-        Only samples with the given ``labels`` count.
+        Only samples with these values of ``labels`` count.
         """
         text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
         values: dict[int, float] = defaultdict(float)
