@@ -1,0 +1,174 @@
+"""Python syntax reduced to what identifies a statement: text, loose key, names.
+
+Everything here ignores formatting, comments and line numbers. A compound statement is
+identified by its header; what stands in its body has identities of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+EXACT, SIMILAR, DIFFERENT = 2, 1, 0
+
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_HEADERLESS = ("Try", "TryStar")
+_TRIVIAL = ("Pass", "Break", "Continue")
+_ENOUGH_IN_COMMON = 0.5  # share of the body's statements that two blocks must have
+_KNOWN: WeakKeyDictionary[ast.AST, Element] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Element:
+    """What identifies one node in a list of nodes.
+
+    Attributes:
+        kind: Name of the syntax class, such as `Assign`.
+        text: Normalised syntax; of a compound statement, of its header only.
+        key: What a reader would call the node by ("self.x = f"), "" if nothing.
+        inner: Keys of the statements in the bodies of a compound statement.
+    """
+
+    kind: str
+    text: str
+    key: str
+    inner: frozenset[str]
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether the node says nothing about where it stands (`break`, `pass`)."""
+        return self.kind in _TRIVIAL or self.text == "return"
+
+
+def similarity(one: Element, other: Element) -> int:
+    """Compare two elements: EXACT, SIMILAR (same key, or common body), DIFFERENT."""
+    if one.kind != other.kind:
+        return DIFFERENT
+    if one.text == other.text and one.kind not in _HEADERLESS:
+        return EXACT
+    if one.key and one.key == other.key:
+        return SIMILAR
+    union = one.inner | other.inner
+    if union and len(one.inner & other.inner) / len(union) >= _ENOUGH_IN_COMMON:
+        same = one.inner == other.inner and one.text == other.text
+        return EXACT if same else SIMILAR
+    return DIFFERENT
+
+
+def element(node: ast.AST) -> Element:
+    """Return the element of a node (computed once for each)."""
+    if (known := _KNOWN.get(node)) is None:
+        known = _KNOWN[node] = _element(node)
+    return known
+
+
+def _element(node: ast.AST) -> Element:
+    kind = type(node).__name__
+    inner = frozenset(
+        element(child).key or element(child).text
+        for field in _BLOCKS
+        for child in _block(node, field)
+        if not element(child).is_trivial
+    )
+    return Element(kind, header(node), _key(node), inner)
+
+
+def header(node: ast.AST) -> str:
+    """Return the node's source in one normal form, without the bodies of a block."""
+    if isinstance(node, ast.expr):
+        return ast.unparse(node)
+    if isinstance(node, ast.keyword):
+        return f"{node.arg or '**'}={ast.unparse(node.value)}"
+    if isinstance(node, ast.alias):
+        return f"{node.name} as {node.asname}" if node.asname else node.name
+    if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+        return ast.dump(node)
+    if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+        return "try"
+    if not any(_block(node, field) for field in _BLOCKS):
+        return ast.unparse(node)
+    bare = copy.copy(node)
+    for field in _BLOCKS:
+        if _block(node, field):
+            setattr(bare, field, [ast.Pass()] if field in ("body", "cases") else [])
+    if isinstance(node, ast.match_case | ast.Match):
+        return ast.dump(bare)
+    return ast.unparse(bare).rsplit("\n", 1)[0]
+
+
+def _block(node: ast.AST, field: str) -> list[ast.AST]:
+    value = getattr(node, field, None)
+    return value if isinstance(value, list) else []
+
+
+def _key(node: ast.AST) -> str:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return f"{type(node).__name__} {node.name}"
+        case ast.Assign():
+            targets = " = ".join(ast.unparse(target) for target in node.targets)
+            return f"{targets} = {_callee(node.value)}"
+        case ast.Return(value=ast.Call() as call):
+            return f"return {_callee(call)}"
+        case ast.AnnAssign() | ast.AugAssign():
+            return f"{ast.unparse(node.target)} {type(node).__name__}"
+        case ast.Expr(value=ast.Call() as call):
+            return _callee(call)
+        case ast.ImportFrom():
+            return f"from {'.' * node.level}{node.module}"
+        case ast.For() | ast.AsyncFor():
+            return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
+        case ast.Call():
+            return _callee(node)
+        case ast.keyword():
+            return f"{node.arg}="
+        case ast.arg():
+            return node.arg
+        case ast.alias():
+            return node.asname or node.name
+        case _:
+            return ""
+
+
+def _callee(value: ast.AST) -> str:
+    """`f` of `f(...)`, with the first argument if that is a constant string."""
+    if not isinstance(value, ast.Call):
+        return ""
+    name = ast.unparse(value.func)
+    first = value.args[0] if value.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return f"{name}({first.value!r})"
+    return f"{name}()"
+
+
+def defined_names(nodes: tuple[ast.AST, ...]) -> frozenset[str]:
+    """Return the dotted names that the nodes bind."""
+    names: set[str] = set()
+    for node in _walk(nodes):
+        match node:
+            case ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+                names.add(ast.unparse(node))
+            case ast.Import() | ast.ImportFrom():
+                names.update(alias.asname or alias.name for alias in node.names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+    return frozenset(names)
+
+
+def used_names(nodes: tuple[ast.AST, ...]) -> frozenset[str]:
+    """Return the dotted names that the nodes read, `self` excepted."""
+    names: set[str] = set()
+    for node in _walk(nodes):
+        match node:
+            case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
+                names.add(ast.unparse(node))
+    return frozenset(names - {"self"})
+
+
+def _walk(nodes: tuple[ast.AST, ...]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield from ast.walk(node)

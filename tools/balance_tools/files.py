@@ -1,0 +1,63 @@
+"""Small effects on files: hashing, locking, errors of the disk in one sentence."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+
+CHUNK_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError (no space, no permission) into a ToolError that names a file.
+
+    `path` is named where the operating system names none, as it does for a write.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename2 or error.filename or path
+        raise ToolError(
+            f"{name}: cannot be read or written: {error.strerror or error}; free space "
+            "or mend the permissions and run this again, nothing was replaced"
+        ) from error
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; wait, and say so, while another process has it."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another run that holds {path}", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,230 @@
+"""The lock `upstream.toml`: every upstream file by name, size and sha256.
+
+It names files, never places: where they come from is pip's configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tomlkit
+from packaging.tags import Tag
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+from tomlkit.exceptions import TOMLKitError
+
+from balance_tools.errors import ToolError
+
+HEADER = """\
+The lock: the upstream files this distribution is made from, by name, size in bytes
+and sha256. Written by `python -m balance_tools lock`; where the files are found is
+pip's own configuration.
+"""
+NOTES = {
+    "vllm": "The sources below vllm/.",
+    "vllm_ascend": "The sources below vllm_ascend/, and the csrc of the kernels.",
+    "kernel_sdist": "What the prebuilt kernels were built from; it is proven that its "
+    "csrc is the one above.",
+    "kernel_wheels": "The prebuilt kernels, fetched only when a wheel needs them.",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One file of an upstream release."""
+
+    project: str
+    """Normalised project name, as the index spells it: `vllm-ascend`."""
+    version: str
+    filename: str
+    sha256: str
+    """64 lower-case hexadecimal digits."""
+    size: int
+    """Bytes."""
+
+    @property
+    def tags(self) -> frozenset[Tag]:
+        """The compatibility tags of a wheel; empty for an sdist."""
+        if not self.filename.endswith(".whl"):
+            return frozenset()
+        return parse_wheel_filename(self.filename)[3]
+
+    def fits(self, python: str, arch: str) -> bool:
+        """Whether this wheel is for that interpreter tag and machine."""
+        return any(
+            tag.interpreter == python and tag.platform.endswith(f"_{arch}")
+            for tag in self.tags
+        )
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Everything that is taken from upstream."""
+
+    vllm: Artifact
+    vllm_ascend: Artifact
+    kernel_sdist: Artifact | None = None
+    kernel_wheels: tuple[Artifact, ...] = ()
+
+    @property
+    def packages(self) -> Mapping[str, Artifact]:
+        """Vendored package folder to the sdist it comes from."""
+        return {"vllm": self.vllm, "vllm_ascend": self.vllm_ascend}
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the canonical text: the name of this lock in a wheel."""
+        return hashlib.sha256(dump_lock(self).encode()).hexdigest()
+
+    def kernel_wheel(self, python: str, arch: str) -> Artifact:
+        """The kernel wheel for e.g. `cp311` and `x86_64`; ToolError if none."""
+        for wheel in self.kernel_wheels:
+            if wheel.fits(python, arch):
+                return wheel
+        have = ", ".join(wheel.filename for wheel in self.kernel_wheels) or "none"
+        raise ToolError(
+            f"upstream.toml: expected a kernel wheel for {python} on {arch}, found "
+            f"{have}; choose another PYTHON and ARCH or lock a release that has one"
+        )
+
+
+def load_lock(path: Path) -> Lock:
+    """Read and check a lock file; ToolError names the entry that is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ToolError(
+            f"{path}: expected the lock here, found no file; restore it from git or "
+            "write one with `python -m balance_tools lock --write`"
+        ) from None
+    return parse_lock(text, str(path))
+
+
+def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
+    """Read a lock from its text; `name` is what errors call it."""
+    try:
+        data: Mapping[str, object] = tomlkit.parse(text).unwrap()
+    except TOMLKitError as error:
+        raise ToolError(
+            f"{name}: expected TOML, found {error}; restore the file from git"
+        ) from error
+    known = {field.name for field in fields(Lock)}
+    if unknown := sorted(set(data) - known):
+        raise ToolError(
+            f"{name}: expected only {', '.join(sorted(known))}, found {unknown[0]!r}; "
+            "remove that entry"
+        )
+    wheels = data.get("kernel_wheels", [])
+    if not isinstance(wheels, list):
+        raise ToolError(f"{name}: kernel_wheels must be a list of tables; restore it")
+    return Lock(
+        vllm=_artifact(data.get("vllm"), f"{name}: vllm"),
+        vllm_ascend=_artifact(data.get("vllm_ascend"), f"{name}: vllm_ascend"),
+        kernel_sdist=(
+            _artifact(data["kernel_sdist"], f"{name}: kernel_sdist")
+            if "kernel_sdist" in data
+            else None
+        ),
+        kernel_wheels=tuple(
+            _artifact(entry, f"{name}: kernel_wheels[{i}]")
+            for i, entry in enumerate(wheels)
+        ),
+    )
+
+
+def dump_lock(lock: Lock) -> str:
+    """The canonical text: the same lock always gives the same bytes."""
+    document = tomlkit.document()
+    for line in HEADER.splitlines():
+        document.add(tomlkit.comment(line))
+    for name, artifact in (
+        ("vllm", lock.vllm),
+        ("vllm_ascend", lock.vllm_ascend),
+        ("kernel_sdist", lock.kernel_sdist),
+    ):
+        if artifact is not None:
+            document.add(name, _table(artifact, NOTES[name]))
+    if lock.kernel_wheels:
+        wheels = tomlkit.aot()
+        note: str | None = NOTES["kernel_wheels"]
+        for artifact in sorted(lock.kernel_wheels, key=lambda wheel: wheel.filename):
+            wheels.append(_table(artifact, note))
+            note = None
+        document.add("kernel_wheels", wheels)
+    return tomlkit.dumps(document)
+
+
+def _table(artifact: Artifact, note: str | None) -> tomlkit.items.Table:
+    table = tomlkit.table()
+    if note:
+        table.add(tomlkit.comment(note))
+    for field in fields(Artifact):
+        table.add(field.name, getattr(artifact, field.name))
+    return table
+
+
+def _artifact(entry: object, where: str) -> Artifact:
+    """Check one table of the lock; `where` names it in errors."""
+    if not isinstance(entry, dict):
+        raise ToolError(f"{where}: expected a table, found {entry!r}; restore the lock")
+    names = [field.name for field in fields(Artifact)]
+    if sorted(entry) != sorted(names):
+        raise ToolError(
+            f"{where}: expected the keys {', '.join(names)}, found "
+            f"{', '.join(sorted(entry)) or 'none'}; restore the lock"
+        )
+    size = entry["size"]
+    texts = {name: value for name, value in entry.items() if name != "size"}
+    whole = type(size) is int and size > 0
+    if not (whole and all(isinstance(value, str) for value in texts.values())):
+        raise ToolError(
+            f"{where}: expected texts and a positive size in bytes, found {entry!r}; "
+            "restore the lock"
+        )
+    artifact = Artifact(**entry)
+    if not re.fullmatch(r"[0-9a-f]{64}", artifact.sha256):
+        raise ToolError(
+            f"{where}: expected sha256 as 64 hexadecimal digits, found "
+            f"{artifact.sha256!r}; restore the lock"
+        )
+    found = release_of(artifact.filename)
+    if found != (artifact.project, _version(artifact.version)):
+        raise ToolError(
+            f"{where}: expected a file of {artifact.project} {artifact.version}, found "
+            f"{artifact.filename!r}; restore the lock"
+        )
+    return artifact
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
+
+
+def release_of(filename: str) -> tuple[str, Version] | None:
+    """Project and version that a file name of an index says; None for no such file.
+
+    A name with a folder in it is no file name.
+    """
+    if "/" in filename or "\\" in filename:
+        return None
+    try:
+        if filename.endswith(".whl"):
+            wheel_name, version, _, _ = parse_wheel_filename(filename)
+            return canonicalize_name(wheel_name), version
+        sdist_name, version = parse_sdist_filename(filename)
+    except (InvalidSdistFilename, InvalidWheelFilename, InvalidVersion):
+        return None
+    return canonicalize_name(sdist_name), version

@@ -1,0 +1,124 @@
+"""What a folder should hold: path, sha256, size and time of every file.
+
+Size and time answer quickly whether a file was touched; the hash decides whether it
+was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from balance_tools.files import sha256_of
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One file; of a symbolic link, the hash is that of its target's name."""
+
+    sha256: str
+    size: int
+    """Bytes."""
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a folder and the inputs that they were made from."""
+
+    inputs: Mapping[str, str]
+    """What decides the content, e.g. the sha256 of an archive."""
+    files: Mapping[str, Record]
+    """Posix path below the folder to its record."""
+
+    def changed(self, folder: Path, *, thorough: bool = False) -> list[str]:
+        """The paths whose content is not the recorded one, missing files left out.
+
+        A file whose size and time are as recorded is hashed only when `thorough`.
+        """
+        found = []
+        for path, record in self.files.items():
+            try:
+                status = (folder / path).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            touched = (status.st_size, status.st_mtime_ns) != (
+                record.size,
+                record.mtime_ns,
+            )
+            if (touched or thorough) and _sha256(folder / path) != record.sha256:
+                found.append(path)
+        return found
+
+    def missing(self, folder: Path) -> list[str]:
+        """The recorded paths that the folder lacks."""
+        return [path for path in self.files if not os.path.lexists(folder / path)]
+
+    def unknown(self, folder: Path) -> list[str]:
+        """The paths of the folder that are not recorded, byte code left out."""
+        return [path for path in walk(folder) if path not in self.files]
+
+    def write(self, path: Path) -> None:
+        """Write the manifest, replacing an old one in one go."""
+        data = {
+            "format": FORMAT,
+            "inputs": dict(sorted(self.inputs.items())),
+            "files": {name: asdict(self.files[name]) for name in sorted(self.files)},
+        }
+        partial = path.with_name(path.name + ".part")
+        partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    @staticmethod
+    def read(path: Path) -> Manifest | None:
+        """The manifest at `path`; None if there is none that this version can use."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                return None
+            files = {name: Record(**entry) for name, entry in data["files"].items()}
+            return Manifest(data["inputs"], files)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError):
+            # Cut short by a crash: as good as none, the files are compared instead.
+            return None
+
+
+def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
+    """Hash every file below a folder."""
+    files = {}
+    for path in walk(folder):
+        status = (folder / path).lstat()
+        files[path] = Record(_sha256(folder / path), status.st_size, status.st_mtime_ns)
+    return Manifest(inputs, files)
+
+
+def walk(folder: Path) -> Iterator[str]:
+    """The posix paths of files and links below a folder, byte code left out."""
+    for base, names, files in os.walk(folder):
+        here = Path(base)
+        for name in sorted(names):
+            if (here / name).is_symlink():
+                yield (here / name).relative_to(folder).as_posix()
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            yield (here / name).relative_to(folder).as_posix()
+
+
+def same_content(one: Path, other: Path) -> bool:
+    """Whether two files (or links) hold the same."""
+    return _sha256(one) == _sha256(other)
+
+
+def _sha256(path: Path) -> str:
+    if path.is_symlink():
+        target = os.fsencode(path.readlink())
+        return hashlib.sha256(b"link:" + target).hexdigest()
+    return sha256_of(path) if path.is_file() else ""
