@@ -63,6 +63,7 @@ class _VirtualGate(BalanceGate):
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """This rank's row, as `exchange` would send it."""
+        self._count_hold()
         row = self._measure(wave, step, now)
         self._last_exchange = now
         return row
