@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 _WIDTH, _HEIGHT = 480, 320
-_LEFT, _BOTTOM, _TOP, _RIGHT = 60, 46, 12, 12
+_LEFT, _BOTTOM, _TOP, _RIGHT = 60, 46, 12, 24
 
-Points = Sequence[tuple[float, float, str]]
+Point = tuple[float, float, str]
 """x, y and what the point is."""
 
 
@@ -23,7 +23,9 @@ def ticks(highest: float) -> list[float]:
     return [i * step for i in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
-def draw(title: str, x_title: str, y_title: str, lines: Mapping[str, Points]) -> str:
+def draw(
+    title: str, x_title: str, y_title: str, lines: Mapping[str, Sequence[Point]]
+) -> str:
     """Draws one line per key; the n-th has the CSS class ``line<n>``."""
     xs = ticks(max((x for points in lines.values() for x, _, _ in points), default=0))
     ys = ticks(max((y for points in lines.values() for _, y, _ in points), default=0))

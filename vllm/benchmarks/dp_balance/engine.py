@@ -54,8 +54,10 @@ class Engine(Protocol):
     """All ranks together. One step is `schedule`, `update`, then `exchange` and
     `decide`, or `end_wave`; that is the order of vLLM's busy loop."""
 
-    held: Sequence[bool]
-    """Per rank: whether an admissible request was held back in the step."""
+    @property
+    def held(self) -> Sequence[bool]:
+        """Per rank: whether an admissible request was held back in the step."""
+        ...
 
     def add(self, rank: int, request: SimRequest) -> None:
         """Hands a request to a rank."""

@@ -6,6 +6,7 @@ The model is linear once it is known which rank is the slowest in each step, and
 slowest ranks follow from the constants: the two are computed in turn.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -210,7 +211,7 @@ class _Solution:
 
     def error_of_sum(self) -> float:
         """Standard error of b = own + shared."""
-        return float(np.sqrt(max(0.0, self._own_and_shared().sum())))
+        return math.sqrt(max(0.0, float(self._own_and_shared().sum())))
 
     def error_of_phi(self) -> float:
         """Standard error of phi = shared / (own + shared)."""
@@ -219,9 +220,9 @@ class _Solution:
             return 0.0
         covariance = self._own_and_shared()
         if not np.isfinite(covariance).all():
-            return np.inf
+            return math.inf
         gradient = np.array([-shared, own]) / (own + shared) ** 2
-        return float(np.sqrt(max(0.0, gradient @ covariance @ gradient)))
+        return math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
 
     def least_known(self) -> str | None:
         """The constant to give up because the data cannot tell it; None if none."""

@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from vllm.v1.core.sched.balance.policy import OPEN
+from vllm.v1.core.sched.balance.rows import Snapshot
+
 from .arrivals import Clients, Frontend, Traffic
 from .cost import CostModel, Loads
 from .engine import Engine
@@ -84,7 +87,7 @@ def run(
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
-    snapshots: deque[object] = deque(maxlen=snapshot_lag + 1)
+    snapshots: deque[Snapshot] = deque(maxlen=snapshot_lag + 1)
     totals: list[StepTotals] = []
     left = len(requests)
     now, published = 0.0, -1
@@ -130,8 +133,8 @@ def run(
                 controller.reset()
         elif controller is not None:
             snapshots.append(engine.exchange(wave, step, now))
-            if len(snapshots) > snapshot_lag:
-                engine.decide(controller.decide(snapshots[0]))
+            late_enough = len(snapshots) > snapshot_lag
+            engine.decide(controller.decide(snapshots[0]) if late_enough else OPEN)
     return Run(requests, totals, clients.last_sent)
 
 

@@ -24,12 +24,12 @@ _STYLE = """
   :root { --ink: #ddd; --paper: #181818; --faint: #444; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink);
-  background: var(--paper); max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+  background: var(--paper); max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 0; } h3 + p { margin: 0 0 .4rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .7rem; text-align: right; white-space: nowrap;
+th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--faint); }
 th:first-child { text-align: left; }
 svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }

@@ -140,14 +140,14 @@ def _table(results: Sequence[PolicyResult]) -> Section:
 
 
 def _frontier(scenario: Scenario, by_level: dict[float, list[PolicyResult]]) -> Section:
-    def lines(figure: str, unit: float) -> dict[str, chart.Points]:
-        points: dict[str, list[tuple[float, float, str]]] = {}
+    def lines(figure: str, unit: float) -> dict[str, list[chart.Point]]:
+        points: dict[str, list[chart.Point]] = {}
         for level, results in by_level.items():
             for result in results:
                 x, y = result.mean("output_throughput"), result.mean(figure) / unit
                 name = f"{result.policy}, {level:.0%} load: {x:.0f} tok/s, {y:.4g}"
                 points.setdefault(result.policy, []).append((x, y, name))
-        return {policy: sorted(line) for policy, line in points.items()}
+        return points
 
     throughput = "output tokens per second"
     charts = [

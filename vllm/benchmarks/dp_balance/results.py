@@ -134,7 +134,9 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
-    found = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: not a JSON object.")
+    found = document.get("format")
     if found != f"dp-balance {kind}":
         raise UsageError(
             f"{path}: not a file of `vllm bench dp-balance {kind}` (its format is "

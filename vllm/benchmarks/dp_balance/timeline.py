@@ -27,11 +27,11 @@ _WIDTH, _BAND, _GAP, _LEFT = 1000, 18, 4, 60
 def record(
     scenario: Scenario, policy: str, seed: int, start: float, seconds: float
 ) -> list[Step]:
-    """The steps of a run between two virtual times."""
+    """The steps of a run that overlap with a stretch of virtual time."""
     steps: list[Step] = []
 
     def keep(step: Step) -> None:
-        if start <= step.end < start + seconds:
+        if step.end > start and step.end - step.seconds < start + seconds:
             steps.append(step)
 
     simulate(scenario, policy, seed, on_step=keep)
@@ -59,11 +59,12 @@ def draw(steps: Sequence[Step], start: float, seconds: float, cost: CostModel) -
     scale = (_WIDTH - _LEFT) / seconds
     for step in steps:
         left = _LEFT + max(0.0, step.end - step.seconds - start) * scale
-        right = _LEFT + (step.end - start) * scale
+        right = min(_WIDTH, _LEFT + (step.end - start) * scale)
         for rank in range(ranks):
             top = rank * (_BAND + _GAP)
-            until = right - (step.seconds - _own_seconds(cost, step, rank)) * scale
-            until = max(left, until)
+            wait = step.seconds - _own_seconds(cost, step, rank)
+            until = _LEFT + (step.end - wait - start) * scale
+            until = min(right, max(left, until))
             state = _state(step, rank)
             paths[state].append(_box(left, top, until))
             if until < right:
