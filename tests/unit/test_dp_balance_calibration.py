@@ -96,20 +96,30 @@ def test_steady_decodes_do_not_identify_a() -> None:
     assert found.t0.value == pytest.approx(0.0405, rel=0.01)
 
 
-def test_server_log_is_read(tmp_path: Path) -> None:
-    lines = [
-        f"(EngineCore_DP{rank} pid=7) INFO 11-21 00:00:00 [core.py:428] "
-        f"Iteration({index}): 1 context requests, {10 * rank} context tokens, "
-        f"{index} generation requests, {index} generation tokens, iteration elapsed "
-        f"time: {30 + rank}.50 ms"
-        for index in range(3)
+def server_log(steps: int, step_ms: float, period_s: float) -> str:
+    """Two ranks; the second starts each step a millisecond after the first."""
+    return "\n".join(
+        f"(EngineCore_DP{rank} pid=7) INFO 12-31 10:{int(index * period_s) // 60:02}:"
+        f"{int(index * period_s) % 60:02} [core.py:428] Iteration({index}): 1 context "
+        f"requests, {10 * rank} context tokens, {index} generation requests, {index} "
+        f"generation tokens, iteration elapsed time: {step_ms + 1 - rank:.2f} ms"
+        for index in range(steps)
         for rank in range(2)
-    ]
-    (path := tmp_path / "server.log").write_text("\n".join(lines[:-1]))
-    assert read_server_logs([path], 2) == [
-        StepSample(0.0315, (0.0, 10.0), (0.0, 0.0)),
-        StepSample(0.0315, (0.0, 10.0), (1.0, 1.0)),
-    ]
+    )
+
+
+def test_server_log_is_read(tmp_path: Path) -> None:
+    text = server_log(3, 30.0, 0.03)
+    (path := tmp_path / "server.log").write_text(text.rpartition("\n")[0])
+    assert read_server_logs([path], 2).samples == [
+        StepSample(0.030, (0.0, 10.0), (0.0, 0.0)),
+        StepSample(0.030, (0.0, 10.0), (1.0, 1.0)),
+    ], "the third step was not logged by both ranks"
+
+
+def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:
+    (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
+    assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
 
 
 def test_client_result_gives_all_but_phi(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from vllm.benchmarks.dp_balance.results import PolicyResult, read_json
 
 SMALL = [
     *("--num-prompts", "60", "--data-parallel-size", "2"),
-    *("--input-len", "800", "--output-len", "uniform:20:60"),
+    *("--input-len", "800", "--output-len", "uniform:10:200"),
 ]
 VOID = {"meta", "link", "br"}
 

@@ -49,8 +49,11 @@ def main(args: argparse.Namespace) -> None:
             f"--data-parallel-size {args.data_parallel_size}: ranks wait for each "
             "other only if there are 2 or more."
         )
+    host_seconds = 0.0
     if args.server_log:
-        samples = read_server_logs(args.server_log, args.data_parallel_size)
+        samples, host_seconds = read_server_logs(
+            args.server_log, args.data_parallel_size
+        )
     else:
         samples = read_client_result(
             args.serve_result, args.data_parallel_size, args.max_num_batched_tokens
@@ -60,7 +63,7 @@ def main(args: argparse.Namespace) -> None:
             f"{args.serve_result or args.server_log[0]}: only {len(samples)} steps can "
             f"be used, {MIN_STEPS} are needed; run a longer load."
         )
-    fitted = fit(samples)
+    fitted = fit(samples, host_seconds)
     print_fit(fitted)
     if args.save_result:
         path = result_path(args, "calibrate")
@@ -95,7 +98,11 @@ def print_fit(fitted: Fit) -> None:
             [name, value, "?" if estimate.note else width, unit, f"   {meaning}"]
         )
     print_table(rows)
-    print(f"{fitted.steps} steps; residual {fitted.residual:.1%} of the mean step.")
+    print(
+        f"{fitted.steps} steps; residual {fitted.residual:.1%} of the mean step; "
+        f"{fitted.host_seconds * 1e3:.3g} ms of the host between steps, which the "
+        "saved t0 includes."
+    )
     for name, *_ in UNITS:
         if note := getattr(fitted, name).note:
             print(f"{name} cannot be identified: {note}.")

@@ -89,7 +89,7 @@ class CostModel:
 
 
 DEEPSEEK_V3_1 = CostModel(
-    t0=0.037, a=2e-4, b=2.232e-4, c=0.040, context=6e-8, phi=0.0, noise=0.0
+    t0=0.039, a=2e-4, b=2.26e-4, c=0.034, context=6e-8, phi=0.0, noise=0.0
 )
 """Constants fitted (not measured) to the throughput and TPOT that vllm-ascend #5212
 reports for DeepSeek-V3.1 with 3500 input and 1500 output tokens."""

@@ -59,12 +59,14 @@ class Fit:
     steps: int
     residual: float
     """Standard deviation of measured less fitted, as a share of the mean step."""
+    host_seconds: float
+    """Time between two steps that is in no step, as measured."""
 
     @property
     def cost(self) -> CostModel:
-        """As used by the simulator."""
+        """As used by the simulator: its steps follow on each other without a gap."""
         return CostModel(
-            t0=self.t0.value,
+            t0=self.t0.value + self.host_seconds,
             a=self.a.value,
             b=self.b.value,
             c=self.c.value,
@@ -82,11 +84,12 @@ NOTES = {
 }
 
 
-def fit(samples: Sequence[StepSample]) -> Fit:
+def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
     """Fits the model.
 
     Args:
         samples: measured steps; at least some dozens.
+        host_seconds: mean time between two steps.
     """
     seconds = np.array([sample.seconds for sample in samples])
     prefill = np.array([sample.prefill for sample in samples])
@@ -113,6 +116,7 @@ def fit(samples: Sequence[StepSample]) -> Fit:
         ),
         steps=len(samples),
         residual=solution.residual / float(seconds.mean()),
+        host_seconds=host_seconds,
     )
 
 

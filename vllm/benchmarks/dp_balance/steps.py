@@ -6,7 +6,8 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,15 +24,33 @@ class StepSample(NamedTuple):
     """Requests that decoded."""
 
 
+class ServerLog(NamedTuple):
+    """What a server's log tells."""
+
+    samples: list[StepSample]
+    host_seconds: float
+    """Mean time between the steps of a busy server: scheduling and output."""
+
+
+class _Iteration(NamedTuple):
+    rank: int
+    index: int
+    seconds: float
+    prefill: float
+    decodes: float
+    clock: datetime
+
+
 _ITERATION = re.compile(
-    r"EngineCore_DP(?P<rank>\d+)\b.*Iteration\((?P<index>\d+)\): "
+    r"EngineCore_DP(?P<rank>\d+)\b.*? (?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) .*"
+    r"Iteration\((?P<index>\d+)\): "
     r"\d+ context requests, (?P<prefill>\d+) context tokens, "
     r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
     r"iteration elapsed time: (?P<ms>[\d.]+) ms"
 )
 
 
-def read_server_logs(paths: Sequence[Path], ranks: int) -> list[StepSample]:
+def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
     """Reads the steps that `vllm serve --enable-logging-iteration-details` logged.
 
     Args:
@@ -41,22 +60,35 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> list[StepSample]:
     Raises:
         UsageError: a file cannot be read, or no step was logged by all ranks.
     """
-    steps: defaultdict[int, dict[int, tuple[float, float, float]]] = defaultdict(dict)
+    steps: defaultdict[int, dict[int, _Iteration]] = defaultdict(dict)
     for path in paths:
         for line in _read(path).splitlines():
             if match := _ITERATION.search(line):
-                steps[int(match["index"])][int(match["rank"])] = (
-                    float(match["ms"]) / 1e3,
-                    float(match["prefill"]),
-                    float(match["decodes"]),
+                iteration = _Iteration(
+                    rank=int(match["rank"]),
+                    index=int(match["index"]),
+                    seconds=float(match["ms"]) / 1e3,
+                    prefill=float(match["prefill"]),
+                    decodes=float(match["decodes"]),
+                    # The log names no year; a leap year has all days.
+                    clock=datetime.strptime(
+                        f"2024-{match['clock']}", "%Y-%m-%d %H:%M:%S"
+                    ),
                 )
-    samples = []
+                steps[iteration.index][iteration.rank] = iteration
+    samples, clocks = [], []
     for _, by_rank in sorted(steps.items()):
         if by_rank.keys() == set(range(ranks)):
-            columns = zip(*(by_rank[rank] for rank in range(ranks)), strict=True)
-            seconds, prefill, decodes = columns
-            # A rank that starts its step last waits the least for the others.
-            samples.append(StepSample(max(seconds), prefill, decodes))
+            step = [by_rank[rank] for rank in range(ranks)]
+            samples.append(
+                StepSample(
+                    # The rank that starts its step last waits for no other.
+                    min(iteration.seconds for iteration in step),
+                    tuple(iteration.prefill for iteration in step),
+                    tuple(iteration.decodes for iteration in step),
+                )
+            )
+            clocks.append(step[0].clock)
     if not samples:
         found = sorted({rank for by_rank in steps.values() for rank in by_rank})
         raise UsageError(
@@ -64,7 +96,25 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> list[StepSample]:
             f"{found}); start the server with --enable-logging-iteration-details and "
             "give the logs of all nodes."
         )
-    return samples
+    return ServerLog(samples, _host_seconds(samples, clocks))
+
+
+def _host_seconds(samples: Sequence[StepSample], clocks: Sequence[datetime]) -> float:
+    """Mean time between two steps, in the longest stretch without a pause.
+
+    The clocks are whole seconds, so a single gap tells nothing; over a long stretch
+    the rounding of its two ends does not matter.
+    """
+    stretches = [[0]]
+    for i in range(1, len(samples)):
+        gap = (clocks[i] - clocks[i - 1]).total_seconds()
+        if gap > samples[i].seconds + 1:
+            stretches.append([])
+        stretches[-1].append(i)
+    stretch = max(stretches, key=len)
+    elapsed = (clocks[stretch[-1]] - clocks[stretch[0]]).total_seconds()
+    beside = elapsed - sum(samples[i].seconds for i in stretch[1:])
+    return max(0.0, beside / len(stretch))
 
 
 def read_client_result(
@@ -106,7 +156,9 @@ def read_client_result(
         if ttft > 0
         for number, offset in enumerate(accumulate(itls, initial=ttft))
     ]
-    steps = _clusters(sorted(times))
+    gaps = sorted(gap for _, _, itls, _ in requests for gap in itls)
+    # Between steps a decode step passes; within a step, clients are much closer.
+    steps = _clusters(sorted(times), gaps[len(gaps) // 4] / 2 if gaps else 0.0)
     samples = []
     for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
         # A first token in a neighbouring step may mean a chunk of its prompt in this.
@@ -124,7 +176,10 @@ def read_client_result(
             )
         )
     if not samples:
-        raise UsageError(f"{path}: shows no step by itself; run with more requests.")
+        raise UsageError(
+            f"{path}: shows no step that can be told apart; send requests more slowly "
+            "(--request-rate), so that prompts are not prefilled in every step."
+        )
     return samples
 
 
@@ -135,13 +190,13 @@ class _Cluster(NamedTuple):
     """Prompt lengths of the requests that got their first token."""
 
 
-def _clusters(times: Sequence[tuple[float, bool, int]]) -> list[_Cluster]:
-    """Steps, from (time, is first token, prompt length) of all tokens, in order."""
-    gaps = sorted(later[0] - earlier[0] for earlier, later in pairwise(times))
-    if not gaps:
-        return []
-    # Between steps the gaps are a step long, within a step they are much shorter.
-    threshold = gaps[-1 - len(gaps) // 200] / 4
+def _clusters(
+    times: Sequence[tuple[float, bool, int]], threshold: float
+) -> list[_Cluster]:
+    """Steps, from (time, is first token, prompt length) of all tokens, in order.
+
+    Tokens less than `threshold` seconds apart are of one step.
+    """
     groups: list[list[tuple[float, bool, int]]] = []
     for time in times:
         if not groups or time[0] - groups[-1][-1][0] > threshold:
