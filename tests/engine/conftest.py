@@ -16,8 +16,8 @@ import pytest
 # Before anything imports transformers or vllm.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hugging_face import Sample, samples  # noqa: E402
-from vllm_balance.reference import tiny_models  # noqa: E402
+from hugging_face import Sample, samples
+from vllm_balance.reference import tiny_models
 
 REPOSITORY = Path(__file__).parents[2]
 NEW_TOKENS = 16

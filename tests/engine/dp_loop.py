@@ -183,9 +183,7 @@ def run_rank(
         trace = Trace()
         engine = engine_class(config, trace)
         done = threading.Event()
-        threading.Thread(
-            target=_feed, args=(engine, inbox, done), daemon=True
-        ).start()
+        threading.Thread(target=_feed, args=(engine, inbox, done), daemon=True).start()
         threading.Thread(
             target=_forward, args=(rank, engine, outbox, trace), daemon=True
         ).start()
@@ -228,7 +226,8 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
         elif kind == "abort":
             engine.input_queue.put_nowait((EngineCoreRequestType.ABORT, [payload]))
         else:
-            engine.input_queue.put_nowait((EngineCoreRequestType.START_DP_WAVE, payload))
+            start = EngineCoreRequestType.START_DP_WAVE
+            engine.input_queue.put_nowait((start, payload))
 
 
 def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
@@ -261,7 +260,14 @@ class Ranks:
         self.processes = [
             context.Process(
                 target=_run_rank_on_port,
-                args=(port, rank, arguments, engine_class, self.inboxes[rank], self.outbox),
+                args=(
+                    port,
+                    rank,
+                    arguments,
+                    engine_class,
+                    self.inboxes[rank],
+                    self.outbox,
+                ),
                 daemon=True,
             )
             for rank in range(size)

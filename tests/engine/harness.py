@@ -25,6 +25,11 @@ START_S = 150
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
 STOP_S = 30
+"""How long it may take to stop."""
+
+FOLLOW_S = 5
+"""How much longer its other processes may live than the first."""
+
 REQUEST_S = 120
 LOG_TAIL_LINES = 60
 
@@ -142,13 +147,16 @@ class Server:
         """POST a JSON body; the response, whatever its status."""
         return requests.post(self.url + path, json=body, timeout=REQUEST_S)
 
-    def metric(self, name: str) -> dict[int, float]:
-        """A Prometheus sample by engine (data-parallel rank), other labels summed."""
+    def metric(self, name: str, **labels: str) -> dict[int, float]:
+        """A Prometheus sample by engine (data-parallel rank), summed over the rest.
+
+        Only samples with the given ``labels`` count.
+        """
         text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
         values: dict[int, float] = defaultdict(float)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == name:
+                if sample.name == name and labels.items() <= sample.labels.items():
                     values[int(sample.labels["engine"])] += sample.value
         return dict(values)
 
@@ -207,17 +215,17 @@ class Server:
         processes = self._processes()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
-        try:
+        # If it does not stop in time, it counts as left behind, below.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            pass  # it counts as left behind, below
-        psutil.wait_procs(processes, timeout=STOP_S / 3)
+        psutil.wait_procs(processes, timeout=FOLLOW_S)
         left = [p for p in {*processes, *self._processes()} if _alive(p)]
         names = []
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 names.append(f"{process.pid} {process.name()}")
                 process.kill()
+        psutil.wait_procs(left, timeout=STOP_S)
         self._process.wait(STOP_S)
         return names
 

@@ -62,7 +62,9 @@ def make_scheduler(
     )
 
 
-def make_request(request_id: str, prompt: int, output: int, **arguments: Any) -> Request:
+def make_request(
+    request_id: str, prompt: int, output: int, **arguments: Any
+) -> Request:
     """A request of so many prompt and output tokens."""
     return Request(
         request_id=request_id,

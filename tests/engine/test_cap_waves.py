@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from dp_loop import LoopEngine, Ranks, SeedRuleEngine, burst
 
 LIMIT = 4
@@ -60,7 +61,9 @@ def test_requests_stay_queued_while_a_rank_is_full(moe_model):
     """The gate acts: with cap, the rank with room waits for the full one."""
     first_steps = {}
     for policy in ("off", "cap"):
-        ranks = Ranks(2, LoopEngine, **arguments(moe_model, data_parallel_balance=policy))
+        ranks = Ranks(
+            2, LoopEngine, **arguments(moe_model, data_parallel_balance=policy)
+        )
         try:
             for number in range(LIMIT):
                 ranks.submit(0, f"full-{number}", 4, 60)

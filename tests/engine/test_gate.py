@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from schedulers import engine_config, make_request, make_scheduler, pristine_module, step
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
@@ -18,6 +17,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
+
+from schedulers import (
+    engine_config,
+    make_request,
+    make_scheduler,
+    pristine_module,
+    step,
+)
 
 HOLD = Decision(admit=False, prefill_tokens=None, reason="rank_full")
 
@@ -43,9 +50,7 @@ workloads = st.lists(
 )
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workload=workloads, num_blocks=st.sampled_from([18, 30, 100]))
 def test_off_schedules_like_the_unpatched_scheduler(moe_model, workload, num_blocks):
     upstream = pristine_module("vllm/v1/core/sched/scheduler.py").Scheduler
@@ -59,9 +64,7 @@ def test_off_schedules_like_the_unpatched_scheduler(moe_model, workload, num_blo
         for now in range(2000):
             while arrivals and arrivals[0][0] <= now:
                 _, prompt, output = arrivals.pop(0)
-                scheduler.add_request(
-                    make_request(str(len(arrivals)), prompt, output)
-                )
+                scheduler.add_request(make_request(str(len(arrivals)), prompt, output))
             if not arrivals and not scheduler.has_requests():
                 break
             out = step(scheduler)

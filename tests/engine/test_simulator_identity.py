@@ -16,7 +16,15 @@ from vllm.benchmarks.dp_balance.routing import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.v1.core.sched.balance.rows import Snapshot
 
-POLICIES = (*OWN, "interval-2", "interval-5", "sglang-3", "sglang-30")
+POLICIES = (
+    *OWN,
+    "cap:margin=1",
+    "adaptive:ttft_budget=1.5",
+    "interval-2",
+    "interval-5",
+    "sglang-3",
+    "sglang-30",
+)
 CASES = 60
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
 

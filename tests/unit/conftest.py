@@ -1,19 +1,26 @@
-"""Lets the pure modules inside vllm/ be imported without vLLM and without torch."""
+"""Fixtures that several unit tests share."""
 
-import sys
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
-ROOT = Path(__file__).parents[2]
+import pytest
 
-# Upstream's __init__ files import torch; our packages below them need only a place.
-for name in (
-    "vllm",
-    "vllm.benchmarks",
-    "vllm.v1",
-    "vllm.v1.core",
-    "vllm.v1.core.sched",
-):
-    package = ModuleType(name)
-    package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
-    sys.modules.setdefault(name, package)
+import pure_vllm  # noqa: F401  before any test imports vllm
+from index_samples import SampleIndex
+from repo_samples import SampleRepo
+
+
+@pytest.fixture
+def index() -> Iterator[SampleIndex]:
+    """A package index on this machine, empty at first."""
+    server = SampleIndex()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def repo(tmp_path: Path, index: SampleIndex) -> SampleRepo:
+    """A git repository like ours, whose upstreams are tiny sdists on `index`."""
+    return SampleRepo.make(tmp_path / "repo", index)

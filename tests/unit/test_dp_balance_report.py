@@ -15,7 +15,8 @@ from vllm.benchmarks.dp_balance.results import PolicyResult, read_json
 
 SMALL = [
     *("--num-prompts", "60", "--data-parallel-size", "2"),
-    *("--input-len", "800", "--output-len", "uniform:10:200"),
+    *("--input-len", "800", "--output-len", "uniform:20:60"),
+    *("--max-num-seqs", "4"),
 ]
 VOID = {"meta", "link", "br"}
 
@@ -124,7 +125,7 @@ def test_page_has_a_table_a_frontier_and_a_timeline_per_policy(page_path: Path) 
         attributes.get("class") for tag, attributes in page.tags if tag == "path"
     }
     assert {"prefill", "decode", "held", "wait"} <= classes
-    assert "2 ranks of at most 32 requests" in page.text
+    assert "2 ranks of at most 4 requests" in page.text
 
 
 def test_page_asks_for_nothing_from_elsewhere(page_path: Path) -> None:

@@ -137,7 +137,9 @@ def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
 def test_budget_is_charged_to_prompts_in_order() -> None:
     engine = FastEngine(RankLimits(2, 4, 100))
     for i, length in enumerate((30, 60, 60)):
-        engine.add(0, SimRequest(i, length, 5))
+        request = SimRequest(i, length, 5)
+        request.sent = 0.25
+        engine.add(0, request)
     engine.decide(Decision(admit=True, prefill_tokens=40, reason=""))
     assert list(engine.schedule().prefill) == [40, 0]
     assert [request.index for request in engine.update().first] == [0]
@@ -145,6 +147,9 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
     assert (row.running[0], row.waiting[0]) == (2, 1)
     assert (row.pending[0], row.pending_tokens[0]) == (2, 110)
     assert row.held_steps == (1, 0), "the third request had a slot and tokens"
+    assert row.wait_us == (750_000, 0), "counted from sending"
+    assert row.pending_age_us == (0, 0), "counted from when it was first seen"
+    assert engine.exchange(0, 2, 1.5).pending_age_us == (500_000, 0)
 
 
 def test_hold_stops_prompts_in_progress_too() -> None:

@@ -18,6 +18,7 @@ COMMANDS = (
     "kernels",
     "wheel",
     "env",
+    "demo",
 )
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it

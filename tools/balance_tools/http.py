@@ -57,7 +57,7 @@ class Http:
                 auth=self._logins.get(host),
                 stream=True,
                 timeout=self.config.timeout_s,
-                verify=self._verify(clean),
+                verify=self.verify(clean),
                 cert=self.config.client_cert,
                 proxies=self._proxies(),
             )
@@ -118,7 +118,8 @@ class Http:
             self._logins[host] = (unquote(user), unquote(password))
         return urlunsplit(parts._replace(netloc=host)), host
 
-    def _verify(self, url: str) -> bool | str:
+    def verify(self, url: str) -> bool | str:
+        """What requests is told of TLS: certificates, or False for a trusted host."""
         parts = urlsplit(url)
         if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
             return False

@@ -50,7 +50,11 @@ def tree_hashes(folder: Path) -> dict[str, str]:
 
 
 def tree_sha256(hashes: Mapping[str, str]) -> str:
-    """One hash for a folder: sorted paths and contents, no modes, no times."""
+    """One hash for a folder: sorted paths and contents, no modes, no times.
+
+    A shell makes the same: `find * -type f | LC_ALL=C sort | xargs sha256sum |
+    sha256sum`.
+    """
     lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -149,9 +153,10 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
         differing += sorted(python - set(archive.namelist()))
     if differing:
         raise ToolError(
-            f"{artifact.filename}: expected the Python files of its sdist, found "
-            f"others or none for {', '.join(differing[:NAMED_FILES])} ({len(differing)} files); "
-            "the wheel was not built from that sdist, build the kernels from source"
+            f"{artifact.filename}: expected the Python files of {sdist.name}, found "
+            f"{len(differing)} that differ or are missing, of them "
+            f"{', '.join(differing[:NAMED_FILES])}; the wheel was not built from that "
+            "sdist, build the kernels from source"
         )
     if not any(name.endswith(".so") for name in compiled):
         raise ToolError(

@@ -91,7 +91,8 @@ class Lock:
         for wheel in self.kernel_wheels:
             if wheel.fits(python, arch):
                 return wheel
-        have = ", ".join(wheel.filename for wheel in self.kernel_wheels) or "none"
+        tags = sorted(str(tag) for wheel in self.kernel_wheels for tag in wheel.tags)
+        have = ", ".join(tags) or "none"
         raise ToolError(
             f"upstream.toml: expected a kernel wheel for {python} on {arch}, found "
             f"{have}; choose another PYTHON and ARCH or lock a release that has one"

@@ -27,3 +27,13 @@ class ReferenceWorker(CPUWorker):
         # The runner's own lacks wait_stream (async scheduling); without one it takes
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
+
+    def determine_available_memory(self) -> int:
+        """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""
+        if self.vllm_config.speculative_config is None:
+            available: int = super().determine_available_memory()
+            return available
+        # The warm-up would sample at random, which upstream's rejection sampler
+        # cannot do on a CPU.
+        size: int = self.cache_config.kv_cache_memory_bytes
+        return size

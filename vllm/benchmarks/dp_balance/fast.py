@@ -8,6 +8,7 @@ Then a rank has at most one prompt in progress, the last of its running queue, a
 request that decodes needs no attention until the step in which it ends.
 """
 
+import math
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -26,14 +27,23 @@ from .workload import SimRequest
 class FastEngine:
     """All ranks, as columns: each list has one value per rank."""
 
-    def __init__(self, limits: RankLimits) -> None:
-        """Raises UsageError if the limits name a size of the KV cache."""
+    def __init__(self, limits: RankLimits, ttft_budget: float | None = None) -> None:
+        """Makes empty ranks.
+
+        Args:
+            limits: the limits of each rank.
+            ttft_budget: what the gate of a server would be told, in seconds.
+
+        Raises:
+            UsageError: the limits name a size of the KV cache.
+        """
         if limits.kv_blocks is not None:
             raise UsageError(
                 "--num-gpu-blocks: the fast engine has no limit of the KV cache; "
                 "add --engine real."
             )
         self._limits = limits
+        self._ttft_budget = ttft_budget
         ranks = limits.ranks
         self._ranks = range(ranks)
         self._waiting: list[deque[SimRequest]] = [deque() for _ in self._ranks]
@@ -52,6 +62,10 @@ class FastEngine:
         self._changed = set(self._ranks)
         self._pending = [0] * ranks
         self._pending_tokens = [0] * ranks
+        self._since = [0.0] * ranks
+        """When the oldest pending request was first seen pending."""
+        self._sent: list[list[float]] = [[] for _ in self._ranks]
+        """When the pending requests were sent."""
         self._max_running = (limits.max_num_seqs,) * ranks
         self._max_tokens = (limits.max_num_batched_tokens,) * ranks
         self._zeros = (0,) * ranks
@@ -165,7 +179,7 @@ class FastEngine:
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks, as the gate measures them."""
         for rank in self._changed:
-            self._measure_pending(rank)
+            self._measure_pending(rank, now)
         self._changed.clear()
         if any(self.held) or any(self._held_steps):
             self._held_steps = tuple(
@@ -197,13 +211,35 @@ class FastEngine:
             kv_usage_ppm=self._zeros,
             max_running=self._max_running,
             max_tokens=self._max_tokens,
+            pending_age_us=tuple(
+                [
+                    int((now - since) * 1e6) if pending else 0
+                    for pending, since in zip(self._pending, self._since, strict=True)
+                ]
+            ),
+            wait_us=tuple([self._wait_us(sent, now) for sent in self._sent]),
         )
 
-    def _measure_pending(self, rank: int) -> None:
-        partial = self._partial[rank]
+    def _wait_us(self, sent: Sequence[float], now: float) -> int:
+        """The longest wait that can still keep the budget, if there is one."""
+        if not sent:
+            return 0
+        if self._ttft_budget is None:
+            return int((now - min(sent)) * 1e6)
+        waits = [now - time for time in sent if now - time < self._ttft_budget]
+        return int(max(waits, default=0.0) * 1e6)
+
+    def _measure_pending(self, rank: int, now: float) -> None:
         slots = self._limits.max_num_seqs - self._running(rank)
-        admissible = [
-            request.prompt_len for request in islice(self._waiting[rank], slots)
-        ]
-        self._pending[rank] = len(admissible) + (partial is not None)
-        self._pending_tokens[rank] = sum(admissible) + (partial.left if partial else 0)
+        pending = list(islice(self._waiting[rank], slots))
+        if (partial := self._partial[rank]) is not None:
+            pending.insert(0, partial)
+        for request in pending:
+            if math.isnan(request.pending_since):
+                request.pending_since = now
+        self._pending[rank] = len(pending)
+        self._pending_tokens[rank] = sum([request.left for request in pending])
+        self._sent[rank] = [request.sent for request in pending]
+        if pending:
+            # First come, first served: nobody became pending before the first.
+            self._since[rank] = pending[0].pending_since

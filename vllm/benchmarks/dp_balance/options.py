@@ -117,6 +117,7 @@ def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) ->
         default=list(default),
         metavar="NAME",
         help=f"Any of {', '.join(OWN)}, and rivals {', '.join(RIVALS)} (N steps). "
+        "Parameters follow a colon: adaptive:ttft_budget=2. "
         f"Default: {' '.join(default)}.",
     )
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
 from vllm.config import (
     CacheConfig,
     ModelConfig,
@@ -22,7 +21,7 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.core.sched.balance.policy import Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -64,7 +63,7 @@ class _VirtualGate(BalanceGate):
     def measure(self, wave: int, step: int, now: float) -> Row:
         """This rank's row, as `exchange` would send it."""
         self._count_hold()
-        row = self._measure(wave, step, now)
+        row = self._measure(wave, step, now, wall=now)
         self._last_exchange = now
         return row
 
@@ -81,7 +80,9 @@ class _VirtualGate(BalanceGate):
 class _Rank:
     """One scheduler with its gate."""
 
-    def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig) -> None:
+    def __init__(
+        self, config: VllmConfig, kv_cache: KVCacheConfig, ttft_budget: float | None
+    ) -> None:
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=kv_cache,
@@ -89,7 +90,8 @@ class _Rank:
             log_stats=False,
             structured_output_manager=StructuredOutputManager(config),
         )
-        self.gate = _VirtualGate(self.scheduler, "simulated", lambda _: OPEN)
+        # The gate's own policy is not asked: one for all ranks decides.
+        self.gate = _VirtualGate(self.scheduler, "adaptive", ttft_budget)
         self.scheduler.balance_gate = self.gate
         self.requests: dict[str, SimRequest] = {}
         self._output: SchedulerOutput | None = None
@@ -108,6 +110,7 @@ class _Rank:
                     max_tokens=request.output_len, ignore_eos=True
                 ),
                 pooling_params=None,
+                arrival_time=request.sent,
             )
         )
 
@@ -160,12 +163,18 @@ class _Rank:
 class RealEngine:
     """All ranks' schedulers."""
 
-    def __init__(self, limits: RankLimits, max_model_len: int) -> None:
+    def __init__(
+        self,
+        limits: RankLimits,
+        max_model_len: int,
+        ttft_budget: float | None = None,
+    ) -> None:
         """Makes the schedulers.
 
         Args:
             limits: the limits of each rank.
             max_model_len: the longest request, prompt and output, in tokens.
+            ttft_budget: what the gates are told, in seconds.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
@@ -179,7 +188,9 @@ class RealEngine:
                 f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
             )
         config = _config(limits, max_model_len, blocks)
-        self._ranks = [_Rank(config, _kv_cache(blocks)) for _ in range(limits.ranks)]
+        self._ranks = [
+            _Rank(config, _kv_cache(blocks), ttft_budget) for _ in range(limits.ranks)
+        ]
         self.held: Sequence[bool] = [False] * limits.ranks
 
     def add(self, rank: int, request: SimRequest) -> None:

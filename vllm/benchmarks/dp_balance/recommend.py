@@ -19,7 +19,7 @@ from .options import (
     seeds_from,
     token_counter_from,
 )
-from .policies import OWN
+from .policies import OWN, PolicySpec
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
 
 WORTHWHILE = 0.02
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
         seeds_from(args),
         scenario_from(args),
     )
-    unknown = [policy for policy in policies if policy not in OWN]
+    unknown = [name for name in policies if PolicySpec.parse(name).name not in OWN]
     if unknown:
         raise UsageError(
             f"--policy {unknown[0]}: a server does not have it; simulate compares it."

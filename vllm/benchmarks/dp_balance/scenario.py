@@ -14,7 +14,7 @@ from .errors import UsageError
 from .fast import FastEngine
 from .loop import Run, Step, run
 from .metrics import Metrics, measure
-from .policies import make_controller
+from .policies import PolicySpec, make_controller
 from .routing import make_load_balancer
 from .workload import (
     CountTokens,
@@ -71,15 +71,19 @@ class Scenario:
     engine: str = "fast"
 
 
-def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
+def make_engine(
+    scenario: Scenario, requests: Sequence[SimRequest], ttft_budget: float | None
+) -> Engine:
     """The engine of the scenario. Only the real one imports torch and vLLM."""
     if scenario.engine == "fast":
-        return FastEngine(scenario.limits)
+        return FastEngine(scenario.limits, ttft_budget)
     if scenario.engine == "real":
         from .real import RealEngine
 
         longest = max(request.prompt_len + request.output_len for request in requests)
-        return RealEngine(scenario.limits, max_model_len=longest)
+        return RealEngine(
+            scenario.limits, max_model_len=longest, ttft_budget=ttft_budget
+        )
     raise UsageError(f"--engine {scenario.engine}: unknown; choose fast or real.")
 
 
@@ -113,7 +117,7 @@ def simulate(
     )
     controller = make_controller(policy)
     return run(
-        make_engine(scenario, requests),
+        make_engine(scenario, requests, PolicySpec.parse(policy).ttft_budget),
         controller,
         requests,
         scenario.traffic,

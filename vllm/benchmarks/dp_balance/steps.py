@@ -34,7 +34,7 @@ class ServerLog(NamedTuple):
 
 class _Iteration(NamedTuple):
     rank: int
-    index: int
+    number: int
     seconds: float
     prefill: float
     decodes: float
@@ -66,7 +66,7 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
             if match := _ITERATION.search(line):
                 iteration = _Iteration(
                     rank=int(match["rank"]),
-                    index=int(match["index"]),
+                    number=int(match["index"]),
                     seconds=float(match["ms"]) / 1e3,
                     prefill=float(match["prefill"]),
                     decodes=float(match["decodes"]),
@@ -75,7 +75,7 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
                         f"2024-{match['clock']}", "%Y-%m-%d %H:%M:%S"
                     ),
                 )
-                steps[iteration.index][iteration.rank] = iteration
+                steps[iteration.number][iteration.rank] = iteration
     samples, clocks = [], []
     for _, by_rank in sorted(steps.items()):
         if by_rank.keys() == set(range(ranks)):

@@ -25,6 +25,7 @@ class SimRequest:
         "index",
         "left",
         "output_len",
+        "pending_since",
         "prompt_len",
         "rank",
         "sent",
@@ -37,6 +38,8 @@ class SimRequest:
         self.left = prompt_len
         """Prompt tokens that are not computed yet."""
         self.rank = -1
+        self.pending_since = math.nan
+        """When the request was first seen admissible."""
         self.sent = self.first_token = self.done = math.nan
 
 
