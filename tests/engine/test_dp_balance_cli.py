@@ -36,7 +36,7 @@ def test_simulate_saves_a_result(engine: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "adaptive" in done.stdout
     result = json.loads((tmp_path / "result.json").read_text())
-    assert [item["policy"] for item in result["results"]][0] == "off"
+    assert result["results"][0]["policy"] == "off"
 
 
 def test_both_engines_report_the_same(tmp_path: Path) -> None:
