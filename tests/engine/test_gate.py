@@ -144,7 +144,7 @@ def test_the_row_counts_what_could_prefill(config):
     step(scheduler)
     for name, prompt in (("fits", 50), ("too big for the KV cache", 90)):
         scheduler.add_request(make_request(name, prompt, 5))
-    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0)
+    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0, wall=0.0)
     assert row._asdict() | {"kv_usage_ppm": 0} == {
         "wave": 3,
         "step": 8,
@@ -158,6 +158,8 @@ def test_the_row_counts_what_could_prefill(config):
         "kv_usage_ppm": 0,
         "max_running": 4,
         "max_tokens": 64,
+        "pending_age_us": 0,
+        "wait_us": 0,
     }
     assert 0 < row.kv_usage_ppm < 1_000_000
 

@@ -5,6 +5,7 @@
 import math
 from collections import deque
 from dataclasses import dataclass
+from operator import add, truediv
 
 from .costs import CostLearner, StepCost
 from .cycle import Traffic, optimal_cycle, shortened_cycle
@@ -130,9 +131,12 @@ class Adaptive:
     ) -> Decision:
         running = sum(snapshot.running)
         pending = sum(requests)
-        if not running or any(
-            n and not active
-            for n, active in zip(requests, snapshot.running, strict=True)
+        if not running or (
+            0 in snapshot.running
+            and any(
+                n and not active
+                for n, active in zip(requests, snapshot.running, strict=True)
+            )
         ):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
@@ -150,15 +154,8 @@ class Adaptive:
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         if self._budget_is_due(snapshot, tokens, limit, cost):
             return OPEN._replace(reason="ttft_budget")
-        load = min(
-            1.0,
-            max(
-                (active + n) / slots
-                for active, n, slots in zip(
-                    snapshot.running, requests, snapshot.max_running, strict=True
-                )
-            ),
-        )
+        used = map(add, snapshot.running, requests)
+        load = min(1.0, max(map(truediv, used, snapshot.max_running)))
         tolerance = self._parameters.tolerance + self._parameters.spare_tolerance * (
             1 - load
         )
@@ -204,16 +201,13 @@ class Adaptive:
         self, snapshot: Snapshot, requests: tuple[int, ...], share: float
     ) -> None:
         """Adds a step's rent. `share`: seconds of the step per request per cycle."""
-        loads = [
-            active + waiting
-            for active, waiting in zip(snapshot.running, snapshot.waiting, strict=True)
-        ]
+        loads = list(map(add, snapshot.running, snapshot.waiting))
         # Somebody runs, or there would be an immediate release: the mean is positive.
         mean = sum(loads) / len(loads)
-        scale = self._parameters.urgency * share * _SECONDS
         exponent = self._parameters.load_exponent
+        scale = self._parameters.urgency * share * _SECONDS / mean**exponent
         self._rents = [
-            rent + scale * n * age * (load / mean) ** exponent if n else 0.0
+            rent + scale * n * age * load**exponent if n else 0.0
             for rent, n, age, load in zip(
                 self._rents, requests, snapshot.pending_age_us, loads, strict=True
             )
@@ -225,10 +219,7 @@ class Adaptive:
     ) -> int:
         """Pending tokens of the rank whose oldest request has been pending longest,
         if that is longer than the deadline (seconds); else 0."""
-        age, work = max(
-            (age, work)
-            for age, work in zip(snapshot.pending_age_us, tokens, strict=True)
-        )
+        age, work = max(zip(snapshot.pending_age_us, tokens, strict=True))
         return min(work, limit) if age * _SECONDS > deadline else 0
 
     def _budget_is_due(

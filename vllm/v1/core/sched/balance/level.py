@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Chooses the prefill budget of a step: rent saved against time wasted."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from .costs import StepCost
@@ -34,26 +35,28 @@ def best_level(
     Returns:
         A number of tokens, at most `limit`; at least `floor`.
     """
-    best, best_gain = floor, 0.0
-    if floor:
-        best_gain = float("-inf")
     ordered = sorted(work)
-    rate = sum(rent / tokens for tokens, rent in ordered)  # rent saved per token
-    saved = 0.0  # rent of the ranks that the level serves whole
-    below = 0  # their tokens
-    above = len(ordered)  # the ranks that it does not
-    untried = floor
-    for tokens, rent in ordered:
-        top = min(tokens, limit)
-        for level in (untried, top) if 0 < untried < top else (top,):
-            if level >= floor:
-                mean = (below + level * above) / ranks
-                waste = cost.waste(level / max_tokens, mean / max_tokens)
-                gain = saved + level * rate - waste
-                if gain >= best_gain:
-                    best, best_gain = level, gain
-        if top >= untried:
-            untried = 0
+    # Ranks below the floor are served whole whatever level is chosen.
+    first = bisect_left(ordered, (floor,))
+    saved = sum(rent for _, rent in ordered[:first])  # rent of ranks served whole
+    below = sum(tokens for tokens, _ in ordered[:first])  # their tokens
+    rest = ordered[first:]
+    above = len(rest)
+    # With the costs per token and mean = (below + B * above) / ranks,
+    # gain(B) = saved + B * rate - own * (B - mean) - fixed + fixed * mean;
+    # all gains below are without the constant -fixed.
+    own = cost.own / max_tokens
+    slope = (own + cost.fixed / max_tokens) / ranks
+    rate = sum(rent / tokens for tokens, rent in rest) - own
+    best, best_gain = 0, cost.fixed
+    if floor:
+        best = floor
+        best_gain = saved + floor * rate + slope * (below + floor * above)
+    for tokens, rent in rest:
+        level = tokens if tokens < limit else limit
+        gain = saved + level * rate + slope * (below + level * above)
+        if gain >= best_gain:
+            best, best_gain = level, gain
         if tokens >= limit:
             break
         saved += rent
