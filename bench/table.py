@@ -173,14 +173,19 @@ def sensitivity(document: dict[str, Any]) -> str:
 def scale(document: dict[str, Any]) -> str:
     """Speed of the simulator."""
     rows = [
-        [f"{ranks} ranks", f"{rates['off']:,.0f}", f"{rates['adaptive']:,.0f}"]
+        [
+            f"{ranks} ranks, {policy}",
+            f"{rate:,.0f}",
+            f"{rate * int(ranks):,.0f}",
+        ]
         for ranks, rates in document["steps_per_second"].items()
+        for policy, rate in rates.items()
     ]
     return (
         "## Speed of the simulator\n\n"
-        "Steps of all ranks per second on one core, while other work was going on; at "
-        f"most {document['peak_memory_mib']:.0f} MiB of memory.\n\n"
-        + table(["", "off", "adaptive"], rows)
+        "Per second of processor time, on one core; the process, vLLM's imports "
+        f"included, took at most {document['peak_memory_mib']:.0f} MiB.\n\n"
+        + table(["", "steps", "rank-steps"], rows)
         + f"\n\n{origin(document)}\n"
     )
 
