@@ -117,11 +117,13 @@ class Server:
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
-        max_tokens: Sequence[int],
+        max_tokens: int | Sequence[int],
         concurrency: int = 1,
         **sampling: Any,
     ) -> list[list[int]]:
         """The greedy tokens of prompts of token ids, through /v1/completions."""
+        if isinstance(max_tokens, int):
+            max_tokens = [max_tokens] * len(prompts)
         with ThreadPoolExecutor(concurrency) as pool:
             futures = [
                 pool.submit(self.completion, list(prompt), limit, **sampling)
