@@ -244,10 +244,10 @@ def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynch
 
 def test_a_new_group_of_ranks_starts_with_a_new_policy(moe_model):
     gate = make_scheduler(config_of(moe_model)).balance_gate
-    gate._exchange.gather = lambda row, group: Snapshot.from_rows([row])
+    gate._exchange.gather = lambda row, group, tell: Snapshot.from_rows([row])
     policies = []
     for group in ("two ranks", "two ranks", "four ranks"):
-        gate.exchange(group, wave=0, step=1, active=True)
+        gate.exchange(group, wave=0, step=1, active=True, tell_clients=print)
         policies.append(gate._policy)
     assert policies[0] is policies[1]
     assert policies[1] is not policies[2]

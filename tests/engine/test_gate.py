@@ -130,7 +130,9 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     close(scheduler)
     scheduler.add_request(make_request("held", 10, 5))
     step(scheduler)
-    scheduler.balance_gate.exchange(group=None, wave=0, step=32, active=False)
+    scheduler.balance_gate.exchange(
+        group=None, wave=0, step=32, active=False, tell_clients=print
+    )
     stats = scheduler.balance_gate.take_stats()
     assert stats["held_steps"] == 1
     assert stats["hold_lengths"] == [1]

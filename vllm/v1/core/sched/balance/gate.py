@@ -5,10 +5,12 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
@@ -18,7 +20,7 @@ from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
 logger = init_logger(__name__)
@@ -38,6 +40,13 @@ def create_balance_gate(
         parallel_config.data_parallel_size,
     )
     return BalanceGate(scheduler, name, parallel_config.data_parallel_balance_ttft)
+
+
+def _timeout(parallel_config: "ParallelConfig") -> float:
+    """Seconds that a rank waits for the others: what the operator allows the
+    collective calls on the CPU, or else what upstream allows a step of the model."""
+    seconds = parallel_config.cpu_distributed_timeout_seconds
+    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 class BalanceGate:
@@ -70,7 +79,7 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._scheduled: deque[int] = deque(maxlen=ahead)
-        self._exchange = RowExchange()
+        self._exchange = RowExchange(_timeout(scheduler.vllm_config.parallel_config))
         self._stats = BalanceStats(policy=name)
         self._held_steps = 0
         self.reset()
@@ -97,7 +106,12 @@ class BalanceGate:
     # Called by the engine core's busy loop.
 
     def exchange(
-        self, group: dist.ProcessGroup, wave: int, step: int, active: bool
+        self,
+        group: dist.ProcessGroup,
+        wave: int,
+        step: int,
+        active: bool,
+        tell_clients: Callable[[], None],
     ) -> None:
         """Tells the other ranks this rank's state and takes the next decision.
 
@@ -108,10 +122,12 @@ class BalanceGate:
             active: whether any rank has unfinished requests. All ranks know this
                 from the same all-reduce, so that all of them skip the gather at
                 the end of a wave.
+            tell_clients: tells the front-end that this engine is dead.
         """
         self._count_hold()
         if not active:
             self._end_hold()
+            self._exchange.rest()
             self.reset()
             return
         if group is not self._group:
@@ -120,7 +136,7 @@ class BalanceGate:
             self._group, self._policy = group, self._create_policy()
         now = time.monotonic()
         row = self._measure(wave, step, now, time.time())
-        snapshot = self._exchange.gather(row, group)
+        snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
         self._last_exchange = now
         self._apply(self._policy.decide(snapshot))
@@ -215,6 +231,7 @@ class BalanceGate:
             A number from 0 to num_new_tokens; at least 1 for a request that
             `holds` let pass.
         """
+        self._exchange.begin_step()
         chunked = self._scheduler.scheduler_config.enable_chunked_prefill
         if chunked and not self._is_exempt(request):
             num_new_tokens = min(num_new_tokens, self._tokens_left)
@@ -229,6 +246,10 @@ class BalanceGate:
             request.status != RequestStatus.RUNNING and request.num_computed_tokens > 0
         )
         return loaded or request.num_preemptions > 0
+
+    def shutdown(self) -> None:
+        """The engine core ends."""
+        self._exchange.close()
 
     def take_stats(self) -> dict[str, object] | None:
         """What happened since the last call, for `SchedulerStats`."""
