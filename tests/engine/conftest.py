@@ -6,6 +6,7 @@ Run them from an environment in which the reference wheel is installed. Not by
     ENV/bin/pytest tests/engine
 """
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -14,11 +15,18 @@ import pytest
 # Before anything imports transformers or vllm.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from harness import vllm_folder
 from hugging_face import Sample, samples
 from vllm_balance.reference import tiny_models
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+def vllm_folder() -> Path:
+    """The folder of the vllm package that the tests and their servers use."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def pytest_sessionstart() -> None:
