@@ -37,7 +37,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
-    return BalanceGate(scheduler, name)
+    return BalanceGate(scheduler, name, parallel_config.data_parallel_balance_ttft)
 
 
 class BalanceGate:
