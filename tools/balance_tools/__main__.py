@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from balance_tools.errors import ToolError
 
 # Each of these modules has `add_parser(subparsers)`, which registers its commands.
-COMMANDS = ("resolve", "vendor", "lint", "check_placement")
+COMMANDS = ("resolve", "vendor", "lint", "check_placement", "rebase.command")
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
