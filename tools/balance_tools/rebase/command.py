@@ -25,6 +25,7 @@ from balance_tools.rebase.finish import (
     restore_former,
     throw_away,
 )
+from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.report import exit_code, markdown, write_report
 from balance_tools.rebase.session import (
     DONE,
@@ -38,8 +39,14 @@ from balance_tools.rebase.session import (
     save_former,
     work_root,
 )
-from balance_tools.rebase.sources import Target, by_hand, by_version, pinned_sources
-from balance_tools.series import Series, load_series
+from balance_tools.rebase.sources import (
+    Source,
+    Target,
+    by_hand,
+    by_version,
+    pinned_sources,
+)
+from balance_tools.series import Series, load_series, patched_steps
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -163,6 +170,12 @@ def _start(paths: Paths, args: argparse.Namespace) -> int:
     work = Work(work_root(paths) / _folder(target, args.dry_run_))
     remove_tree(work.path)
     work.path.mkdir(parents=True)
+    if broken := _broken(series, old):
+        session = replace(session, stage=DONE, results=(broken,))
+        work.save(session)
+        print(f"error: {broken.notes[0]}", file=sys.stderr)
+        print(f"{write_report(work.path, session)}: written")
+        return exit_code(session)
     if not args.dry_run_:
         save_former(paths, work, list(lock.packages))
     work.save(session)
@@ -176,6 +189,21 @@ def _folder(target: Target, dry_run: bool) -> str:
             f"{target.name!r}"
         )
     return target.name + (".dry-run" if dry_run else "")
+
+
+def _broken(
+    series: dict[str, Series], sources: dict[str, Source]
+) -> PatchResult | None:
+    """Return the first patch that does not fit the release it was made for."""
+    for package, one in series.items():
+        fits = 0
+        try:
+            for _ in patched_steps(one, sources[package].tree):
+                fits += 1
+        except ToolError as error:
+            name = one.patches[fits].name
+            return PatchResult(package, name, Status.BROKEN, notes=(str(error),))
+    return None
 
 
 def _check_names(series: dict[str, Series], name: str | None) -> None:
