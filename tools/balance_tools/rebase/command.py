@@ -12,6 +12,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.lock import dump_lock, load_lock
 from balance_tools.paths import Paths
+from balance_tools.pristine import ensure_pristine
 from balance_tools.rebase.driver import (
     accept,
     make_trees,
@@ -26,7 +27,9 @@ from balance_tools.rebase.finish import (
     throw_away,
 )
 from balance_tools.rebase.model import PatchResult, Status
+from balance_tools.rebase.picture import scan_picture
 from balance_tools.rebase.report import exit_code, markdown, write_report
+from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
 from balance_tools.rebase.session import (
     DONE,
     FINISH,
@@ -76,6 +79,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--root", type=Path, help="repository to work on (default: this one)"
     )
+    parser.add_argument(
+        "--scan",
+        metavar="A..B",
+        help="try the series on every final release in a range",
+    )
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -97,6 +105,8 @@ def _run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     with exclusive(root / ".lock"), disk_errors(root):
+        if args.scan:
+            return _scan(paths, args.scan)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -119,6 +129,20 @@ def _run(args: argparse.Namespace) -> int:
                 "--abort"
             )
         return _start(paths, args)
+
+
+def _scan(paths: Paths, text: str) -> int:
+    lock = load_lock(paths.lock)
+    artifacts = releases(paths, *parse_range(text))
+    folder = work_root(paths) / "scan"
+    folder.mkdir(exist_ok=True)
+    base = ensure_pristine(lock.vllm, paths)
+    rows = scan(paths, lock, artifacts, base)
+    pin = lock.vllm.version
+    report = write_scan(folder, rows, pin, scan_picture(rows, pin))
+    print(report.read_text(), end="")
+    print(f"{report}: written, and {folder / 'scan.svg'}")
+    return 0
 
 
 def _status(paths: Paths, work: Work | None) -> int:
@@ -229,7 +253,7 @@ def _advance(paths: Paths, work: Work, session: Session, stop_after: str | None)
             session = make_trees(work, session, series)
             work.save(session)
         while session.stage == PATCHES and (following := next_patch(session, series)):
-            plan, patch, _ = following
+            plan, patch = following
             session = rebase_patch(work, session, plan, patch)
             work.save(session)
             if session.pending or patch.name == stop_after:

@@ -24,7 +24,9 @@ from balance_tools.rebase.session import PATCHES, Pending, Plan, Session, Work
 from balance_tools.series import Series
 
 
-def make_trees(work: Work, session: Session, series: dict[str, Series]) -> Session:
+def make_trees(
+    work: Work, session: Session, series: dict[str, Series], quiet: bool = False
+) -> Session:
     """Build the two-tree repository of every package.
 
     Raises:
@@ -33,7 +35,8 @@ def make_trees(work: Work, session: Session, series: dict[str, Series]) -> Sessi
     start = time.monotonic()
     for plan in session.plans:
         path = work.repo(plan.package)
-        _say(f"{plan.package}: {plan.old_label} and {plan.new_label} into {path}")
+        if not quiet:
+            _say(f"{plan.package}: {plan.old_label} and {plan.new_label} into {path}")
         labels = (plan.old_label, plan.new_label)
         old, new = Path(plan.old_tree), Path(plan.new_tree)
         if path.exists():
@@ -49,16 +52,18 @@ def make_trees(work: Work, session: Session, series: dict[str, Series]) -> Sessi
 
 def next_patch(
     session: Session, series: dict[str, Series]
-) -> tuple[Plan, Patch, int] | None:
+) -> tuple[Plan, Patch] | None:
     """Return the first patch that is not done, None if all are."""
     for plan in session.plans:
         patches = series[plan.package].patches
         if plan.done < len(patches):
-            return plan, patches[plan.done], plan.done
+            return plan, patches[plan.done]
     return None
 
 
-def rebase_patch(work: Work, session: Session, plan: Plan, patch: Patch) -> Session:
+def rebase_patch(
+    work: Work, session: Session, plan: Plan, patch: Patch, quiet: bool = False
+) -> Session:
     """Rebase one patch onto the tip; it is committed, or it waits for a person."""
     start = time.monotonic()
     repo = Repo(work.repo(plan.package))
@@ -82,7 +87,8 @@ def rebase_patch(work: Work, session: Session, plan: Plan, patch: Patch) -> Sess
         repo.reset(plan.tip)
         files = _leave_for_person(repo, outcomes)
         session = replace(session, pending=Pending(result, files))
-    _say(f"{plan.package}: {patch.name}: {status.label}")
+    if not quiet:
+        _say(f"{plan.package}: {patch.name}: {status.label}")
     return session.spent("patches", time.monotonic() - start)
 
 
