@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from balance_tools.errors import ToolError
 
 # Each of these modules has `add_parser(subparsers)`, which registers its commands.
-COMMANDS = ("resolve", "vendor", "lint", "check_placement", "rebase.command")
+COMMANDS = (
+    "resolve",
+    "vendor",
+    "lint",
+    "check_placement",
+    "rebase.command",
+    "kernels",
+    "wheel",
+    "env",
+    "demo",
+)
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 

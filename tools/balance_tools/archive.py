@@ -1,4 +1,4 @@
-"""Unpack sdists and wheels, and refuse any that would write outside its folder."""
+"""Unpack sdists and wheels, and refuse any that would write outside."""
 
 from __future__ import annotations
 
@@ -48,21 +48,13 @@ def extract_sdist(archive: Path, dest: Path) -> None:
         (partial / top).replace(dest)
 
 
-def extract_wheel(archive: Path, dest: Path) -> None:
-    """Unpack a wheel as the folder `dest`, complete or not at all.
-
-    Raises ToolError for a broken archive or a member that is not a plain file below
-    the folder.
-    """
-    with _partial(dest) as partial, _archive_errors(archive, dest):
-        with zipfile.ZipFile(archive) as wheel:
-            for entry in wheel.infolist():
-                _check_name(archive, entry.filename)
-                kind = stat.S_IFMT(entry.external_attr >> 16)
-                if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-                    raise _escape(archive, entry.filename, "is not a plain file")
-            wheel.extractall(partial)
-        partial.replace(dest)
+def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
+    """Raise ToolError for a member that is not a plain file below the wheel's top."""
+    for entry in wheel.infolist():
+        _check_name(path, entry.filename)
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
+            raise _escape(path, entry.filename, "is not a plain file")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import CHUNK_BYTES, disk_errors, exclusive, sha256_of
-from balance_tools.http import Broken, Http, Refused
+from balance_tools.http import BrokenError, Http, RefusedError
 from balance_tools.index import Index, Link, local_path
 from balance_tools.lock import Artifact
 from balance_tools.paths import LOCK_NAME, Paths
@@ -53,7 +53,7 @@ def _fetch_from_any(artifact: Artifact, part: Path, index: Index, cached: Path) 
             link = _find(index, source, artifact)
             _transfer(index.http, link, artifact, part)
             return
-        except Refused as problem:
+        except RefusedError as problem:
             problems.append(f"{source}: {problem}")
     raise ToolError(
         f"{artifact.filename}: expected the {artifact.size} bytes with sha256 "
@@ -67,13 +67,13 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
     for link in index.links(source, artifact.project):
         if link.filename == artifact.filename:
             if link.sha256 not in {None, artifact.sha256}:
-                raise Refused(f"it lists the file with sha256 {link.sha256}")
+                raise RefusedError(f"it lists the file with sha256 {link.sha256}")
             return link
-    raise Refused("it does not list the file")
+    raise RefusedError("it does not list the file")
 
 
 def _transfer(http: Http, link: Link, artifact: Artifact, part: Path) -> None:
-    """Complete `part` from `link` and verify it; raises Refused."""
+    """Complete `part` from `link` and verify it; raises RefusedError."""
     resumed = part.exists()
     while True:
         title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
@@ -87,7 +87,7 @@ def _transfer(http: Http, link: Link, artifact: Artifact, part: Path) -> None:
             return
         part.unlink()
         if not resumed:
-            raise Refused(f"it sent a file with sha256 {found}")
+            raise RefusedError(f"it sent a file with sha256 {found}")
         # What an earlier run had left may be at fault: once more, from the start.
         resumed = False
 
@@ -99,7 +99,7 @@ def _receive(
     part: Path,
     report: Callable[[int], object],
 ) -> None:
-    """One request for what is missing in `part`; raises Broken when it breaks off."""
+    """One request for what `part` lacks; raises BrokenError when it breaks off."""
     have = part.stat().st_size if part.exists() else 0
     if have > artifact.size:
         part.unlink()
@@ -110,38 +110,38 @@ def _receive(
     with http.open(link.url, headers) as response:
         if response.status_code == HTTP_RANGE_NOT_SATISFIABLE:
             part.unlink()
-            raise Broken("it could not resume the transfer")
+            raise BrokenError("it could not resume the transfer")
         http.check(response)
         start = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not (response.status_code == HTTP_PARTIAL_CONTENT and start):
             have = 0  # the server sends the file from its start
         length = response.headers.get("Content-Length")
         if length is not None and have + int(length) != artifact.size:
-            raise Refused(f"it offers {have + int(length)} bytes")
+            raise RefusedError(f"it offers {have + int(length)} bytes")
         with part.open("ab" if have else "wb") as file:
             for chunk in http.chunks(response):
                 have += len(chunk)
                 if have > artifact.size:
-                    raise Refused("it sent more bytes than that")
+                    raise RefusedError("it sent more bytes than that")
                 with disk_errors(part):
                     file.write(chunk)
                 report(have)
     if have < artifact.size:
-        raise Broken(f"the transfer broke off after {have} bytes")
+        raise BrokenError(f"the transfer broke off after {have} bytes")
 
 
 def _copy(
     path: Path, artifact: Artifact, part: Path, report: Callable[[int], object]
 ) -> None:
-    """Copy a file of this machine; raises Refused when it cannot be read."""
+    """Copy a file of this machine; raises RefusedError when it cannot be read."""
     try:
         size = path.stat().st_size
         source = path.open("rb")
     except OSError as error:
-        raise Refused(f"cannot read {path}: {error.strerror}") from error
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
     if size != artifact.size:
         source.close()
-        raise Refused(f"it offers {size} bytes")
+        raise RefusedError(f"it offers {size} bytes")
     with source, part.open("wb") as file:
         while chunk := source.read(CHUNK_BYTES):
             file.write(chunk)

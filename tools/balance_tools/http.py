@@ -21,11 +21,11 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A source cannot deliver; the text is a clause that says why."""
 
 
-class Broken(Refused):
+class BrokenError(RefusedError):
     """A source failed in a way that may pass: worth another try."""
 
 
@@ -44,7 +44,7 @@ class Http:
             self._session.trust_env = False
 
     def open(self, url: str, headers: dict[str, str]) -> requests.Response:
-        """Begin one GET, without the body; raises Broken or Refused.
+        """Begin one GET, without the body; raises BrokenError or RefusedError.
 
         A login in a URL is used for every later URL of that host, as pip does.
         """
@@ -57,7 +57,7 @@ class Http:
                 auth=self._logins.get(host),
                 stream=True,
                 timeout=self.config.timeout_s,
-                verify=self._verify(clean),
+                verify=self.verify(clean),
                 cert=self.config.client_cert,
                 proxies=self._proxies(),
             )
@@ -65,7 +65,7 @@ class Http:
             raise _failure(error, self.config.timeout_s) from error
         if response.status_code in TRANSIENT_STATUS:
             response.close()
-            raise Broken(f"it answered {response.status_code} {response.reason}")
+            raise BrokenError(f"it answered {response.status_code} {response.reason}")
         return response
 
     def page(self, url: str, accept: str) -> requests.Response | None:
@@ -86,25 +86,25 @@ class Http:
 
     @staticmethod
     def check(response: requests.Response) -> None:
-        """Raise Refused unless the answer is a success."""
+        """Raise RefusedError unless the answer is a success."""
         if not response.ok:
-            raise Refused(f"it answered {response.status_code} {response.reason}")
+            raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
     @staticmethod
     def chunks(response: requests.Response) -> Iterator[bytes]:
-        """The body as it was sent; raises Broken when the transfer breaks off."""
+        """The body as it was sent; raises BrokenError when the transfer breaks off."""
         try:
             yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
         except (urllib3.exceptions.HTTPError, ConnectionError) as error:
-            raise Broken("the transfer broke off") from error
+            raise BrokenError("the transfer broke off") from error
 
     def retry(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it does not raise Broken, with growing pauses."""
+        """Call `attempt` until it does not raise BrokenError, with growing pauses."""
         pause_s = self.first_pause_s
         for _ in range(self.config.retries):
             try:
                 return attempt()
-            except Broken:
+            except BrokenError:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return attempt()
@@ -118,7 +118,8 @@ class Http:
             self._logins[host] = (unquote(user), unquote(password))
         return urlunsplit(parts._replace(netloc=host)), host
 
-    def _verify(self, url: str) -> bool | str:
+    def verify(self, url: str) -> bool | str:
+        """What requests is told of TLS: certificates, or False for a trusted host."""
         parts = urlsplit(url)
         if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
             return False
@@ -129,16 +130,18 @@ class Http:
         return {"http": proxy, "https": proxy} if proxy else None
 
 
-def _failure(error: requests.RequestException, timeout_s: float) -> Refused:
+def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
     """What an exception means, without its text: that may hold a login."""
     if isinstance(error, requests.exceptions.SSLError):
-        return Refused("its certificate was not accepted (pip's settings cert, proxy)")
+        return RefusedError(
+            "its certificate was not accepted (pip's settings cert, proxy)"
+        )
     if isinstance(error, requests.exceptions.ProxyError):
-        return Broken("the proxy did not let us through (pip's setting proxy)")
+        return BrokenError("the proxy did not let us through (pip's setting proxy)")
     if isinstance(error, requests.Timeout):
-        return Broken(f"it did not answer within {timeout_s:g} s")
+        return BrokenError(f"it did not answer within {timeout_s:g} s")
     if isinstance(error, requests.ConnectionError):
-        return Broken("no connection")
+        return BrokenError("no connection")
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return Broken("the transfer broke off")
-    return Refused(f"the request is not possible ({type(error).__name__})")
+        return BrokenError("the transfer broke off")
+    return RefusedError(f"the request is not possible ({type(error).__name__})")

@@ -1,4 +1,4 @@
-"""Find files on the package indexes and in the folders that pip is configured to use."""
+"""Find files on the indexes and in the folders that pip is configured to use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pypi_simple import (
     UnsupportedRepoVersionError,
 )
 
-from balance_tools.http import Http, Refused
+from balance_tools.http import Http, RefusedError
 from balance_tools.lock import release_of
 from balance_tools.pip_config import PipConfig, Source
 
@@ -45,7 +45,7 @@ class Index:
     def links(self, source: Source, project: str) -> tuple[Link, ...]:
         """The files of `project` that `source` lists; none is not an error.
 
-        Raises Refused (or Broken) with a clause that says why the source is no help.
+        Raises RefusedError with a clause that says why the source is no help.
         """
         name = canonicalize_name(project)
         scheme = urlsplit(source.location).scheme
@@ -73,7 +73,7 @@ class Index:
             UnsupportedContentTypeError,
             UnsupportedRepoVersionError,
         ) as error:
-            raise Refused("its answer is not a page of the simple API") from error
+            raise RefusedError("its answer is not a page of the simple API") from error
         return _links(source, page.packages)
 
 
@@ -89,7 +89,7 @@ def _folder(source: Source, path: Path, name: str) -> Iterable[Link]:
     if path.is_file():
         return _local_page(source, path, name)
     if not path.is_dir():
-        raise Refused("there is no such folder")
+        raise RefusedError("there is no such folder")
     return [
         Link(source, file.name, file.resolve().as_uri(), None, file.stat().st_size)
         for file in sorted(path.iterdir())
@@ -100,7 +100,7 @@ def _folder(source: Source, path: Path, name: str) -> Iterable[Link]:
 def _local_index(source: Source, root: Path, name: str) -> Iterable[Link]:
     """A simple index on this machine: `<root>/<project>/index.html`."""
     if not root.is_dir():
-        raise Refused("there is no such folder")
+        raise RefusedError("there is no such folder")
     page = root / name / "index.html"
     return _local_page(source, page, name) if page.is_file() else ()
 
@@ -109,7 +109,7 @@ def _local_page(source: Source, path: Path, name: str) -> Iterable[Link]:
     try:
         html = path.read_bytes()
     except OSError as error:
-        raise Refused(f"cannot read {path}: {error.strerror}") from error
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
     page = ProjectPage.from_html(name, html, base_url=path.resolve().as_uri())
     return _links(source, page.packages)
 

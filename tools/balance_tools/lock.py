@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -91,7 +91,8 @@ class Lock:
         for wheel in self.kernel_wheels:
             if wheel.fits(python, arch):
                 return wheel
-        have = ", ".join(wheel.filename for wheel in self.kernel_wheels) or "none"
+        tags = sorted(str(tag) for wheel in self.kernel_wheels for tag in wheel.tags)
+        have = ", ".join(tags) or "none"
         raise ToolError(
             f"upstream.toml: expected a kernel wheel for {python} on {arch}, found "
             f"{have}; choose another PYTHON and ARCH or lock a release that has one"
@@ -183,14 +184,15 @@ def _artifact(entry: object, where: str) -> Artifact:
             f"{where}: expected the keys {', '.join(names)}, found "
             f"{', '.join(sorted(entry)) or 'none'}; restore the lock"
         )
-    texts = [entry[name] for name in names if name != "size"]
     size = entry["size"]
-    if not _all_text(texts) or type(size) is not int or size <= 0:
+    texts = {name: value for name, value in entry.items() if name != "size"}
+    whole = type(size) is int and size > 0
+    if not (whole and all(isinstance(value, str) for value in texts.values())):
         raise ToolError(
             f"{where}: expected texts and a positive size in bytes, found {entry!r}; "
             "restore the lock"
         )
-    artifact = Artifact(*texts, size)
+    artifact = Artifact(**entry)
     if not re.fullmatch(r"[0-9a-f]{64}", artifact.sha256):
         raise ToolError(
             f"{where}: expected sha256 as 64 hexadecimal digits, found "
@@ -203,10 +205,6 @@ def _artifact(entry: object, where: str) -> Artifact:
             f"{artifact.filename!r}; restore the lock"
         )
     return artifact
-
-
-def _all_text(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _version(text: str) -> Version | None:

@@ -86,8 +86,8 @@ class Manifest:
             return Manifest(data["inputs"], files)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError):
-            # Cut short by a crash: as good as none, the files are compared instead.
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Cut short or mangled: as good as none, the files are compared instead.
             return None
 
 

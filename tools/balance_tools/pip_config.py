@@ -61,8 +61,8 @@ def read_pip_config() -> PipConfig:
         lines = result.stderr.strip().splitlines() or ["no message"]
         raise ToolError(
             f"{sys.executable}: expected pip to list its configuration, found "
-            f"{lines[-1]!r}; mend pip's configuration, or install pip with `{command[0]}"
-            " -m ensurepip`"
+            f"{lines[-1]!r}; mend pip's configuration, or install pip with "
+            f"`{sys.executable} -m ensurepip`"
         )
     return parse_pip_config(result.stdout)
 
@@ -118,6 +118,6 @@ def _number(name: str, text: str | None, default: float) -> float:
         return float(text)
     except ValueError:
         raise ToolError(
-            f"{name}: expected a number in pip's configuration, found {text!r}; mend it "
-            f"with `pip config set global.{name} <number>`"
+            f"{name}: expected a number in pip's configuration, found {text!r}; mend "
+            f"it with `pip config set global.{name} <number>`"
         ) from None

@@ -1,4 +1,4 @@
-"""Write a lock: look a set of versions up on the index that pip is configured to use."""
+"""Write a lock: look versions up on the indexes that pip is configured to use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from balance_tools.errors import ToolError
 from balance_tools.fetch import default_index
 from balance_tools.files import disk_errors, sha256_of
-from balance_tools.http import Refused
+from balance_tools.http import RefusedError
 from balance_tools.index import Index, Link, local_path
 from balance_tools.lock import Artifact, Lock, dump_lock, release_of
 from balance_tools.paths import Paths
@@ -64,7 +64,7 @@ def all_links(index: Index, project: str) -> list[Link]:
     for source in index.sources:
         try:
             links = index.links(source, project)
-        except Refused as problem:
+        except RefusedError as problem:
             raise ToolError(
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
@@ -136,7 +136,7 @@ def _artifact(index: Index, link: Link) -> Artifact:
         size = link.size if sha256 is not None else None
         if size is None:
             size, sha256 = _measure(index, link)
-    except Refused as problem:
+    except RefusedError as problem:
         raise ToolError(
             f"{link.filename}: expected its size from {link.source}, found that "
             f"{problem}; check the network and run this again"

@@ -4,7 +4,6 @@
 
 import torch
 import torch.distributed as dist
-
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 
 

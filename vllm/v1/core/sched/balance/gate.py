@@ -8,7 +8,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.policy import OPEN, POLICIES, Decision, Policy
@@ -53,18 +52,18 @@ class BalanceGate:
         self._policy = policy
         self._exchange = RowExchange()
         self._stats = BalanceStats(policy=name)
+        self._held_steps = 0
         self.reset()
 
     def reset(self) -> None:
         """Forgets the wave: the next step is scheduled as if balance were off."""
-        self._held_steps = 0
         self._last_exchange: float | None = None
         self._apply(OPEN)
 
     def _apply(self, decision: Decision) -> None:
         self.decision = decision
-        unlimited = decision.prefill_tokens is None
-        self._tokens_left = sys.maxsize if unlimited else decision.prefill_tokens
+        budget = decision.prefill_tokens
+        self._tokens_left = sys.maxsize if budget is None else budget
         self._prefill_tokens = 0
         self._held = False
 
@@ -83,8 +82,9 @@ class BalanceGate:
                 from the same all-reduce, so that all of them skip the gather at
                 the end of a wave.
         """
+        self._count_hold()
         if not active:
-            self._count_hold(ended=True)
+            self._end_hold()
             self.reset()
             return
         now = time.monotonic()
@@ -97,7 +97,6 @@ class BalanceGate:
 
     def _measure(self, wave: int, step: int, now: float) -> Row:
         scheduler = self._scheduler
-        self._count_hold(ended=not self._held)
         pending, pending_tokens = self._pending()
         running, waiting = scheduler.get_request_counts()
         since = now if self._last_exchange is None else self._last_exchange
@@ -116,11 +115,15 @@ class BalanceGate:
             max_tokens=scheduler.max_num_scheduled_tokens,
         )
 
-    def _count_hold(self, ended: bool) -> None:
-        if not ended:
+    def _count_hold(self) -> None:
+        if self._held:
             self._held_steps += 1
             self._stats.observe_held_step()
-        elif self._held_steps:
+        else:
+            self._end_hold()
+
+    def _end_hold(self) -> None:
+        if self._held_steps:
             self._stats.observe_hold_end(self._held_steps)
             self._held_steps = 0
 

@@ -1,0 +1,64 @@
+# Everything that this project does, one line each. `make` lists the targets.
+#
+# PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS: of an Ascend wheel
+PYTHON3 ?= python3
+TARGET ?= reference
+PYTHON ?= cp311
+ARCH ?= $(shell uname -m)
+KERNELS ?= prebuilt
+
+VENV := .venv/.made
+TOOL := PYTHONPATH=tools .venv/bin/python -m balance_tools
+WHEEL_OPTIONS := --target $(TARGET)
+ifneq ($(TARGET),reference)
+WHEEL_OPTIONS += --python $(PYTHON) --arch $(ARCH) --kernels $(KERNELS)
+endif
+
+.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)  ## build, serve a tiny MoE model on two ranks, compare balance off and on
+	$(TOOL) demo
+
+test: lint test-unit test-wheel test-engine  ## all tests, the fast ones first
+
+lint: $(VENV)  ## style, types, and the patch series
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	$(TOOL) lint-series
+
+test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
+	.venv/bin/python -m pytest tests/unit
+
+test-wheel: vendor  ## build, install, inspect and uninstall wheels
+	.venv/bin/python -m pytest tests/wheel
+
+test-engine: $(VENV)  ## the real engine, from the installed reference wheel
+	PYTHONSAFEPATH=1 "$$($(TOOL) env)"/bin/python -m pytest tests/engine
+
+vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
+	$(TOOL) vendor
+
+wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH and KERNELS
+	$(TOOL) wheel $(WHEEL_OPTIONS)
+
+wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
+	$(TOOL) wheels
+
+env: $(VENV)  ## install the reference wheel into an environment and print its path
+	$(TOOL) env
+
+clean:  ## delete what was built; downloads in build/cache stay
+	find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +
+	rm -rf dist .venv
+
+$(VENV): pyproject.toml
+	@$(PYTHON3) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 or newer; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
+	@echo "Setting up .venv with the tools and tests (half a minute)"
+	$(PYTHON3) -m venv --clear .venv
+	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	@touch $@

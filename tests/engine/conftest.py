@@ -1,0 +1,74 @@
+"""Fixtures of the engine tests: the installed vLLM, tiny models, expected outputs.
+
+Run them with the interpreter of an environment in which the reference wheel is
+installed, and so that the current folder is not on the import path::
+
+    PYTHONSAFEPATH=1 ENV/bin/python -m pytest tests/engine
+"""
+
+import importlib.util
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+# Before anything imports transformers or vllm.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from hugging_face import Sample, samples
+from vllm_balance.reference import tiny_models
+
+REPOSITORY = Path(__file__).parents[2]
+NEW_TOKENS = 16
+
+
+def vllm_folder() -> Path:
+    """The folder of the vllm package that the tests and their servers use."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def has_balance() -> bool:
+    """Whether this vLLM has --data-parallel-balance; a wheel of ours must."""
+    text = (vllm_folder() / "config" / "parallel.py").read_text()
+    found = "data_parallel_balance" in text
+    assert found or "+balance" not in version("vllm"), (
+        f"{vllm_folder()}: installed from a wheel of ours, but without the patches"
+    )
+    return found
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test a source tree."""
+    if vllm_folder().is_relative_to(REPOSITORY / "vllm"):
+        raise pytest.UsageError(
+            f"{vllm_folder()}: the source tree is on the import path; these tests "
+            "check an installed wheel: set PYTHONSAFEPATH=1"
+        )
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture-of-experts model."""
+    return tiny_models.make("moe", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny dense model."""
+    return tiny_models.make("dense", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def moe_samples(moe_model: Path) -> list[Sample]:
+    """Prompts and expected greedy tokens of the mixture-of-experts model."""
+    return samples(moe_model, NEW_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def dense_samples(dense_model: Path) -> list[Sample]:
+    """Prompts and expected greedy tokens of the dense model."""
+    return samples(dense_model, NEW_TOKENS)

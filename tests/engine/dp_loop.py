@@ -1,0 +1,373 @@
+"""Real data parallel engine loops in processes of their own, without a model.
+
+Each rank runs upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the
+real balance gate and a real gloo group; only the model executor is a stand-in (it
+answers every decode with token 7) and this module plays the coordinator and the
+front-end. Thousands of steps take seconds.
+"""
+
+import multiprocessing
+import queue
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineShutdownState
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+BLOCK_SIZE = 16
+
+
+class StandInExecutor(Executor):
+    """Answers at once: one token for every request whose prompt is complete."""
+
+    def _init_executor(self) -> None:
+        self.dummy_batches = 0
+        self.scheduler: Any = None
+        self.on_step: Callable[[Any], None] = lambda output: None
+
+    def get_kv_cache_specs(self):
+        import torch
+
+        spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+        )
+        return [{"layer": spec}]
+
+    def determine_available_memory(self):
+        blocks = self.vllm_config.additional_config["kv_blocks"]
+        return [blocks * self.get_kv_cache_specs()[0]["layer"].page_size_bytes]
+
+    def initialize_from_config(self, kv_cache_configs):
+        return None
+
+    def collective_rpc(self, method, *args, **kwargs):
+        return [None]
+
+    def check_health(self):
+        return None
+
+    def execute_model(self, scheduler_output, non_block=False):
+        self.on_step(scheduler_output)
+        ids = list(scheduler_output.num_scheduled_tokens)
+        requests = self.scheduler.requests
+        self._output = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={req_id: index for index, req_id in enumerate(ids)},
+            sampled_token_ids=[
+                [] if requests[req_id].is_prefill_chunk else [7] for req_id in ids
+            ],
+        )
+        return _done(None if ids else EMPTY_MODEL_RUNNER_OUTPUT)
+
+    def sample_tokens(self, grammar_output, non_block=False):
+        return _done(self._output) if non_block else self._output
+
+    def execute_dummy_batch(self):
+        self.dummy_batches += 1
+
+
+def _done(value):
+    future: Future = Future()
+    future.set_result(value)
+    return future
+
+
+@dataclass
+class Trace:
+    """What one rank saw, collected in its own process."""
+
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    """Per schedule(): (request ids, tokens each, newly admitted ids)."""
+    violations: list[str] = field(default_factory=list)
+    closed: int = 0
+    """Exchanges after which admission was closed."""
+    collectives: list[str] = field(default_factory=list)
+    waves: int = 0
+    finished: int = 0
+    preemptions: int = 0
+
+
+class LoopEngine(DPEngineCoreProc):
+    """`DPEngineCoreProc` without sockets: queues in, queues out."""
+
+    def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
+        self.step_counter = 0
+        self.current_wave = 0
+        self.last_counts = (0, 0)
+        self.pending_pause = False
+        self.ignore_start_dp_wave = False
+        self.eep_scaling_state = None
+        self.input_queue: queue.Queue = queue.Queue()
+        self.output_queue: queue.Queue = queue.Queue()
+        self.engine_index = vllm_config.parallel_config.data_parallel_rank
+        self.engines_running = False
+        self.has_coordinator = True
+        self.publish_dp_lb_stats = False
+        self.process_input_queue_block = True
+        self.shutdown_state = EngineShutdownState.RUNNING
+        self._init_data_parallel(vllm_config)
+        EngineCore.__init__(self, vllm_config, StandInExecutor, log_stats=True)
+        self.trace = trace
+        self.model_executor.scheduler = self.scheduler
+        self.model_executor.on_step = self._record
+
+    def _record(self, output) -> None:
+        new = [request.req_id for request in output.scheduled_new_reqs]
+        scheduled = output.num_scheduled_tokens
+        self.trace.steps.append((tuple(scheduled), tuple(scheduled.values()), new))
+        self.trace.preemptions += len(output.preempted_req_ids or ())
+
+
+class SeedRuleEngine(LoopEngine):
+    """Checks every decision of `cap` against the seed's rule, on its own gather.
+
+    The rule is written here a second time, from its description: freeze admission
+    while the largest running count of the last gather equals the limit.
+    """
+
+    frozen = False
+
+    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+        active = super()._has_global_unfinished_reqs(local_unfinished)
+        self.frozen = False
+        if active:
+            counts: list[Any] = [None] * self.dp_size
+            tensor = _int_tensor(len(self.scheduler.running))
+            counts = [_int_tensor(0) for _ in range(self.dp_size)]
+            dist.all_gather(counts, tensor, group=self.dp_group)
+            limit = self.scheduler.max_num_running_reqs
+            self.frozen = max(int(count) for count in counts) == limit
+            self.trace.closed += self.frozen
+        return active
+
+    def _record(self, output) -> None:
+        super()._record(output)
+        gate = self.scheduler.balance_gate
+        where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
+        if gate.decision.admit == self.frozen:
+            self.trace.violations.append(f"{where}: gate and seed's rule disagree")
+        if self.frozen and self.trace.steps[-1][2]:
+            self.trace.violations.append(f"{where}: admitted while frozen")
+        if self.step_counter == 0 and (self.frozen or not gate.decision.admit):
+            self.trace.violations.append(f"{where}: held at the start of a wave")
+
+
+def _int_tensor(value: int):
+    import torch
+
+    return torch.tensor([value], dtype=torch.int)
+
+
+def run_rank(
+    rank: int, arguments: dict[str, Any], engine_class: type, inbox: Any, outbox: Any
+) -> None:
+    """Body of a rank's process: serve until the "stop" message, then report."""
+    try:
+        config = EngineArgs(**arguments).create_engine_config()
+        config.parallel_config.data_parallel_rank = rank
+        config.parallel_config.data_parallel_rank_local = rank
+        config.parallel_config._data_parallel_master_port_list = []
+        trace = Trace()
+        engine = engine_class(config, trace)
+        done = threading.Event()
+        threading.Thread(target=_feed, args=(engine, inbox, done), daemon=True).start()
+        threading.Thread(
+            target=_forward, args=(rank, engine, outbox, trace), daemon=True
+        ).start()
+        outbox.put((rank, "ready", None))
+        try:
+            engine.run_busy_loop()
+        except SystemExit:
+            done.set()
+        leftover = len(engine.scheduler.requests)
+        outbox.put((rank, "report", (trace, leftover)))
+    except BaseException:
+        outbox.put((rank, "died", traceback.format_exc()))
+
+
+def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
+    while not done.is_set():
+        kind, payload = inbox.get()
+        if kind == "stop":
+            engine.shutdown_state = EngineShutdownState.REQUESTED
+            engine.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+            return
+        if kind == "add":
+            request_id, prompt_tokens, output_tokens, wave = payload
+            request = EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=[1] * prompt_tokens,
+                mm_features=None,
+                sampling_params=SamplingParams(
+                    max_tokens=output_tokens, ignore_eos=True, temperature=0.0
+                ),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                current_wave=wave,
+            )
+            item = engine.preprocess_add_request(request)
+            engine.input_queue.put_nowait((EngineCoreRequestType.ADD, item))
+        elif kind == "abort":
+            engine.input_queue.put_nowait((EngineCoreRequestType.ABORT, [payload]))
+        else:
+            start = EngineCoreRequestType.START_DP_WAVE
+            engine.input_queue.put_nowait((start, payload))
+
+
+def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
+    while True:
+        _, outputs = engine.output_queue.get()
+        if outputs.wave_complete is not None:
+            trace.waves += 1
+            outbox.put((rank, "wave_complete", outputs.wave_complete))
+        if outputs.start_wave is not None:
+            outbox.put((rank, "start_wave", outputs.start_wave))
+        for output in outputs.outputs:
+            if output.finish_reason is not None:
+                trace.finished += 1
+                outbox.put((rank, "finished", output.request_id))
+
+
+class Ranks:
+    """The ranks' processes, and the coordinator's part of the protocol."""
+
+    def __init__(
+        self, size: int, engine_class: type = LoopEngine, **arguments: Any
+    ) -> None:
+        # Fork: the parent has imported vllm but has started no threads of torch.
+        context = multiprocessing.get_context("fork")
+        self.outbox = context.Queue()
+        self.inboxes = [context.Queue() for _ in range(size)]
+        config = EngineArgs(data_parallel_size=size, **arguments)
+        port = config.create_engine_config().parallel_config.data_parallel_master_port
+        arguments |= {"data_parallel_size": size}
+        self.processes = [
+            context.Process(
+                target=_run_rank_on_port,
+                args=(
+                    port,
+                    rank,
+                    arguments,
+                    engine_class,
+                    self.inboxes[rank],
+                    self.outbox,
+                ),
+                daemon=True,
+            )
+            for rank in range(size)
+        ]
+        self.wave = 0
+        self.running = False
+        self.unfinished: set[str] = set()
+        for process in self.processes:
+            process.start()
+        for _ in range(size):
+            self._handle(self._next(timeout=120), expect="ready")
+
+    def _next(self, timeout: float) -> tuple[int, str, Any]:
+        try:
+            return self.outbox.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(
+                f"no word from any rank for {timeout} s: deadlock with "
+                f"{len(self.unfinished)} unfinished requests"
+            ) from None
+
+    def _handle(self, message: tuple[int, str, Any], expect: str = "") -> None:
+        rank, kind, payload = message
+        assert kind != "died", f"rank {rank} died:\n{payload}"
+        if kind == "wave_complete" and self.wave <= payload:
+            self.wave, self.running = payload + 1, False
+        elif kind == "start_wave" and (
+            payload > self.wave or (payload == self.wave and not self.running)
+        ):
+            self._start_wave(payload, exclude=rank)
+        elif kind == "finished":
+            self.unfinished.discard(payload)
+        assert not expect or kind == expect
+
+    def _start_wave(self, wave: int, exclude: int) -> None:
+        self.wave, self.running = wave, True
+        for inbox in self.inboxes:
+            inbox.put(("start", (wave, exclude)))
+
+    def submit(self, rank: int, request_id: str, prompt: int, output: int) -> None:
+        self.unfinished.add(request_id)
+        self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
+        if not self.running:
+            self._start_wave(self.wave, exclude=rank)
+
+    def abort(self, rank: int, request_id: str) -> None:
+        self.inboxes[rank].put(("abort", request_id))
+        self.unfinished.discard(request_id)
+
+    def poll(self) -> None:
+        """Handles what has come in, without waiting."""
+        while not self.outbox.empty():
+            self._handle(self._next(timeout=1))
+
+    def drain(self, timeout: float = 60) -> None:
+        """Waits until every request is finished and the wave has ended."""
+        while self.unfinished or self.running:
+            self._handle(self._next(timeout))
+
+    def stop(self, timeout: float = 60) -> list[tuple[Trace, int]]:
+        """Ends all ranks; returns each one's trace and left-over requests."""
+        for inbox in self.inboxes:
+            inbox.put(("stop", None))
+        reports: dict[int, tuple[Trace, int]] = {}
+        while len(reports) < len(self.processes):
+            rank, kind, payload = self._next(timeout)
+            if kind == "report":
+                reports[rank] = payload
+            else:
+                self._handle((rank, kind, payload))
+        for process in self.processes:
+            process.join(timeout)
+        return [reports[rank] for rank in sorted(reports)]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _run_rank_on_port(port: int, *args: Any) -> None:
+    """All ranks must meet at one port; each process would draw its own."""
+    import vllm.config.parallel as parallel
+
+    parallel.get_open_ports_list = lambda count=5: [port] * count
+    run_rank(*args)
+
+
+def burst(
+    ranks: Ranks, rng: random.Random, name: str, requests: int, aborts: bool = False
+) -> None:
+    """Submits random requests to random ranks (some ranks may get none)."""
+    busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
+    sent = []
+    for number in range(requests):
+        rank = rng.choice(busy)
+        request_id = f"{name}-{number}"
+        ranks.submit(rank, request_id, rng.randint(1, 200), rng.randint(1, 30))
+        sent.append((rank, request_id))
+    if aborts:
+        for rank, request_id in rng.sample(sent, len(sent) // 4):
+            ranks.abort(rank, request_id)

@@ -1,0 +1,109 @@
+"""Real schedulers in this process, without an engine around them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+BLOCK_SIZE = 16
+ROOT = Path(__file__).parents[2]
+
+
+def engine_config(model: Path, **arguments: Any) -> VllmConfig:
+    """The configuration of a small engine of that model."""
+    defaults: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "block_size": BLOCK_SIZE,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "distributed_executor_backend": "uni",
+        "enable_prefix_caching": False,
+    }
+    return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
+
+
+def make_scheduler(
+    config: VllmConfig, scheduler_class: type = Scheduler, num_blocks: int = 100
+) -> Any:
+    """A scheduler with so many KV cache blocks of 16 tokens."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    config.cache_config.num_gpu_blocks = num_blocks
+    register_all_kvcache_specs(config)
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+        log_stats=True,
+    )
+
+
+def make_request(
+    request_id: str, prompt: int, output: int, **arguments: Any
+) -> Request:
+    """A request of so many prompt and output tokens."""
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[1] * prompt,
+        sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+        pooling_params=None,
+        **arguments,
+    )
+
+
+def step(scheduler: Any) -> Any:
+    """Schedules, answers every complete prompt with one token, and updates."""
+    output = scheduler.schedule()
+    ids = list(output.num_scheduled_tokens)
+    scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={req_id: index for index, req_id in enumerate(ids)},
+            sampled_token_ids=[
+                [] if scheduler.requests[req_id].is_prefill_chunk else [7]
+                for req_id in ids
+            ],
+        ),
+    )
+    return output
+
+
+def pristine_module(path: str) -> ModuleType:
+    """A module of the unpatched upstream tree, beside the installed one.
+
+    Its own imports go to the installed, patched vllm.
+    """
+    (source,) = ROOT.glob(f"build/pristine/vllm-[0-9]*/{path}")
+    name = "pristine_" + Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

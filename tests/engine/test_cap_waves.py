@@ -1,0 +1,82 @@
+"""`cap` in real engine loops of several processes over gloo."""
+
+import random
+
+import pytest
+
+from dp_loop import LoopEngine, Ranks, SeedRuleEngine, burst
+
+LIMIT = 4
+
+
+def arguments(model: str, **overrides):
+    return {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "max_num_seqs": LIMIT,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "enforce_eager": True,
+        "additional_config": {"kv_blocks": 100},
+        "distributed_executor_backend": "uni",
+        **overrides,
+    }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kv_blocks", [100, 18], ids=["roomy", "preempting"])
+def test_cap_follows_the_seeds_rule_through_many_waves(
+    moe_model, asynchronous, kv_blocks
+):
+    rng = random.Random(f"{asynchronous}{kv_blocks}")
+    ranks = Ranks(
+        3,
+        SeedRuleEngine,
+        **arguments(
+            moe_model,
+            data_parallel_balance="cap",
+            async_scheduling=asynchronous,
+            additional_config={"kv_blocks": kv_blocks},
+        ),
+    )
+    try:
+        for wave in range(25):
+            burst(ranks, rng, f"w{wave}", rng.randint(1, 40), aborts=wave % 4 == 3)
+            ranks.poll()
+            burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
+            ranks.drain()
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    traces = [trace for trace, _ in reports]
+    assert [leftover for _, leftover in reports] == [0, 0, 0]
+    assert [trace.violations for trace in traces] == [[], [], []]
+    assert traces[0].waves >= 25
+    assert all(trace.closed > 50 for trace in traces), "the rule was hardly exercised"
+    if kv_blocks == 18:
+        assert sum(trace.preemptions for trace in traces) > 0
+
+
+def test_requests_stay_queued_while_a_rank_is_full(moe_model):
+    """The gate acts: with cap, the rank with room waits for the full one."""
+    first_steps = {}
+    for policy in ("off", "cap"):
+        ranks = Ranks(
+            2, LoopEngine, **arguments(moe_model, data_parallel_balance=policy)
+        )
+        try:
+            for number in range(LIMIT):
+                ranks.submit(0, f"full-{number}", 4, 60)
+            ranks.submit(1, "early", 4, 60)
+            # Comes while rank 0 is full; must wait for its end.
+            for number in range(40):
+                ranks.submit(1, f"late-{number}", 4, 1)
+            ranks.drain()
+            reports = ranks.stop()
+        finally:
+            ranks.kill()
+        steps = reports[1][0].steps
+        first_steps[policy] = next(
+            index for index, (_, _, new) in enumerate(steps) if "late-39" in new
+        )
+    assert first_steps["cap"] > first_steps["off"] + 20

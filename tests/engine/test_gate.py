@@ -1,0 +1,264 @@
+"""The gate in the real scheduler: what is held, what is not, and what is refused."""
+
+import inspect
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.validation import (
+    check_balance_scheduler,
+    check_same_balance,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import RequestStatus
+
+from schedulers import (
+    engine_config,
+    make_request,
+    make_scheduler,
+    pristine_module,
+    step,
+)
+
+HOLD = Decision(admit=False, prefill_tokens=None, reason="rank_full")
+
+
+@pytest.fixture
+def config(moe_model):
+    return engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+
+
+@pytest.fixture
+def scheduler(config):
+    return make_scheduler(config)
+
+
+def close(scheduler):
+    scheduler.balance_gate._apply(HOLD)
+
+
+workloads = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 40)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(workload=workloads, num_blocks=st.sampled_from([18, 30, 100]))
+def test_off_schedules_like_the_unpatched_scheduler(moe_model, workload, num_blocks):
+    upstream = pristine_module("vllm/v1/core/sched/scheduler.py").Scheduler
+    assert "balance_gate" not in inspect.getsource(upstream)
+    traces = []
+    for scheduler_class in (Scheduler, upstream):
+        config = engine_config(moe_model, data_parallel_size=2)
+        scheduler = make_scheduler(config, scheduler_class, num_blocks)
+        arrivals = sorted(workload)
+        trace = []
+        for now in range(2000):
+            while arrivals and arrivals[0][0] <= now:
+                _, prompt, output = arrivals.pop(0)
+                scheduler.add_request(make_request(str(len(arrivals)), prompt, output))
+            if not arrivals and not scheduler.has_requests():
+                break
+            out = step(scheduler)
+            trace.append((out.num_scheduled_tokens, out.preempted_req_ids))
+        assert not scheduler.requests
+        traces.append(trace)
+    assert traces[0] == traces[1]
+
+
+def test_off_has_no_gate(moe_model):
+    config = engine_config(moe_model, data_parallel_size=2)
+    assert make_scheduler(config).balance_gate is None
+    assert make_scheduler(config).make_stats().dp_balance_stats is None
+
+
+@pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
+def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
+    scheduler = make_scheduler(config, scheduler_class)
+    scheduler.add_request(make_request("long", 100, 5))
+    assert step(scheduler).num_scheduled_tokens == {"long": 64}
+    close(scheduler)
+    scheduler.add_request(make_request("late", 10, 5))
+    assert step(scheduler).num_scheduled_tokens == {"long": 36}, "chunk goes on"
+    assert step(scheduler).num_scheduled_tokens == {"long": 1}, "decode goes on"
+    assert [r.request_id for r in scheduler.waiting] == ["late"]
+    scheduler.balance_gate._apply(OPEN)
+    assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
+
+
+def test_a_preempted_request_is_not_held(config):
+    scheduler = make_scheduler(config, num_blocks=10)
+    scheduler.add_request(make_request("first", 60, 40))
+    step(scheduler)
+    scheduler.add_request(make_request("second", 60, 40))
+    while not step(scheduler).preempted_req_ids:
+        pass
+    assert scheduler.requests["second"].status == RequestStatus.PREEMPTED
+    close(scheduler)
+    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
+    assert "second" in step(scheduler).num_scheduled_tokens
+
+
+def test_a_request_whose_kv_cache_was_loaded_is_not_held(scheduler):
+    """As after a connector's transfer: waiting, with computed tokens."""
+    close(scheduler)
+    loaded, fresh = make_request("loaded", 60, 5), make_request("fresh", 60, 5)
+    loaded.num_computed_tokens = 48
+    assert not scheduler.balance_gate.holds(loaded)
+    assert scheduler.balance_gate.holds(fresh)
+
+
+def test_a_blocked_request_is_promoted_during_a_hold(scheduler):
+    request = make_request("grammar", 10, 5)
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    request.structured_output_request = type("Compiled", (), {"grammar": object()})()
+    scheduler.add_request(request)
+    close(scheduler)
+    step(scheduler)
+    assert request.status == RequestStatus.WAITING
+
+
+def test_the_end_of_a_wave_clears_the_state(scheduler):
+    close(scheduler)
+    scheduler.add_request(make_request("held", 10, 5))
+    step(scheduler)
+    scheduler.balance_gate.exchange(group=None, wave=0, step=32, active=False)
+    stats = scheduler.balance_gate.take_stats()
+    assert stats["held_steps"] == 1
+    assert stats["hold_lengths"] == [1]
+    assert scheduler.balance_gate.decision == OPEN
+    assert step(scheduler).num_scheduled_tokens == {"held": 10}
+
+
+def test_the_row_counts_what_could_prefill(config):
+    scheduler = make_scheduler(config, num_blocks=14)
+    scheduler.add_request(make_request("chunked", 100, 5))
+    step(scheduler)
+    for name, prompt in (("fits", 50), ("too big for the KV cache", 90)):
+        scheduler.add_request(make_request(name, prompt, 5))
+    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0)
+    assert row._asdict() | {"kv_usage_ppm": 0} == {
+        "wave": 3,
+        "step": 8,
+        "running": 1,
+        "waiting": 2,
+        "pending": 2,
+        "pending_tokens": 36 + 50,
+        "held_steps": 0,
+        "prefill_tokens": 64,
+        "step_time_us": 0,
+        "kv_usage_ppm": 0,
+        "max_running": 4,
+        "max_tokens": 64,
+    }
+    assert 0 < row.kv_usage_ppm < 1_000_000
+
+
+def test_rows_of_different_steps_are_an_error():
+    row = Row(*[0] * len(Row._fields))
+    with pytest.raises(RuntimeError, match="rank 1: wave 0 step 5"):
+        Snapshot.from_rows([row, row._replace(step=5)])
+    with pytest.raises(RuntimeError, match="rank 0: wave 2 step 0"):
+        Snapshot.from_rows([row._replace(wave=2), row])
+
+
+class CopyingScheduler(Scheduler):
+    def schedule(self):
+        return "a copy that never asks the gate"
+
+
+class ExtendingScheduler(AsyncScheduler):
+    def schedule(self):
+        return super().schedule()
+
+
+class ForeignScheduler:
+    pass
+
+
+def test_a_scheduler_that_copies_schedule_is_refused(config):
+    with pytest.raises(ValueError, match="CopyingScheduler has a schedule"):
+        check_balance_scheduler(make_scheduler(config, CopyingScheduler), config)
+    with pytest.raises(ValueError, match="ForeignScheduler has a schedule"):
+        check_balance_scheduler(ForeignScheduler(), config)
+
+
+@pytest.mark.parametrize(
+    "scheduler_class", [Scheduler, AsyncScheduler, ExtendingScheduler]
+)
+def test_a_scheduler_that_reaches_the_gate_is_accepted(config, scheduler_class):
+    check_balance_scheduler(make_scheduler(config, scheduler_class), config)
+
+
+def test_any_scheduler_is_accepted_when_off(moe_model):
+    config = engine_config(moe_model, data_parallel_size=2)
+    check_balance_scheduler(make_scheduler(config, CopyingScheduler), config)
+    check_balance_scheduler(ForeignScheduler(), config)
+
+
+def test_one_rank_or_a_dense_model_is_refused(moe_model, dense_model):
+    with pytest.raises(ValueError, match="needs at least two data parallel ranks"):
+        engine_config(moe_model, data_parallel_balance="cap")
+    with pytest.raises(ValueError, match="nothing to balance"):
+        engine_config(dense_model, data_parallel_size=2, data_parallel_balance="cap")
+
+
+def test_an_engine_that_became_dense_or_single_is_refused(
+    config, dense_model, scheduler
+):
+    """Upstream resets the size to 1 in the ranks of a dense model."""
+    config.parallel_config.data_parallel_size = 1
+    with pytest.raises(ValueError, match="this engine has one"):
+        check_balance_scheduler(scheduler, config)
+    dense = engine_config(dense_model, data_parallel_size=2)
+    dense.parallel_config.data_parallel_balance = "cap"
+    with pytest.raises(ValueError, match="has no MoE layers"):
+        check_balance_scheduler(scheduler, dense)
+
+
+def test_ranks_with_another_policy_are_refused(config):
+    parallel_config = config.parallel_config
+    check_same_balance(1, {"data_parallel_balance": "cap"}, parallel_config)
+    for message, found in (
+        ({"data_parallel_balance": "off"}, "off"),
+        ({}, "unknown"),
+    ):
+        with pytest.raises(RuntimeError, match=f"rank 1 was started with .* {found}"):
+            check_same_balance(1, message, parallel_config)
+
+
+def test_the_handshake_hash_differs_between_policies(moe_model, config):
+    off = engine_config(moe_model, data_parallel_size=2)
+    assert off.parallel_config.compute_hash() != config.parallel_config.compute_hash()
+
+
+def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
+    logger = PrometheusStatLogger(config, [0, 1])
+    gate = scheduler.balance_gate
+    full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
+    gate._stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
+    gate._stats.observe_held_step()
+    gate._stats.observe_hold_end(3)
+    stats = SchedulerStats(dp_balance_stats=gate.take_stats())
+    assert gate.take_stats() is None, "each report is sent once"
+    logger.record(stats, None, engine_idx=1)
+
+    def value(name, **labels):
+        model = config.model_config.served_model_name
+        return REGISTRY.get_sample_value(name, {"model_name": model, **labels})
+
+    assert value("vllm:dp_balance_held_steps_total", engine="1") == 1
+    assert value("vllm:dp_balance_held_steps_total", engine="0") == 0
+    assert value("vllm:dp_balance_hold_length_steps_sum", engine="1") == 3
+    assert value("vllm:dp_balance_exchange_seconds_count", engine="1") == 1
+    assert value("vllm:dp_balance_ratio_sum", engine="1") == 1
+    labels = {"policy": "cap", "decision": "hold", "reason": "rank_full"}
+    assert value("vllm:dp_balance_decisions_total", engine="1", **labels) == 1

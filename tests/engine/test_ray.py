@@ -1,0 +1,46 @@
+"""The Ray data-parallel backend runs the same engine in Ray's actors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from harness import Server
+from hugging_face import Sample
+from test_greedy_equality import assert_equal
+
+RANKS = 2
+
+
+@pytest.fixture
+def ray_address() -> Iterator[str]:
+    """The address of a Ray of this machine alone, with a device for each rank."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    context = ray.init(
+        num_cpus=2 * RANKS,
+        resources={"NPU": RANKS},
+        object_store_memory=80 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    ours = psutil.Process().children(recursive=True)
+    yield context.address_info["address"]
+    ray.shutdown()
+    ours = [process for process in ours if process.pid not in before]
+    _, alive = psutil.wait_procs(ours, timeout=30)
+    assert not alive, f"Ray left processes behind: {alive}"
+
+
+def test_ray_data_parallel(
+    ray_address: str, moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    environment = {"RAY_ADDRESS": ray_address, "RAY_USAGE_STATS_ENABLED": "0"}
+    options = ("-dp", str(RANKS), "--data-parallel-backend", "ray")
+    with Server(tmp_path, moe_model, *options, environment=environment) as server:
+        assert_equal(server, moe_samples, concurrency=8)
+        served = server.metric("vllm:request_success_total")
+        assert len(served) == RANKS
+        assert min(served.values()) > 0
+    assert "DPMoEEngineCoreActor" in server.log.read_text()

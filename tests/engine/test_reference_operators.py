@@ -1,0 +1,246 @@
+"""Each operator of the reference platform agrees with a plain statement of its rule."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_balance.reference import operators
+
+BLOCK = 4
+Lengths = list[tuple[int, int]]
+"""(new tokens, tokens cached before them) of every request."""
+
+requests = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 11)), min_size=1, max_size=4
+).filter(lambda lengths: any(new for new, _ in lengths))
+
+
+class Batch:
+    """Random queries, keys and values of some requests, and where they are cached."""
+
+    def __init__(self, lengths: Lengths, heads: int, kv_heads: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=draw)
+
+        self.new = [new for new, _ in lengths]
+        self.context = [new + before for new, before in lengths]
+        self.query = normal(sum(self.new), heads, 8)
+        self.keys = [normal(n, kv_heads, 8) for n in self.context]
+        self.values = [normal(n, kv_heads, 8) for n in self.context]
+        width = max(-(-n // BLOCK) for n in self.context)
+        blocks = torch.randperm(len(lengths) * width + 1, generator=draw)
+        self.block_table = blocks[:-1].view(len(lengths), width).to(torch.int32)
+        starts = torch.tensor([0, *self.new]).cumsum(0)
+        self.starts = starts.to(torch.int32)
+        # What no request owns is NaN: to read it is an error that shows.
+        shape = (len(blocks), kv_heads, BLOCK, 8)
+        self.key_cache = torch.full(shape, math.nan)
+        self.value_cache = torch.full(shape, math.nan)
+        for request, length in enumerate(self.context):
+            for position in range(length):
+                block = self.block_table[request, position // BLOCK]
+                offset = position % BLOCK
+                self.key_cache[block, :, offset] = self.keys[request][position]
+                self.value_cache[block, :, offset] = self.values[request][position]
+
+    def attend(
+        self,
+        causal: bool = True,
+        window: tuple[int, int] = (-1, -1),
+        alibi: torch.Tensor | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The operator's output, called by name as the engine does."""
+        output = torch.full_like(self.query, math.nan)
+        torch.ops._C.cpu_attention_with_kv_cache(
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            output,
+            self.starts,
+            torch.tensor(self.context, dtype=torch.int32),
+            0.3,
+            causal,
+            alibi,
+            *window,
+            self.block_table,
+            softcap,
+            torch.empty(0),
+            sinks,
+        )
+        return output
+
+    def expected(
+        self,
+        causal: bool = True,
+        window: tuple[int, int] = (-1, -1),
+        alibi: torch.Tensor | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The same, one query and one key at a time."""
+        rows = []
+        for request, new in enumerate(self.new):
+            keys, values = self.keys[request], self.values[request]
+            group = self.query.shape[1] // keys.shape[1]
+            for i in range(new):
+                position = self.context[request] - new + i
+                query = self.query[int(self.starts[request]) + i]
+                heads = []
+                for head in range(query.shape[0]):
+                    seen, scores = [], []
+                    for j in range(self.context[request]):
+                        behind = position - j
+                        if (
+                            (causal and behind < 0)
+                            or (window[0] >= 0 and behind > window[0])
+                            or (window[1] >= 0 and -behind > window[1])
+                        ):
+                            continue
+                        score = 0.3 * query[head] @ keys[j, head // group]
+                        if softcap:
+                            score = softcap * torch.tanh(score / softcap)
+                        if alibi is not None:
+                            score = score - alibi[head] * behind
+                        seen.append(values[j, head // group])
+                        scores.append(score.exp())
+                    total = torch.stack(scores).sum()
+                    if sinks is not None:
+                        total = total + sinks[head].exp()
+                    weighted = [w * v for w, v in zip(scores, seen, strict=True)]
+                    heads.append(torch.stack(weighted).sum(0) / total)
+                rows.append(torch.stack(heads))
+        return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=requests,
+    group=st.sampled_from([1, 2, 3]),
+    kv_heads=st.sampled_from([1, 2]),
+    causal=st.booleans(),
+    window=st.sampled_from([(-1, -1), (3, 0), (2, 2)]),
+    seed=st.integers(0, 2**16),
+)
+def test_attention_over_the_cache(
+    lengths: Lengths,
+    group: int,
+    kv_heads: int,
+    causal: bool,
+    window: tuple[int, int],
+    seed: int,
+) -> None:
+    batch = Batch(lengths, group * kv_heads, kv_heads, seed)
+    torch.testing.assert_close(
+        batch.attend(causal, window), batch.expected(causal, window)
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=requests,
+    softcap=st.sampled_from([0.0, 1.5]),
+    alibi=st.booleans(),
+    sinks=st.booleans(),
+    window=st.sampled_from([(-1, -1), (3, 0)]),
+    seed=st.integers(0, 2**16),
+)
+def test_attention_with_soft_cap_alibi_and_sinks(
+    lengths: Lengths,
+    softcap: float,
+    alibi: bool,
+    sinks: bool,
+    window: tuple[int, int],
+    seed: int,
+) -> None:
+    batch = Batch(lengths, heads=4, kv_heads=2, seed=seed)
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.05]) if alibi else None
+    sink = torch.tensor([0.3, -0.2, 0.0, 1.0]) if sinks else None
+    arguments = (True, window, slopes, softcap, sink)
+    torch.testing.assert_close(batch.attend(*arguments), batch.expected(*arguments))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=requests, padding=st.integers(0, 3), seed=st.integers(0, 2**16))
+def test_what_is_cached_is_what_attention_reads(
+    lengths: Lengths, padding: int, seed: int
+) -> None:
+    batch = Batch(lengths, heads=2, kv_heads=2, seed=seed)
+    tokens = sum(batch.new)
+    positions = torch.cat(
+        [
+            torch.arange(n - new, n)
+            for new, n in zip(batch.new, batch.context, strict=True)
+        ]
+    )
+    slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
+    torch.ops._C.compute_slot_mapping_kernel_impl(
+        batch.starts, positions, batch.block_table, slots, BLOCK
+    )
+    assert slots[tokens:].tolist() == [-1] * padding
+    key_cache, value_cache = batch.key_cache.clone(), batch.value_cache.clone()
+    for cache in (batch.key_cache, batch.value_cache):
+        for slot in slots[:tokens].tolist():
+            cache[slot // BLOCK, :, slot % BLOCK] = math.nan
+
+    def new_rows(rows: list[torch.Tensor]) -> torch.Tensor:
+        parts = [r[len(r) - n :] for r, n in zip(rows, batch.new, strict=True)]
+        return torch.cat([*parts, torch.ones(padding, 2, 8)])
+
+    torch.ops._C.cpu_attn_reshape_and_cache(
+        new_rows(batch.keys),
+        new_rows(batch.values),
+        batch.key_cache,
+        batch.value_cache,
+        slots,
+        "vec",
+    )
+    torch.testing.assert_close(batch.key_cache, key_cache, equal_nan=True)
+    torch.testing.assert_close(batch.value_cache, value_cache, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "choices", "expected"),
+    [
+        ([5, 6], [5, 6], [5, 6, 9]),  # all right: the bonus token follows
+        ([5, 6], [5, 7], [5, 7, -1]),
+        ([5, 6], [4, 6], [4, -1, -1]),  # right after a wrong one does not count
+        ([], [], [9, -1, -1]),
+    ],
+)
+def test_greedy_rejection(
+    drafts: list[int], choices: list[int], expected: list[int]
+) -> None:
+    # Between two other requests; the first samples at random and is left alone.
+    output = torch.full((3, 3), -1)
+    ends = torch.tensor([1, 1 + len(drafts), 2 + len(drafts)])
+    torch.ops._C.rejection_greedy_sample_kernel_impl(
+        output,
+        ends,
+        torch.tensor([1, *drafts, 2]),
+        torch.tensor([1, *choices, 3]),
+        torch.tensor([[8], [9], [7]]),
+        torch.tensor([False, True, True]),
+        2,
+    )
+    assert output.tolist() == [[-1, -1, -1], expected, [3, -1, -1]]
+
+
+def test_operators_are_those_of_the_compiled_library() -> None:
+    # The engine finds them by name; a renamed one would only fail at its first call.
+    for name in (
+        "init_cpu_memory_env",
+        "compute_slot_mapping_kernel_impl",
+        "get_scheduler_metadata",
+        "cpu_attn_reshape_and_cache",
+        "cpu_attention_with_kv_cache",
+        "rejection_greedy_sample_kernel_impl",
+    ):
+        assert hasattr(torch.ops._C, name)
+    assert operators.__doc__

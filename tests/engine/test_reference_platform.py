@@ -1,0 +1,131 @@
+"""The platform: when it is chosen, its defaults, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from vllm_balance import reference
+from vllm_balance.reference.limits import check_sampling
+from vllm_balance.reference.platform import KV_CACHE_BYTES, ReferencePlatform
+
+
+def test_is_chosen() -> None:
+    assert isinstance(current_platform, ReferencePlatform)
+    assert reference.register() == reference.PLATFORM
+
+
+def test_steps_back_for_another_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "vendor-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[vllm.platform_plugins]\nvendor = vendor:register\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert reference.register() is None
+    monkeypatch.setenv("VLLM_PLUGINS", "reference")
+    assert reference.register() == reference.PLATFORM
+    monkeypatch.setenv("VLLM_PLUGINS", "reference,vendor")
+    assert reference.register() is None
+
+
+def test_defaults(moe_model: Path) -> None:
+    config = EngineArgs(str(moe_model)).create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == "uni"
+    assert config.scheduler_config.async_scheduling
+    assert str(config.model_config.dtype) == "torch.float32"
+    assert config.cache_config.kv_cache_memory_bytes == KV_CACHE_BYTES
+    assert config.compilation_config.mode.name == "NONE"
+
+
+def test_what_was_asked_for_is_kept(moe_model: Path) -> None:
+    config = EngineArgs(
+        str(moe_model),
+        distributed_executor_backend="mp",
+        async_scheduling=False,
+        dtype="bfloat16",
+        kv_cache_memory_bytes=2**20,
+        worker_cls="elsewhere.Worker",
+    ).create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == "mp"
+    assert config.parallel_config.worker_cls == "elsewhere.Worker"
+    assert not config.scheduler_config.async_scheduling
+    assert str(config.model_config.dtype) == "torch.bfloat16"
+    assert config.cache_config.kv_cache_memory_bytes == 2**20
+
+
+def parse(*options: str) -> Any:
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--api-server-count", type=int, default=None)
+    return AsyncEngineArgs.add_cli_args(parser).parse_args(list(options))
+
+
+def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["vllm", "serve"])
+    assert parse().api_server_count == 1
+    assert parse().distributed_executor_backend == "uni"
+    assert parse("--api-server-count", "2").api_server_count == 2
+    # Upstream refuses the two together.
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "--headless"])
+    assert parse().api_server_count is None
+
+
+def test_several_workers_need_processes(moe_model: Path) -> None:
+    config = EngineArgs(
+        str(moe_model), tensor_parallel_size=2, distributed_executor_backend="uni"
+    ).create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == "mp"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: .* stores plain values"),
+        ({"enable_lora": True}, "--enable-lora: .* no LoRA operators"),
+        ({"compilation_config": {"mode": 3}}, "mode=VLLM_COMPILE: .* compiles nothing"),
+        (
+            {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+            "--decode-context-parallel-size.* no context parallelism",
+        ),
+        (
+            {"quantization": "fp8", "dtype": "bfloat16"},
+            "--quantization fp8: .* no quantised operators",
+        ),
+        (
+            {
+                "speculative_config": {
+                    "method": "ngram_gpu",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 2,
+                }
+            },
+            "method=ngram_gpu: .* method ngram only",
+        ),
+    ],
+)
+def test_refuses(options: dict[str, Any], message: str, moe_model: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineArgs(str(moe_model), **options).create_engine_config()
+
+
+def test_refuses_the_second_model_runner(
+    moe_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ValueError, match="V1 model runner only"):
+        EngineArgs(str(moe_model)).create_engine_config()
+
+
+def test_refuses_to_speculate_at_random() -> None:
+    check_sampling(speculative=True, temperature=0.0)
+    check_sampling(speculative=False, temperature=0.7)
+    with pytest.raises(ValueError, match=r"temperature=0\.7: .* send temperature=0"):
+        check_sampling(speculative=True, temperature=0.7)

@@ -1,0 +1,118 @@
+"""Balance scheduling in real servers: it holds, and what cannot work is refused."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Server, free_port
+from hugging_face import Sample
+from test_greedy_equality import SCHEDULING, assert_equal
+
+REFUSED_S = 150
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULING)
+def test_the_gate_holds_and_is_seen_on_metrics(
+    scheduling: str, moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    slots = ("--max-num-seqs", "2")
+    options = ("-dp", "2", "--data-parallel-balance", "cap", SCHEDULING[scheduling])
+    with Server(tmp_path, moe_model, *options, *slots) as server:
+        assert_equal(server, moe_samples, concurrency=16)
+        decisions = server.metric("vllm:dp_balance_decisions_total")
+        held = server.metric("vllm:dp_balance_held_steps_total")
+        holds = server.metric("vllm:dp_balance_hold_length_steps_count")
+        exchanges = server.metric("vllm:dp_balance_exchange_seconds_count")
+    assert set(decisions) == set(held) == {0, 1}
+    assert min(decisions.values()) > 0
+    assert sum(held.values()) > 0
+    assert sum(holds.values()) > 0
+    assert exchanges == decisions
+    assert "Data parallel balance scheduling is on: policy cap, 2 ranks" in (
+        server.log.read_text()
+    )
+
+
+@contextlib.contextmanager
+def serve(folder: Path, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`vllm serve` that may fail; its log is folder/name.log."""
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *options],
+            cwd=folder,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_ranks_with_different_settings_refuse_at_the_handshake(
+    moe_model: Path, tmp_path: Path
+) -> None:
+    """Two hosts, as far as vLLM is concerned, that were started differently."""
+    port = str(free_port())
+    common = (
+        *(str(moe_model), "--data-parallel-size", "2"),
+        *("--data-parallel-size-local", "1"),
+        *("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port),
+    )
+    first = ("--port", str(free_port()), "--data-parallel-balance", "cap")
+    second = ("--headless", "--data-parallel-start-rank", "1")
+    with (
+        serve(tmp_path, "first", *common, *first) as front_end,
+        serve(tmp_path, "second", *common, *second),
+    ):
+        assert front_end.wait(REFUSED_S) != 0
+    assert (
+        "Data parallel rank 1 was started with --data-parallel-balance off, the "
+        "front-end with --data-parallel-balance cap"
+    ) in (tmp_path / "first.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "sentence"),
+    [
+        ("moe", (), "needs at least two data parallel ranks"),
+        ("dense", ("-dp", "2"), "so there is nothing to balance"),
+        (
+            "moe",
+            ("-dp", "2", "--scheduler-cls", "copying_scheduler.CopyingScheduler"),
+            "CopyingScheduler has a schedule() of its own",
+        ),
+    ],
+    ids=["one rank", "dense model", "scheduler that copies"],
+)
+def test_what_cannot_work_is_refused_at_the_start(
+    model: str,
+    options: tuple[str, ...],
+    sentence: str,
+    moe_model: Path,
+    dense_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "copying_scheduler.py").write_text(
+        "from vllm.v1.core.sched.scheduler import Scheduler\n"
+        "class CopyingScheduler(Scheduler):\n"
+        "    def schedule(self):\n"
+        "        raise AssertionError('never reached')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = str({"moe": moe_model, "dense": dense_model}[model])
+    balance = ("--data-parallel-balance", "cap")
+    with serve(tmp_path, "refused", path, *balance, *options) as process:
+        assert process.wait(REFUSED_S) != 0
+    assert sentence in (tmp_path / "refused.log").read_text()

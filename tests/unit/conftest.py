@@ -1,0 +1,25 @@
+"""Fixtures that several unit tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from index_samples import SampleIndex
+from repo_samples import SampleRepo
+
+
+@pytest.fixture
+def index() -> Iterator[SampleIndex]:
+    """A package index on this machine, empty at first."""
+    server = SampleIndex()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def repo(tmp_path: Path, index: SampleIndex) -> SampleRepo:
+    """A git repository like ours, whose upstreams are tiny sdists on `index`."""
+    return SampleRepo.make(tmp_path / "repo", index)

@@ -1,0 +1,142 @@
+"""What git tracks: only what this project wrote, and nothing about one machine."""
+
+import re
+import subprocess
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pip._internal.models.index import PyPI
+
+from balance_tools.lock import load_lock
+from balance_tools.paths import Paths
+from balance_tools.pristine import ensure_pristine
+
+PATHS = Paths.find()
+WINDOW = 10
+TEXT = {".py", ".sh", ".md", ".toml", ".txt", ".cfg", ".json", ".yaml", ".yml", ""}
+# The text of the Apache licence is nobody's source; patches quote their context.
+EXEMPT = {"LICENSE"}
+
+
+def tracked() -> list[str]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=PATHS.root, capture_output=True, check=True
+    )
+    return [name for name in listing.stdout.decode().split("\0") if name]
+
+
+def non_trivial_lines(path: Path) -> Iterator[str]:
+    """Lines with at least three letters or digits, without indentation."""
+    for line in path.read_bytes().decode(errors="replace").splitlines():
+        stripped = line.strip()
+        if len(re.findall(r"\w", stripped)) >= 3:
+            yield stripped
+
+
+def windows(path: Path) -> Iterator[tuple[int, ...]]:
+    recent: deque[int] = deque(maxlen=WINDOW)
+    for line in non_trivial_lines(path):
+        recent.append(hash(line))
+        if len(recent) == WINDOW:
+            yield tuple(recent)
+
+
+def copied(ours: dict[str, Path], theirs: list[Path]) -> dict[str, Path]:
+    """Our files that share a window of lines with, or equal, one of theirs."""
+    origin = {window: name for name, path in ours.items() for window in windows(path)}
+    contents = {path.read_bytes(): name for name, path in ours.items()}
+    found: dict[str, Path] = {}
+    for path in theirs:
+        for window in windows(path):
+            if window in origin:
+                found[origin[window]] = path
+        if path.stat().st_size and (name := contents.get(path.read_bytes())):
+            found[name] = path
+    return found
+
+
+def our_texts() -> dict[str, Path]:
+    return {
+        name: PATHS.root / name
+        for name in tracked()
+        if name not in EXEMPT
+        and not name.startswith("patches/")
+        and (PATHS.root / name).is_file()
+    }
+
+
+def pristine_trees() -> dict[str, Path]:
+    return {
+        name: ensure_pristine(artifact, PATHS)
+        for name, artifact in load_lock(PATHS.lock).packages.items()
+    }
+
+
+def upstream_texts() -> list[Path]:
+    return [
+        path
+        for tree in pristine_trees().values()
+        for path in tree.rglob("*")
+        if path.is_file() and path.suffix in TEXT and not path.is_symlink()
+    ]
+
+
+def test_no_tracked_file_is_or_quotes_upstream():
+    theirs = upstream_texts()
+    assert len(theirs) > 3000
+    ours = our_texts()
+    assert len(ours) > 50
+    assert copied(ours, theirs) == {}
+
+
+def test_the_guard_sees_a_copied_function(tmp_path):
+    """Ten lines of an upstream file, indented otherwise, in a file of ours."""
+    source = next(path for path in upstream_texts() if path.name == "scheduler.py")
+    lines = list(non_trivial_lines(source))[200 : 200 + WINDOW]
+    copy = tmp_path / "ours.py"
+    copy.write_text("x = 1\n" + "\n".join("    " + line for line in lines))
+    assert copied({"ours.py": copy}, [source]) == {"ours.py": source}
+    copy.write_bytes(source.read_bytes())
+    assert copied({"ours.py": copy}, [source]) == {"ours.py": source}
+
+
+def test_patches_are_the_only_tracked_files_with_upstream_context():
+    allowed = {".patch", ""}
+    others = [
+        name
+        for name in tracked()
+        if name.startswith("patches/") and Path(name).suffix not in allowed
+    ]
+    assert others == []
+
+
+@pytest.mark.parametrize("package", ["vllm", "vllm_ascend"])
+def test_materialised_files_are_not_tracked(package):
+    pristine = pristine_trees()[package]
+    upstream = {
+        path.relative_to(pristine).as_posix()
+        for path in (pristine / package).rglob("*")
+        if path.is_file()
+    }
+    assert len(upstream) > 100
+    assert upstream & set(tracked()) == set()
+
+
+def test_no_tracked_file_names_a_package_index():
+    hosts = {PyPI.netloc, PyPI.file_storage_domain}
+    configured = subprocess.run(
+        ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
+    for url in re.findall(r"https?://[^\s']+", configured):
+        if host := urlsplit(url).hostname:
+            hosts.add(host)
+    named = [
+        (name, host)
+        for name in tracked()
+        for host in hosts
+        if host.encode() in (PATHS.root / name).read_bytes()
+    ]
+    assert named == []

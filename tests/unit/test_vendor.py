@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.manifest import Manifest
+from repo_samples import ASCEND, OURS, UPSTREAM, SampleRepo
+
+PATCHED = "one = 1\ntwo = 2\nthree = 3\nfour = 4\n"
+NEXT = {
+    "vllm/__init__.py": "",
+    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
+    "vllm/added.py": "added\n",
+}
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_the_tree_is_upstream_patched_with_our_files_in_it(repo: SampleRepo) -> None:
+    (line,) = repo.vendor()
+    assert line.startswith("vllm 0.23.0: 3 files, 1 patches, 1 files of ours")
+    assert repo.tree() == {
+        "__init__.py": "",
+        "version.py": PATCHED,
+        "v1/core/sched/scheduler.py": UPSTREAM["vllm/v1/core/sched/scheduler.py"],
+        "v1/core/sched/balance/gate.py": "# ours\n",
+    }
+
+
+def test_the_command_makes_both_packages_and_git_sees_nothing(repo: SampleRepo) -> None:
+    code, out, _ = repo.run("vendor")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == [
+        "vllm 0.23.0",
+        "vllm_ascend 0.23.0.post1",
+    ]
+    assert repo.tree("vllm_ascend") == {"__init__.py": ""}
+    kernel = repo.paths.pristine / "vllm-ascend-0.23.0.post1" / "csrc" / "kernel.cpp"
+    assert kernel.read_text() == ASCEND["csrc/kernel.cpp"]
+    assert repo.git("status", "--porcelain") == ""
+
+
+def test_only_one_package_when_asked(repo: SampleRepo) -> None:
+    assert repo.run("vendor", "--only", "vllm_ascend")[0] == 0
+    assert repo.tree() == {"v1/core/sched/balance/gate.py": "# ours\n"}
+    assert repo.tree("vllm_ascend") == {"__init__.py": ""}
+
+
+def test_a_second_run_touches_nothing_and_asks_nobody(repo: SampleRepo) -> None:
+    repo.run("vendor")
+    repo.index.stop()
+    before = times(repo.root / "vllm"), times(repo.paths.pristine)
+    code, out, err = repo.run("vendor")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "vllm 0.23.0: up to date",
+        "vllm_ascend 0.23.0.post1: up to date",
+    ]
+    assert (times(repo.root / "vllm"), times(repo.paths.pristine)) == before
+
+
+def test_a_new_release_replaces_the_old_one(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert repo.tree() == {
+        "__init__.py": "",
+        "version.py": PATCHED,
+        "added.py": "added\n",
+        "v1/core/sched/balance/gate.py": "# ours\n",
+    }
+
+
+def test_another_series_makes_another_tree(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.write("patches/vllm/series", "")
+    repo.vendor()
+    assert repo.tree()["version.py"] == UPSTREAM["vllm/version.py"]
+
+
+def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None:
+    repo.vendor()
+    before = repo.tree()
+    repo.upgrade({**NEXT, "vllm/version.py": "zero = 0\n"})
+    with pytest.raises(ToolError, match=r"four\.patch"):
+        repo.vendor()
+    assert repo.tree() == before
+    assert not repo.paths.staging.exists()
+
+
+def test_a_file_of_the_user_survives(repo: SampleRepo) -> None:
+    repo.write("vllm/before.py", "before\n")
+    repo.vendor()
+    repo.write("vllm/new/mine.py", "mine\n")
+    (repo.root / "vllm/new/link.py").symlink_to("mine.py")
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert repo.read("vllm/before.py") == "before\n"
+    assert repo.read("vllm/new/mine.py") == "mine\n"
+    assert (repo.root / "vllm/new/link.py").readlink() == Path("mine.py")
+
+
+def test_our_edited_file_survives(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.write(OURS, "# edited\n")
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert repo.read(OURS) == "# edited\n"
+
+
+def test_byte_code_is_not_kept(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.write("vllm/__pycache__/version.cpython-311.pyc", "stale")
+    assert repo.vendor() == ["vllm 0.23.0: up to date"]
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert not (repo.root / "vllm/__pycache__").exists()
+
+
+def test_a_tracked_file_that_upstream_has_is_refused(repo: SampleRepo) -> None:
+    repo.write("vllm/version.py", "ours\n")
+    repo.git("add", "-f", "vllm/version.py")
+    with pytest.raises(ToolError) as caught:
+        repo.vendor()
+    assert str(caught.value).startswith("vllm/version.py: expected only files of ours")
+    assert repo.tree() == {
+        "version.py": "ours\n",
+        "v1/core/sched/balance/gate.py": "# ours\n",
+    }
+
+
+def test_a_materialised_file_that_becomes_tracked_is_refused(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.git("add", "-f", "vllm/version.py")
+    with pytest.raises(ToolError, match=r"^vllm/version\.py: .*git rm --cached"):
+        repo.vendor()
+
+
+def test_a_file_of_the_user_that_upstream_adds_is_refused(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.write("vllm/added.py", "mine\n")
+    repo.upgrade(NEXT)
+    before = repo.tree()
+    with pytest.raises(ToolError, match=r"^vllm/added\.py: .*move it"):
+        repo.vendor()
+    with pytest.raises(ToolError, match=r"^vllm/added\.py: "):
+        repo.vendor(discard_edits=True)
+    assert repo.tree() == before
+
+
+@pytest.mark.parametrize("mine", ["vllm/added.py/mine.py", "vllm/sub"])
+def test_a_file_where_upstream_has_a_folder_is_refused(
+    mine: str, repo: SampleRepo
+) -> None:
+    repo.vendor()
+    repo.write(mine, "mine\n")
+    repo.upgrade({**NEXT, "vllm/sub/file.py": ""})
+    with pytest.raises(ToolError, match=f"^{mine}: "):
+        repo.vendor()
+    assert repo.read(mine) == "mine\n"
+
+
+@pytest.mark.parametrize("new_release", [False, True])
+def test_an_edit_of_upstreams_file_is_refused(
+    new_release: bool, repo: SampleRepo
+) -> None:
+    repo.vendor()
+    repo.write("vllm/version.py", "edited\n")
+    if new_release:
+        repo.upgrade(NEXT)
+    before = repo.tree()
+    with pytest.raises(ToolError) as caught:
+        repo.vendor()
+    message = str(caught.value)
+    assert message.startswith("vllm/version.py: expected the content that `vendor`")
+    assert "patches/vllm" in message
+    assert "--discard-edits" in message
+    assert repo.tree() == before
+    repo.vendor(discard_edits=True)
+    assert repo.read("vllm/version.py") == PATCHED
+
+
+def test_an_edit_that_went_into_a_patch_is_no_edit(repo: SampleRepo) -> None:
+    repo.vendor()
+    repo.write("vllm/version.py", PATCHED.replace("four = 4", "four = 5"))
+    patch = repo.read("patches/vllm/four.patch")
+    repo.write("patches/vllm/four.patch", patch.replace("four = 4", "four = 5"))
+    repo.vendor()
+    assert repo.read("vllm/version.py").endswith("four = 5\n")
+
+
+def test_a_file_that_was_only_touched_is_no_edit(repo: SampleRepo) -> None:
+    repo.vendor()
+    os.utime(repo.root / "vllm/version.py")
+    assert repo.vendor() == ["vllm 0.23.0: up to date"]
+
+
+def test_a_removed_file_comes_back(repo: SampleRepo) -> None:
+    repo.vendor()
+    (repo.root / "vllm/version.py").unlink()
+    repo.vendor()
+    assert repo.read("vllm/version.py") == PATCHED
+
+
+@pytest.mark.parametrize("manifest", [None, "", "{}", '{"format": 1, "files": 3}'])
+def test_a_lost_manifest_costs_nothing(manifest: str | None, repo: SampleRepo) -> None:
+    repo.vendor()
+    before = repo.tree()
+    file = repo.root / "vllm/.vendor.json"
+    if manifest is None:
+        file.unlink()
+    else:
+        file.write_text(manifest)
+    repo.vendor()
+    assert repo.tree() == before
+    # Nothing of upstream became "ours" by it.
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert "v1/core/sched/scheduler.py" not in repo.tree()
+
+
+def test_a_changed_pristine_tree_is_not_used(repo: SampleRepo) -> None:
+    repo.vendor()
+    pristine = repo.paths.pristine / "vllm-0.23.0" / "vllm"
+    (pristine / "version.py").write_text("changed\n")
+    (pristine / "extra.py").write_text("")
+    repo.write("patches/vllm/series", "")
+    repo.vendor()
+    assert repo.tree()["version.py"] == UPSTREAM["vllm/version.py"]
+    assert "extra.py" not in repo.tree()
+
+
+def test_it_works_without_git(repo: SampleRepo) -> None:
+    (repo.root / ".git").rename(repo.root / "no-git")
+    repo.vendor()
+    repo.upgrade(NEXT)
+    repo.vendor()
+    assert repo.read(OURS) == "# ours\n"
+    assert repo.read("vllm/added.py") == "added\n"
+
+
+def test_a_git_that_cannot_answer_is_an_error(repo: SampleRepo) -> None:
+    (repo.root / ".git/HEAD").unlink()
+    with pytest.raises(ToolError, match="expected git to list its files"):
+        repo.vendor()
+
+
+def test_the_manifest_says_what_the_tree_was_made_from(repo: SampleRepo) -> None:
+    repo.vendor()
+    manifest = Manifest.read(repo.root / "vllm/.vendor.json")
+    assert manifest is not None
+    assert manifest.inputs["version"] == "0.23.0"
+    assert manifest.inputs["sdist"] == repo.lock.vllm.sha256
+    assert sorted(manifest.files) == [
+        "__init__.py",
+        "v1/core/sched/scheduler.py",
+        "version.py",
+    ]
+
+
+def test_check_is_content_with_a_whole_tree(repo: SampleRepo) -> None:
+    repo.run("vendor")
+    code, out, err = repo.run("vendor", "--check")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "vllm/: as the lock and the series say",
+        "vllm_ascend/: as the lock and the series say",
+    ]
+
+
+def test_check_finds_what_size_and_time_hide(repo: SampleRepo) -> None:
+    repo.run("vendor")
+    file = repo.root / "vllm/version.py"
+    status = file.stat()
+    file.write_text(PATCHED.replace("1", "7"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (repo.root / "vllm_ascend/__init__.py").unlink()
+    code, out, _ = repo.run("vendor", "--check")
+    assert code == 1
+    assert out.splitlines() == [
+        "vllm/version.py: edited",
+        "vllm_ascend/__init__.py: missing",
+    ]
+
+
+def test_check_finds_an_old_tree(repo: SampleRepo) -> None:
+    assert repo.run("vendor", "--check", "--only", "vllm")[:2] == (
+        1,
+        "vllm/: not materialised\n",
+    )
+    repo.vendor()
+    repo.write("patches/vllm/series", "")
+    code, out, _ = repo.run("vendor", "--check", "--only", "vllm")
+    assert (code, out) == (1, "vllm/: made from another lock entry or patch series\n")
+
+
+def test_an_error_is_one_line_and_status_1(repo: SampleRepo) -> None:
+    repo.index.stop()
+    code, out, err = repo.run("vendor")
+    assert (code, out) == (1, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: vllm-0.23.0.tar.gz: expected")
+
+
+def test_an_escaping_sdist_leaves_the_old_tree(repo: SampleRepo) -> None:
+    repo.vendor()
+    before = repo.tree()
+    repo.upgrade({**NEXT, "../../evil.py": "x"})
+    code, _, err = repo.run("vendor", "--only", "vllm")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: ")
+    assert "evil.py" in err
+    assert repo.tree() == before
+    assert not list(repo.root.parent.rglob("evil.py"))
+
+
+def test_an_sdist_without_the_package_is_refused(repo: SampleRepo) -> None:
+    repo.upgrade({"other/__init__.py": ""})
+    with pytest.raises(ToolError, match=r"^vllm-0\.24\.0\.tar\.gz: .* folder vllm/"):
+        repo.vendor()
+
+
+def test_the_manifest_is_readable_by_others(repo: SampleRepo) -> None:
+    repo.vendor()
+    data = json.loads(repo.read("vllm/.vendor.json"))
+    assert set(data) == {"format", "inputs", "files"}
+    assert set(data["files"]["version.py"]) == {"sha256", "size", "mtime_ns"}

@@ -1,0 +1,64 @@
+"""Wheels and environments that the tests of this folder share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from balance_tools.distribution import ARCHES, PYTHONS, Choice
+from balance_tools.env import make_env
+from balance_tools.paths import Paths
+from balance_tools.wheel import build_wheel
+from environments import Environment, make_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+ASCEND = [Choice("ascend", python, arch) for python in PYTHONS for arch in ARCHES]
+HERE = Choice("ascend", THIS_PYTHON, "x86_64")
+"""The Ascend wheel that pip installs into an environment of this Python."""
+
+Build = Callable[[Choice], Path]
+
+
+@pytest.fixture(scope="session")
+def paths() -> Paths:
+    """The repository."""
+    return Paths(ROOT)
+
+
+@pytest.fixture(scope="session")
+def build(paths: Paths) -> Build:
+    """Builds a wheel, once in a session."""
+    return cache(lambda choice: build_wheel(paths, choice, paths.dist))
+
+
+@pytest.fixture(scope="session")
+def reference_wheel(build: Build) -> Path:
+    """The wheel for target `reference`."""
+    return build(Choice())
+
+
+@pytest.fixture(scope="session")
+def installed(paths: Paths, reference_wheel: Path) -> Environment:
+    """The environment with the reference wheel and all it requires."""
+    return Environment(make_env(paths, reference_wheel))
+
+
+@pytest.fixture(scope="session", params=["pip==23.2.1", "pip"])
+def empty(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """An environment with the oldest pip that we promise, and one with the newest."""
+    return make_environment(tmp_path_factory.mktemp("bare") / "env", request.param)
+
+
+@pytest.fixture
+def bare(empty: Environment) -> Iterator[Environment]:
+    """The same, cleared of our distributions after the test."""
+    yield empty
+    for name in ("vllm-ascend", "vllm"):
+        empty.pip("uninstall", "--yes", name)

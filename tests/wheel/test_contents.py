@@ -1,0 +1,207 @@
+"""What is in each wheel: all of upstream, our additions, nothing else."""
+
+from __future__ import annotations
+
+import email
+import hashlib
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from balance_tools.distribution import Choice
+from balance_tools.kernels import fetch_kernels
+from balance_tools.lock import load_lock
+from balance_tools.paths import Paths
+from balance_tools.series import load_series
+from conftest import ASCEND, Build
+
+EVERY = [Choice(), *ASCEND]
+MACHINES = {"x86_64": 62, "aarch64": 183}
+AI_CORE = 0x1029
+
+
+@pytest.fixture(params=EVERY, ids=lambda choice: choice.name)
+def choice(request: pytest.FixtureRequest) -> Choice:
+    """Each of the seven wheels in turn."""
+    chosen: Choice = request.param
+    return chosen
+
+
+@pytest.fixture
+def archive(choice: Choice, build: Build) -> zipfile.ZipFile:
+    """The wheel, opened."""
+    return zipfile.ZipFile(build(choice))
+
+
+def packages(choice: Choice) -> list[str]:
+    return ["vllm"] if choice.target == "reference" else ["vllm", "vllm_ascend"]
+
+
+def test_has_every_file_that_upstream_has(
+    choice: Choice, archive: zipfile.ZipFile, paths: Paths
+) -> None:
+    lock = load_lock(paths.lock)
+    for package in packages(choice):
+        artifact = lock.packages[package]
+        pristine = paths.pristine / f"{artifact.project}-{artifact.version}"
+        patched = set(load_series(paths.patches(package)).paths)
+        upstream = [
+            path.relative_to(pristine).as_posix()
+            for path in (pristine / package).rglob("*")
+            # A hidden file only keeps an empty folder in git.
+            if path.is_file() and not path.name.startswith(".")
+        ]
+        assert len(upstream) > 400
+        assert set(upstream) - set(archive.namelist()) == set()
+        changed = {
+            name
+            for name in upstream
+            if archive.read(name) != (pristine / name).read_bytes()
+        }
+        assert changed == patched & set(upstream)
+
+
+def test_has_nothing_that_nobody_asked_for(
+    choice: Choice, archive: zipfile.ZipFile
+) -> None:
+    tops = {name.split("/")[0] for name in archive.namelist()}
+    version = parse_wheel_filename(Path(archive.filename or "").name)[1]
+    info = f"vllm-{version}.dist-info"
+    extra = {f"vllm-{version}.data"} if choice.target == "ascend" else set()
+    assert tops == {*packages(choice), "vllm_balance", info} | extra
+    assert not [n for n in archive.namelist() if "__pycache__" in n or "/." in n]
+    has_platform = "vllm_balance/reference/__init__.py" in archive.namelist()
+    assert has_platform == (choice.target == "reference")
+
+
+def test_has_the_scheduler_code_of_ours(archive: zipfile.ZipFile) -> None:
+    assert "vllm/v1/core/sched/balance/__init__.py" in archive.namelist()
+
+
+def test_scripts_can_be_executed_and_nothing_depends_on_a_umask(
+    archive: zipfile.ZipFile,
+) -> None:
+    modes = {i.filename: i.external_attr >> 16 & 0o777 for i in archive.infolist()}
+    assert modes["vllm/utils/numa_wrapper.sh"] == 0o755
+    assert modes["vllm/envs.py"] == 0o644
+    record = next(name for name in modes if name.endswith("dist-info/RECORD"))
+    assert set(modes.values()) - {modes[record]} == {0o644, 0o755}
+
+
+def test_the_tag_is_that_of_the_kernels(choice: Choice, build: Build) -> None:
+    name, version, _, tags = parse_wheel_filename(build(choice).name)
+    (tag,) = tags
+    assert name == "vllm"
+    if choice.target == "reference":
+        assert (str(tag), str(version)) == (
+            "py3-none-any",
+            "0.23.0+balance.1.reference",
+        )
+    else:
+        assert str(version) == "0.23.0+balance.1.a2"
+        assert tag.interpreter == tag.abi == choice.python
+        assert tag.platform == f"manylinux_2_34_{choice.arch}"
+
+
+def test_every_binary_is_for_the_machine_of_the_tag(
+    choice: Choice, archive: zipfile.ZipFile
+) -> None:
+    host, device = set(), set()
+    for name in archive.namelist():
+        header = archive.open(name).read(20)
+        if header.startswith(b"\x7fELF"):
+            (machine,) = struct.unpack_from("<H", header, 18)
+            on_device = machine == AI_CORE or "aicpu_kernel" in name
+            (device if on_device else host).add((Path(name).suffix, machine))
+    if choice.target == "reference":
+        assert host == device == set()
+    else:
+        assert host == {(".so", MACHINES[choice.arch])}
+        assert device == {(".o", AI_CORE), (".so", MACHINES["aarch64"])}
+
+
+def test_has_every_compiled_file_of_the_kernel_wheel(
+    choice: Choice, archive: zipfile.ZipFile, paths: Paths
+) -> None:
+    if choice.target == "reference":
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+        return
+    lock = load_lock(paths.lock)
+    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
+    with zipfile.ZipFile(kernels.path) as upstream:
+        names = {
+            name
+            for name in upstream.namelist()
+            if name.startswith("vllm_ascend/") and not name.endswith(("/", ".gitkeep"))
+        }
+        assert names - set(archive.namelist()) == set()
+        compiled = {n for n in names if not n.endswith(".py") or "_cann_ops" in n}
+        assert len(compiled) > 600
+        for name in compiled | {"vllm_ascend/_build_info.py"}:
+            assert archive.read(name) == upstream.read(name), name
+
+
+def test_metadata_has_our_label_and_the_packages_have_not(
+    archive: zipfile.ZipFile,
+) -> None:
+    version = archive.read("vllm/_version.py").decode()
+    assert "'0.23.0'" in version
+    assert "balance" not in version
+
+
+def test_licences_are_named_and_there(choice: Choice, archive: zipfile.ZipFile) -> None:
+    (name,) = [n for n in archive.namelist() if n.count("/") == 1 and "METADATA" in n]
+    metadata = email.message_from_bytes(archive.read(name))
+    named = metadata.get_all("License-File")
+    expected = ["LICENSE", "NOTICE", "vllm/LICENSE"]
+    if choice.target == "ascend":
+        expected += ["vllm_ascend/LICENSE", "vllm_ascend/LICENSE.CANN-2.0"]
+    assert named == expected
+    folder = name.removesuffix("METADATA") + "licenses/"
+    texts = {file: archive.read(folder + file).decode() for file in expected}
+    assert "Apache License" in texts["vllm/LICENSE"]
+    if choice.target == "ascend":
+        cann = texts["vllm_ascend/LICENSE.CANN-2.0"]
+        assert cann.startswith("CANN Open Software License Agreement Version 2.0")
+        assert "CANN-Open-Software-License-2.0" in str(metadata["License-Expression"])
+
+
+def test_entry_points_are_those_of_both_upstreams_and_ours(
+    choice: Choice, archive: zipfile.ZipFile, paths: Paths
+) -> None:
+    (own,) = [n for n in archive.namelist() if n.count("/") == 1 and "entry_poi" in n]
+    text = archive.read(own).decode()
+    assert "vllm = vllm.entrypoints.cli.main:main" in text
+    assert "vllm-balance = vllm_balance.cli:main" in text
+    assert "lora_filesystem_resolver = " in text
+    assert ("vllm_balance.reference" in text) == (choice.target == "reference")
+    assert "vllm_ascend:" not in text
+    others = [n for n in archive.namelist() if n.count("/") == 3 and "entry_poi" in n]
+    if choice.target == "ascend":
+        plugin = archive.read(others[0]).decode()
+        # As the plugin's setup.py spells them.
+        setup = (paths.pristine / "vllm-ascend-0.23.0.post1" / "setup.py").read_text()
+        for line in plugin.splitlines():
+            assert line.startswith("[") or not line or f'"{line}"' in setup
+        assert plugin.count("vllm_ascend:register") == 5
+    else:
+        assert others == []
+
+
+def test_record_says_what_the_wheel_was_built_from(
+    choice: Choice, archive: zipfile.ZipFile, paths: Paths
+) -> None:
+    import json
+
+    record = json.loads(archive.read("vllm_balance/build.json"))
+    lock = paths.lock.read_bytes()
+    assert record["lock"] == lock.decode()
+    assert record["lock_sha256"] == hashlib.sha256(lock).hexdigest()
+    for package in ("vllm", "vllm_ascend"):
+        series = load_series(paths.patches(package))
+        assert record["series_sha256"][package] == series.sha256
+    assert record["wheel"] == Path(archive.filename or "").name
+    assert record["target"] == choice.target

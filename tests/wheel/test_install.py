@@ -1,0 +1,165 @@
+"""Installed by real pip: what Python sees, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import HERE, Build
+from environments import Environment, make_environment
+
+ENTRY_POINTS = """
+import importlib.metadata, json
+found = [
+    (group, entry.name, entry.value)
+    for group in ("vllm.platform_plugins", "vllm.general_plugins", "console_scripts")
+    for entry in importlib.metadata.entry_points(group=group)
+    if "vllm" in entry.value
+]
+print(json.dumps(sorted(found)))
+"""
+ASCEND_ENTRY_POINTS = [
+    ("console_scripts", "vllm", "vllm.entrypoints.cli.main:main"),
+    ("console_scripts", "vllm-balance", "vllm_balance.cli:main"),
+    *(
+        ("vllm.general_plugins", name, f"vllm_ascend:{function}")
+        for name, function in (
+            ("ascend_kv_connector", "register_connector"),
+            ("ascend_model", "register_model"),
+            ("ascend_model_loader", "register_model_loader"),
+            ("ascend_service_profiling", "register_service_profiling"),
+        )
+    ),
+    *(
+        (
+            "vllm.general_plugins",
+            f"lora_{name}_resolver",
+            f"vllm.plugins.lora_resolvers.{name}_resolver:register_{name}_resolver",
+        )
+        for name in ("filesystem", "hf_hub")
+    ),
+    ("vllm.platform_plugins", "ascend", "vllm_ascend:register"),
+]
+
+
+@pytest.fixture(scope="session")
+def ascend_wheel(build: Build) -> Path:
+    """The Ascend wheel for this Python on x86_64."""
+    return build(HERE)
+
+
+def test_reference_wheel_with_all_its_requirements(installed: Environment) -> None:
+    check = installed.pip("check")
+    assert "No broken requirements found" in check.stdout
+    version = installed.run("vllm", "--version").stdout.split()[-1]
+    assert version == "0.23.0+balance.1.reference"
+    assert installed.python_says("import vllm; print(vllm.__version__)") == "0.23.0"
+
+
+def test_reference_wheel_is_intact_and_says_what_it_is(installed: Environment) -> None:
+    assert "installed as it was built" in installed.run("vllm-balance", "verify").stdout
+    info = json.loads(installed.run("vllm-balance", "info", "--json").stdout)
+    assert info["distributions"] == {"vllm": "0.23.0+balance.1.reference"}
+    assert info["target"] == "reference"
+    text = installed.run("vllm-balance", "info").stdout
+    assert info["lock_sha256"] in text
+    assert info["series_sha256"]["vllm"] in text
+
+
+def test_reference_wheel_carries_no_plugin(installed: Environment) -> None:
+    found = json.loads(installed.python_says(ENTRY_POINTS))
+    assert [
+        "vllm.platform_plugins",
+        "reference",
+        "vllm_balance.reference:register",
+    ] in found
+    assert not [entry for entry in found if "vllm_ascend" in entry[2]]
+    assert installed.pip("show", "vllm-ascend", check=False).returncode == 1
+
+
+def test_ascend_wheel_is_two_distributions(
+    bare: Environment, ascend_wheel: Path
+) -> None:
+    bare.install(ascend_wheel)
+    versions = bare.python_says(
+        "from importlib.metadata import version as v;"
+        "print(v('vllm'), v('vllm-ascend'), v('vllm_ascend'))"
+    )
+    plugin = "0.23.0.post1+balance.1.a2"
+    assert versions == f"0.23.0+balance.1.a2 {plugin} {plugin}"
+    found = json.loads(bare.python_says(ENTRY_POINTS))
+    assert [tuple(entry) for entry in found] == ASCEND_ENTRY_POINTS
+    satisfied = bare.pip("install", "--no-deps", "--no-index", "vllm-ascend>=0.23.0")
+    assert "Requirement already satisfied" in satisfied.stdout
+    assert "installed as it was built" in bare.run("vllm-balance", "verify").stdout
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("vllm",), ("vllm", "vllm-ascend"), ("vllm-ascend", "vllm")],
+    ids=" ".join,
+)
+def test_uninstall_leaves_nothing(
+    bare: Environment, ascend_wheel: Path, names: tuple[str, ...]
+) -> None:
+    before = bare.listing()
+    bare.install(ascend_wheel, compiled=True)
+    assert len(bare.listing() - before) > 3000
+    bare.pip("uninstall", "--yes", *names)
+    assert bare.listing() == before
+
+
+def test_uninstalling_the_plugin_alone_leaves_vllm(
+    bare: Environment, ascend_wheel: Path
+) -> None:
+    before = bare.listing()
+    bare.install(ascend_wheel)
+    bare.pip("uninstall", "--yes", "vllm-ascend")
+    assert not list(bare.packages.glob("vllm_ascend*"))
+    assert (bare.packages / "vllm" / "__init__.py").is_file()
+    found = json.loads(bare.python_says(ENTRY_POINTS))
+    assert not [entry for entry in found if "vllm_ascend" in entry[2]]
+    result = bare.run("vllm-balance", "verify", check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("vllm-ascend 0.23.0.post1+balance.1.a2: expected")
+    assert result.stderr.count("\n") == 1
+    bare.pip("uninstall", "--yes", "vllm")
+    assert bare.listing() == before
+
+
+def test_reinstalling_repairs_and_upgrades_leave_one(
+    bare: Environment, ascend_wheel: Path, reference_wheel: Path
+) -> None:
+    before = bare.listing()
+    bare.install(ascend_wheel)
+    (bare.packages / "vllm_ascend" / "envs.py").unlink()
+    bare.pip(
+        "install",
+        "--quiet",
+        "--force-reinstall",
+        "--no-deps",
+        "--no-compile",
+        str(ascend_wheel),
+    )
+    bare.run("vllm-balance", "verify")
+    bare.install(reference_wheel)
+    assert not list(bare.packages.glob("vllm_ascend*"))
+    bare.run("vllm-balance", "verify")
+    bare.pip("uninstall", "--yes", "vllm")
+    assert bare.listing() == before
+
+
+def test_uv_installs_and_uninstalls_too(ascend_wheel: Path, tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "env")
+    before = environment.listing()
+    uv = [sys.executable, "-m", "uv", "pip", "--quiet", "--offline"]
+    python = ["--python", str(environment.python)]
+    install = [*uv, "install", "--no-deps", *python, str(ascend_wheel)]
+    subprocess.run(install, check=True)
+    environment.run("vllm-balance", "verify")
+    subprocess.run([*uv, "uninstall", *python, "vllm"], check=True)
+    assert environment.listing() == before

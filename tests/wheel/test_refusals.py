@@ -1,0 +1,91 @@
+"""What must not be built is refused in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from balance_tools.distribution import Choice
+from conftest import HERE, ROOT, Build
+from test_reproducible import copy_sources
+
+REFERENCE = Choice()
+
+
+@pytest.fixture
+def copy(build: Build, tmp_path: Path) -> Path:
+    """A copy of the sources that could be built."""
+    build(Choice())
+    return copy_sources(tmp_path / "copy", linked=("vllm", "vllm_ascend"))
+
+
+def refusal(root: Path, choice: Choice = REFERENCE) -> str:
+    """The one line that the failing build says why."""
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(root)],
+        env=os.environ | choice.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert not list(root.glob("dist/*"))
+    (line,) = [
+        line
+        for line in (result.stdout + result.stderr).splitlines()
+        if line.startswith("error: ")
+    ]
+    return line
+
+
+def test_without_the_vendored_tree(copy: Path) -> None:
+    (copy / "vllm").unlink()
+    assert "make vendor" in refusal(copy)
+
+
+def test_with_an_edited_upstream_file(copy: Path) -> None:
+    (copy / "vllm").unlink()
+    shutil.copytree(ROOT / "vllm", copy / "vllm")
+    with (copy / "vllm" / "envs.py").open("a") as file:
+        file.write("# edited\n")
+    assert "vllm/envs.py: expected what `make vendor` wrote" in refusal(copy)
+
+
+def test_with_a_patch_that_is_not_applied(copy: Path) -> None:
+    series = copy / "patches" / "vllm" / "series"
+    last = series.read_text().split()[-1]
+    with (series.parent / last).open("a") as file:
+        file.write("\n")
+    assert "found that of another; run `make vendor`" in refusal(copy)
+
+
+def test_with_a_lock_of_other_sources(copy: Path) -> None:
+    lock = copy / "upstream.toml"
+    text = lock.read_text()
+    sha256 = text.partition('sha256 = "')[2][:64]
+    lock.write_text(text.replace(sha256, "0" * 64))
+    assert "found that of another; run `make vendor`" in refusal(copy)
+
+
+def test_without_the_reference_platform(copy: Path) -> None:
+    shutil.rmtree(copy / "vllm_balance" / "reference")
+    assert "module of entry point 'reference'" in refusal(copy)
+
+
+def test_without_a_licence_of_upstream(copy: Path) -> None:
+    (copy / "NOTICE").unlink()
+    assert "NOTICE: expected a licence file" in refusal(copy)
+
+
+def test_without_kernels(copy: Path) -> None:
+    (copy / "build" / "kernels").unlink(missing_ok=True)
+    assert "expected the kernels of" in refusal(copy, HERE)
+
+
+def test_kernels_from_source_are_not_pretended(copy: Path) -> None:
+    source = Choice("ascend", "cp311", "x86_64", kernels="source")
+    assert "needs the CANN toolkit" in refusal(copy, source)

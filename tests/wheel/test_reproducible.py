@@ -1,0 +1,79 @@
+"""The same input gives the same bytes, wherever and however it is built."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from balance_tools.distribution import Choice
+from conftest import HERE, ROOT, Build
+
+COPIED = (
+    "LICENSE",
+    "NOTICE",
+    "distribution.toml",
+    "patches",
+    "pyproject.toml",
+    "setup.py",
+    "tools",
+    "upstream.toml",
+    "vllm",
+    "vllm_ascend",
+    "vllm_balance",
+)
+
+
+def copy_sources(target: Path, umask: int = 0o022, linked: Sequence[str] = ()) -> Path:
+    """A copy of all that setup.py reads, with modes as that umask gives them.
+
+    The folders in `linked` are links to the originals, for tests that only read them.
+    """
+    target.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        ignore = shutil.ignore_patterns("__pycache__")
+        if name in linked:
+            (target / name).symlink_to(source)
+        elif source.is_dir():
+            shutil.copytree(source, target / name, ignore=ignore)
+        elif source.is_file():
+            shutil.copy2(source, target / name)
+    for path in [path for path in target.rglob("*") if not path.is_symlink()]:
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+    (target / "build").mkdir()
+    for name in ("pristine", "kernels"):
+        if (ROOT / "build" / name).is_dir():
+            (target / "build" / name).symlink_to(ROOT / "build" / name)
+    return target
+
+
+def build_in(root: Path, choice: Choice, umask: int, **variables: str) -> str:
+    """The sha256 of the wheel that is built in `root`."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(root)],
+        env=os.environ | choice.environment() | variables,
+        umask=umask,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (root / "dist").glob("*.whl")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("choice", [Choice(), HERE], ids=lambda choice: choice.name)
+def test_two_builds_are_identical(choice: Choice, build: Build, tmp_path: Path) -> None:
+    build(choice)  # brings the trees and the kernels up to date
+    one = copy_sources(tmp_path / "one", umask=0o022)
+    other = copy_sources(tmp_path / "a longer name" / "other", umask=0o077)
+    first = build_in(one, choice, umask=0o022, TZ="UTC", LC_ALL="C")
+    second = build_in(other, choice, umask=0o077, TZ="Asia/Tokyo", PYTHONHASHSEED="1")
+    assert first == second
+    again = build_in(one, choice, umask=0o002)
+    assert again == first

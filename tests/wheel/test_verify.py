@@ -1,0 +1,158 @@
+"""`vllm-balance verify` finds whatever is not as it was built, and says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import HERE, ROOT, Build
+from environments import Environment, make_environment
+from stub_wheels import write_stub
+
+
+@pytest.fixture(scope="module")
+def pristine(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the Ascend wheel, to be left as it is."""
+    environment = make_environment(tmp_path_factory.mktemp("verify") / "env")
+    environment.install(build(HERE), compiled=True)
+    return environment
+
+
+@pytest.fixture
+def tampered(pristine: Environment) -> Iterator[Environment]:
+    """The same, to be spoilt: the packages are put back afterwards.
+
+    The copies are links, so a test that changes a file must replace it.
+    """
+    packages = pristine.packages
+    saved = pristine.folder.parent / "saved"
+    shutil.copytree(packages, saved, symlinks=True, copy_function=os.link)
+    yield pristine
+    shutil.rmtree(packages)
+    saved.rename(packages)
+
+
+def findings(environment: Environment, *arguments: str) -> list[str]:
+    """The lines of a verification that fails."""
+    result = environment.run("vllm-balance", "verify", *arguments, check=False)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert all("; repair: " in line for line in lines), lines
+    return lines
+
+
+def test_intact(pristine: Environment) -> None:
+    result = pristine.run("vllm-balance", "verify", "--checkout", str(ROOT))
+    assert result.stdout.endswith("installed as it was built\n")
+
+
+def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> None:
+    module = tampered.packages / "vllm" / "envs.py"
+    tampered.run("python", "-O", "-m", "py_compile", str(module))
+    assert list((module.parent / "__pycache__").glob("envs.*.opt-1.pyc"))
+    cache = tampered.packages / "vllm_balance" / "__pycache__"
+    shutil.rmtree(cache)
+    tampered.run("vllm-balance", "verify")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm/envs.py",
+        "vllm/v1/core/sched/balance/policy.py",
+        "vllm_ascend/libvllm_ascend_kernels.so",
+        "vllm_balance/build_info.py",
+    ],
+)
+def test_modified(tampered: Environment, name: str) -> None:
+    path = tampered.packages / name
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content + b"\n")
+    (line,) = findings(tampered)
+    assert line.startswith(f"{path}: ")
+    assert "found modified" in line
+    assert "pip install --force-reinstall --no-deps vllm-0.23.0+balance.1.a2-" in line
+
+
+def test_missing(tampered: Environment) -> None:
+    path = tampered.packages / "vllm" / "py.typed"
+    path.unlink()
+    (line,) = findings(tampered)
+    assert line.startswith(f"{path}: ")
+    assert "found missing" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm/extra.py", "vllm_ascend/x.so", "vllm/__pycache__/gone.cpython-1.pyc"]
+)
+def test_foreign(tampered: Environment, name: str) -> None:
+    path = tampered.packages / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (line,) = findings(tampered)
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(f"rm '{path}'")
+
+
+def test_many_are_counted(tampered: Environment) -> None:
+    shutil.rmtree(tampered.packages / "vllm" / "entrypoints" / "cli")
+    lines = findings(tampered)
+    assert len(lines) == 11
+    assert " more files: " in lines[-1]
+
+
+def test_stock_plugin_installed_over_ours(
+    tampered: Environment, tmp_path: Path
+) -> None:
+    stock = write_stub(
+        tmp_path, "vllm-ascend", "0.23.0", files={"vllm_ascend/__init__.py": ""}
+    )
+    tampered.install(stock)
+    (line,) = findings(tampered)
+    assert "found vllm-ascend 0.23.0" in line
+    assert "pip uninstall -y vllm vllm-ascend" in line
+
+
+def test_stock_vllm_laid_over_ours(tampered: Environment, tmp_path: Path) -> None:
+    stock = write_stub(tmp_path, "vllm", "0.23.0", files={"vllm/__init__.py": "x = 1"})
+    tampered.pip("install", "--ignore-installed", "--no-deps", str(stock))
+    (line,) = findings(tampered)
+    assert "expected only vllm 0.23.0+balance.1.a2, found vllm 0.23.0;" in line
+
+
+def test_another_checkout(pristine: Environment, tmp_path: Path) -> None:
+    for name in ("upstream.toml", "patches"):
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / name)
+    pristine.run("vllm-balance", "verify", "--checkout", str(tmp_path))
+    with (tmp_path / "upstream.toml").open("a") as file:
+        file.write("# another\n")
+    (line,) = findings(pristine, "--checkout", str(tmp_path))
+    assert line.startswith(f"{tmp_path}/upstream.toml: expected the hash")
+    series = tmp_path / "patches" / "vllm" / "series"
+    names = series.read_text().split()
+    series.write_text("\n".join(names[:-1]) + "\n")
+    lines = findings(pristine, "--checkout", str(tmp_path))
+    assert [line.partition(":")[0] for line in lines] == [
+        f"{tmp_path}/upstream.toml",
+        f"{tmp_path}/patches/vllm/series",
+    ]
+
+
+def test_no_checkout(pristine: Environment, tmp_path: Path) -> None:
+    (line,) = findings(pristine, "--checkout", str(tmp_path))
+    assert "expected a file of a checkout, found none" in line
+
+
+def test_not_a_wheel(tampered: Environment) -> None:
+    (tampered.packages / "vllm_balance" / "build.json").unlink()
+    result = tampered.run("vllm-balance", "verify", check=False)
+    assert result.returncode == 1
+    assert "expected the build record of a wheel" in result.stderr

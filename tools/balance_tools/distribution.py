@@ -1,0 +1,201 @@
+"""What is built: the settings of distribution.toml and the choice of one wheel.
+
+The choice comes from four environment variables, the only ones the build reads:
+
+VLLM_BALANCE_TARGET   `reference` (default) or `ascend`
+VLLM_BALANCE_PYTHON   `cp310`, `cp311` (default) or `cp312`; target ascend only
+VLLM_BALANCE_ARCH     `x86_64` or `aarch64`, default this machine's; target ascend only
+VLLM_BALANCE_KERNELS  `prebuilt` (default) or `source`; target ascend only
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from balance_tools.errors import ToolError
+
+SETTINGS_NAME = "distribution.toml"
+TARGETS = ("reference", "ascend")
+PYTHONS = ("cp310", "cp311", "cp312")
+ARCHES = ("x86_64", "aarch64")
+KERNELS = ("prebuilt", "source")
+VARIABLE_PREFIX = "VLLM_BALANCE_"
+
+EntryPoints = Mapping[str, Mapping[str, str]]
+"""Group to name to object reference, as in entry_points.txt."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which wheel to build. Only `target` matters for the reference wheel."""
+
+    target: str = "reference"
+    python: str = "cp311"
+    arch: str = "x86_64"
+    kernels: str = "prebuilt"
+
+    @property
+    def name(self) -> str:
+        """A short name that is fit for a folder: `ascend-cp311-aarch64`."""
+        if self.target == "reference":
+            return self.target
+        return f"{self.target}-{self.python}-{self.arch}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make setup.py build this wheel."""
+        return {
+            VARIABLE_PREFIX + key.upper(): value for key, value in vars(self).items()
+        }
+
+
+def choice_from(environment: Mapping[str, str]) -> Choice:
+    """Read the four variables; ToolError names the one that is wrong."""
+    allowed = {
+        "target": TARGETS,
+        "python": PYTHONS,
+        "arch": ARCHES,
+        "kernels": KERNELS,
+    }
+    values = {"arch": platform.machine() if platform.machine() in ARCHES else "x86_64"}
+    for key, options in allowed.items():
+        variable = VARIABLE_PREFIX + key.upper()
+        if value := environment.get(variable):
+            if value not in options:
+                raise ToolError(
+                    f"{variable}: expected one of {', '.join(options)}, found "
+                    f"{value!r}; choose one of them"
+                )
+            values[key] = value
+    choice = Choice(**values)
+    if choice.target == "ascend" and choice.kernels == "source":
+        raise ToolError(
+            f"{VARIABLE_PREFIX}KERNELS: expected 'prebuilt', found 'source', which "
+            "needs the CANN toolkit and which this version cannot build yet; use "
+            "'prebuilt'"
+        )
+    return choice
+
+
+@dataclass(frozen=True)
+class Override:
+    """The winner where two upstreams contradict each other."""
+
+    name: str
+    specifier: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RequirementPolicy:
+    """How the requirement lists of the upstreams become one."""
+
+    drops: Mapping[str, str] = field(default_factory=dict)
+    """Name to reason."""
+    overrides: tuple[Override, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of wheel."""
+
+    name: str
+    label: str
+    """The end of the local version: `+balance.1.<label>`."""
+    packages: tuple[str, ...]
+    """Vendored packages in it; the first one names the version."""
+    requires: tuple[str, ...]
+    license: str
+    """An SPDX licence expression."""
+    entry_points: EntryPoints
+    """Ours: the common ones and those of this target."""
+    excludes: tuple[str, ...] = ()
+    device_type: str | None = None
+    policy: RequirementPolicy = RequirementPolicy()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of distribution.toml."""
+
+    name: str
+    revision: int
+    summary: str
+    targets: Mapping[str, Target]
+
+    def local_version(self, upstream: str, target: Target) -> str:
+        """The version of the patched `upstream` version: `0.23.0+balance.1.a2`."""
+        return f"{upstream}+balance.{self.revision}.{target.label}"
+
+
+def load_settings(path: Path) -> Settings:
+    """Read distribution.toml; ToolError where it cannot be read or lacks an entry."""
+    try:
+        data: dict[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        return _settings(data)
+    except FileNotFoundError:
+        raise ToolError(
+            f"{path}: expected the settings of the distribution here, found no file; "
+            "restore it from git"
+        ) from None
+    except TOMLKitError as error:
+        raise ToolError(
+            f"{path}: expected TOML, found {error}; mend that line"
+        ) from error
+    except KeyError as error:
+        raise ToolError(
+            f"{path}: expected an entry {error}, found none; restore it from git"
+        ) from error
+
+
+def _settings(data: dict[str, Any]) -> Settings:
+    return Settings(
+        name=data["distribution"]["name"],
+        revision=data["distribution"]["revision"],
+        summary=data["distribution"]["summary"],
+        targets={
+            name: _target(name, entry, data["entry-points"])
+            for name, entry in data["targets"].items()
+        },
+    )
+
+
+def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
+    return Target(
+        name=name,
+        label=entry["label"],
+        packages=tuple(entry["packages"]),
+        requires=tuple(entry["requires"]),
+        license=entry["license"],
+        entry_points=merge_entry_points(common, entry.get("entry-points", {})),
+        excludes=tuple(entry.get("excludes", ())),
+        device_type=entry.get("device-type"),
+        policy=RequirementPolicy(
+            drops={drop["name"]: drop["reason"] for drop in entry.get("drop", ())},
+            overrides=tuple(
+                Override(winner["name"], winner["specifier"], winner["reason"])
+                for winner in entry.get("override", ())
+            ),
+        ),
+    )
+
+
+def merge_entry_points(*parts: EntryPoints) -> EntryPoints:
+    """Put groups together; ToolError where one name stands twice in a group."""
+    merged: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for group, entries in part.items():
+            names = merged.setdefault(group, {})
+            if twice := sorted(set(names) & set(entries)):
+                raise ToolError(
+                    f"{SETTINGS_NAME}: expected entry point {twice[0]!r} of {group} "
+                    "once, found it twice; rename ours"
+                )
+            names.update(entries)
+    return merged

@@ -1,0 +1,163 @@
+"""One requirement list from the lists of several upstreams.
+
+Two lines about one package are both kept in force: their specifiers are joined, so a
+version must please both. Where none can, the build stops and names both sides, unless
+distribution.toml says which side wins and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from balance_tools.distribution import SETTINGS_NAME, RequirementPolicy
+from balance_tools.errors import ToolError
+
+REQUIREMENT_FILES = {
+    "vllm": "requirements/common.txt",
+    "vllm_ascend": "requirements.txt",
+}
+"""Vendored package to the list, inside its sdist, of what it needs at run time."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One line of one list."""
+
+    source: str
+    """Where it stands, for error messages: `vllm requirements/common.txt`."""
+    requirement: Requirement
+
+    @property
+    def name(self) -> str:
+        """The normalised name of the package that is required."""
+        return canonicalize_name(self.requirement.name)
+
+
+def read_requirements(path: Path, source: str) -> list[Wanted]:
+    """Read a requirements file of plain lines; ToolError on options such as `-r`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ToolError(
+            f"{path}: expected upstream's requirements here, found no file; run "
+            "`make vendor` to extract them again"
+        ) from None
+    stripped = (line.partition("#")[0].strip() for line in lines)
+    return [parse_requirement(line, source) for line in stripped if line]
+
+
+def parse_requirement(line: str, source: str) -> Wanted:
+    """Read one line; ToolError names `source` where it is not a requirement."""
+    try:
+        return Wanted(source, Requirement(line))
+    except InvalidRequirement as error:
+        raise ToolError(
+            f"{source}: expected a requirement, found {line!r} ({error}); the tools "
+            "read plain lines only, so teach them this one"
+        ) from error
+
+
+def reconcile(wanted: Iterable[Wanted], policy: RequirementPolicy) -> list[str]:
+    """The one list, sorted, a line for each package and environment marker."""
+    groups: dict[str, list[Wanted]] = {}
+    for want in wanted:
+        groups.setdefault(want.name, []).append(want)
+    for name in policy.drops:
+        if groups.pop(canonicalize_name(name), None) is None:
+            raise ToolError(
+                f"{SETTINGS_NAME}: the dropped requirement {name!r} is expected in a "
+                "list of an upstream, found in none; remove that entry"
+            )
+    chosen = {str(canonicalize_name(entry.name)): entry for entry in policy.overrides}
+    if unknown := sorted(set(chosen) - set(groups)):
+        raise ToolError(
+            f"{SETTINGS_NAME}: the override of {unknown[0]!r} is expected in a list of "
+            "an upstream, found in none; remove that entry"
+        )
+    lines: list[str] = []
+    for name, group in sorted(groups.items()):
+        possible = is_satisfiable(_joined(group))
+        if name not in chosen and not possible:
+            raise ToolError(_contradiction(name, group))
+        if name in chosen and possible:
+            raise ToolError(
+                f"{SETTINGS_NAME}: the override of {name!r} is expected to settle a "
+                "contradiction, found none; remove that entry"
+            )
+        replacement = chosen[name].specifier if name in chosen else None
+        lines += _merge(group, replacement)
+    return lines
+
+
+def is_satisfiable(specifiers: SpecifierSet) -> bool:
+    """Whether some version pleases all of them.
+
+    Only versions at or next to a bound are tried, so a gap between exclusions that is
+    narrower than the next minor release may be called empty; never the other way.
+    """
+    return any(
+        specifiers.contains(candidate, prereleases=True)
+        for candidate in _candidates(specifiers)
+    )
+
+
+def _candidates(specifiers: SpecifierSet) -> set[Version]:
+    found = {Version("0"), Version("1")}
+    for specifier in specifiers:
+        bound = Version(specifier.version.removesuffix(".*"))
+        major, minor = bound.major, bound.minor
+        found |= {
+            bound,
+            Version(f"{bound.base_version}.1"),
+            Version(f"{major}.{minor + 1}"),
+            Version(f"{major + 1}"),
+        }
+    return found
+
+
+def _joined(group: Sequence[Wanted]) -> SpecifierSet:
+    joined = SpecifierSet()
+    for want in group:
+        joined &= want.requirement.specifier
+    return joined
+
+
+def _merge(group: Sequence[Wanted], replacement: str | None) -> list[str]:
+    """One line for each marker; `replacement` takes the place of every specifier."""
+    by_marker: Mapping[str, list[Wanted]] = _by_marker(group)
+    lines: list[str] = []
+    for marker, wants in sorted(by_marker.items()):
+        name = wants[0].name
+        extras = sorted({extra for want in wants for extra in want.requirement.extras})
+        specifier = replacement if replacement is not None else str(_joined(wants))
+        lines.append(
+            name
+            + (f"[{','.join(extras)}]" if extras else "")
+            + specifier
+            + (f"; {marker}" if marker else "")
+        )
+    return lines
+
+
+def _by_marker(group: Sequence[Wanted]) -> dict[str, list[Wanted]]:
+    by_marker: dict[str, list[Wanted]] = {}
+    for want in group:
+        by_marker.setdefault(str(want.requirement.marker or ""), []).append(want)
+    return by_marker
+
+
+def _contradiction(name: str, group: Sequence[Wanted]) -> str:
+    sides = " against ".join(
+        f"{str(want.requirement)!r} of {want.source}" for want in group
+    )
+    return (
+        f"{name}: expected one version that pleases every upstream, found {sides}; add "
+        f"a [[targets.….override]] with its reason to {SETTINGS_NAME}"
+    )

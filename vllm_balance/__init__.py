@@ -1,0 +1,1 @@
+"""What vllm-balance adds to the wheel beside the packages it patches."""

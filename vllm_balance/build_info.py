@@ -1,0 +1,49 @@
+"""What the installed wheel says about its own making: build.json, read and typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("build.json")
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """The record that the build put into the wheel."""
+
+    wheel: str
+    """File name of the wheel."""
+    distributions: Mapping[str, str]
+    """Distributions in the wheel, by name, with the version of each."""
+    upstreams: Mapping[str, str]
+    """Upstream distributions they were made from, with the version of each."""
+    target: str
+    """`reference` or `ascend`."""
+    device: str | None
+    """Device the kernels are for, as the plugin names it (`A2`); None without."""
+    arch: str | None
+    """Machine the kernels are for (`aarch64`); None without."""
+    kernels: str | None
+    """`prebuilt` or `source`; None without."""
+    kernel_wheel: str | None
+    """File name of the upstream wheel that prebuilt kernels were taken from."""
+    commit: str | None
+    """Our git commit; None when the wheel was not built in a git checkout."""
+    dirty: bool | None
+    """Whether that checkout had changes; None as above."""
+    lock_sha256: str
+    series_sha256: Mapping[str, str]
+    """Vendored package to the hash of its patch series."""
+    lock: str
+    """The text of the lock."""
+
+
+def load_build_info(record: Path = RECORD) -> BuildInfo | None:
+    """Read the record; None when this package does not come from a built wheel."""
+    try:
+        return BuildInfo(**json.loads(record.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,83 @@
+"""The command `vllm-balance`: what is installed, and is it intact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from vllm_balance.build_info import BuildInfo, load_build_info
+from vllm_balance.installed import find_installed
+from vllm_balance.verify import NAMES, verify_checkout, verify_installation
+
+NOT_BUILT = (
+    f"{Path(__file__).parent}: expected the build record of a wheel, found none, for "
+    "this is a checkout or an editable install; build the wheel with `make wheel` and "
+    "install it with pip"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when all is well, 1 when something was found."""
+    parser = argparse.ArgumentParser(
+        prog="vllm-balance", description="What is installed, and is it intact."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    info_parser = commands.add_parser("info", help="print what is installed")
+    info_parser.add_argument("--json", action="store_true", help="the whole record")
+    verify_parser = commands.add_parser(
+        "verify", help="compare every installed file with what was built"
+    )
+    verify_parser.add_argument(
+        "--checkout",
+        type=Path,
+        metavar="DIR",
+        help="also compare the lock and the patch series with this repository",
+    )
+    chosen = parser.parse_args(arguments)
+    info = load_build_info()
+    if info is None:
+        print(NOT_BUILT, file=sys.stderr)
+        return 1
+    if chosen.command == "verify":
+        return verify(info, chosen.checkout)
+    print(json.dumps(asdict(info), indent=1) if chosen.json else describe(info))
+    return 0
+
+
+def verify(info: BuildInfo, checkout: Path | None) -> int:
+    """Print one line for each finding; 1 if there is one."""
+    findings = verify_installation(info, find_installed(*NAMES))
+    if checkout is not None:
+        findings += verify_checkout(info, checkout)
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    if not findings:
+        print(f"{info.wheel}: installed as it was built")
+    return 1 if findings else 0
+
+
+def describe(info: BuildInfo) -> str:
+    """The record as lines of `name  value` for a person."""
+    target = info.target
+    if info.kernels:
+        target += f", {info.kernels} kernels for {info.device} on {info.arch}"
+    commit = info.commit or "not known"
+    if info.dirty:
+        commit += " with changes"
+    rows = {
+        **{f"installed {name}": value for name, value in info.distributions.items()},
+        **{f"upstream {name}": value for name, value in info.upstreams.items()},
+        "target": target,
+        "kernels from": info.kernel_wheel,
+        "commit": commit,
+        "lock": info.lock_sha256,
+        **{f"series {name}": value for name, value in info.series_sha256.items()},
+        "folder": str(Path(__file__).resolve().parents[1]),
+    }
+    shown = {name: value for name, value in rows.items() if value}
+    width = max(map(len, shown))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())

@@ -1,0 +1,83 @@
+"""Mixture-of-experts layers as a loop over experts, in PyTorch.
+
+Seam: vLLM's registry of out-of-tree operators. Importing this module replaces
+``UnquantizedFusedMoEMethod``, whose CPU path needs a compiled kernel and whose PyTorch
+fallback knows no expert map (expert parallelism).
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
+from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+
+def expert_loop(
+    tokens: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, SiLU-gated; ``[tokens, hidden]``.
+
+    ``gate_up`` is ``[experts, 2 * intermediate, hidden]``, ``down`` is ``[experts,
+    hidden, intermediate]``, ``weights`` and ``experts`` are ``[tokens, top k]``. A
+    negative expert lives on another rank and adds nothing. Summed in float32.
+    """
+    result = torch.zeros_like(tokens, dtype=torch.float32)
+    for expert in experts.unique().tolist():
+        if expert < 0:
+            continue
+        token, choice = (experts == expert).nonzero(as_tuple=True)
+        gate, up = F.linear(tokens[token], gate_up[expert]).chunk(2, dim=-1)
+        output = F.linear(F.silu(gate) * up, down[expert]).float()
+        result.index_add_(0, token, output * weights[token, choice, None])
+    return result.to(tokens.dtype)
+
+
+@CustomOp.register_oot(name="UnquantizedFusedMoEMethod")
+class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
+    """Unquantised experts, computed by ``expert_loop`` from the weights as loaded."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Check the layer; upstream would pack the weights for its kernels here."""
+        if (
+            layer.activation != MoEActivation.SILU
+            or layer.apply_router_weight_on_input
+            or self.moe.has_bias
+        ):
+            raise NotImplementedError(
+                "reference platform: experts are SiLU-gated, without bias, and weighted "
+                f"after they ran; this layer has {layer.activation}, "
+                f"bias={self.moe.has_bias}, apply_router_weight_on_input="
+                f"{layer.apply_router_weight_on_input}: serve another model"
+            )
+
+    def apply_monolithic(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
+        weights, experts = cpu_fused_moe.select_experts(
+            hidden_states=x,
+            router_logits=router_logits,
+            top_k=layer.top_k,
+            use_grouped_topk=layer.use_grouped_topk,
+            renormalize=layer.renormalize,
+            topk_group=layer.topk_group,
+            num_expert_group=layer.num_expert_group,
+            custom_routing_function=layer.custom_routing_function,
+            scoring_func=layer.scoring_func,
+            routed_scaling_factor=layer.routed_scaling_factor,
+            e_score_correction_bias=layer.e_score_correction_bias,
+        )
+        if layer.expert_map is not None:
+            experts = layer.expert_map[experts]
+        return expert_loop(x, layer.w13_weight, layer.w2_weight, weights, experts)

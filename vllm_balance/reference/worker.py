@@ -1,0 +1,39 @@
+"""The worker process of a rank: vLLM's CPU worker, ready for eager PyTorch.
+
+Seam: ``ParallelConfig.worker_cls``, which the platform sets.
+"""
+
+import os
+
+# First: it replaces torch's streams and events by ones that a CPU has.
+from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
+
+import torch
+
+from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
+
+
+class ReferenceWorker(CPUWorker):
+    """Runs the model with upstream's model runner and the platform's operators."""
+
+    def init_device(self) -> None:
+        """Set up torch for this process, then the process groups and the runner."""
+        # A forked process has imported torch before OMP_NUM_THREADS was set; with
+        # more threads than cores among the ranks a step takes 20 times as long.
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        # The sampler's helpers are compiled at their first call, by a C++ compiler.
+        torch._dynamo.config.disable = True
+        super().init_device()
+        # The runner's own lacks wait_stream (async scheduling); without one it takes
+        # the replacement above.
+        self.model_runner.async_output_copy_stream = None
+
+    def determine_available_memory(self) -> int:
+        """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""
+        if self.vllm_config.speculative_config is None:
+            available: int = super().determine_available_memory()
+            return available
+        # The warm-up would sample at random, which upstream's rejection sampler
+        # cannot do on a CPU.
+        size: int = self.cache_config.kv_cache_memory_bytes
+        return size

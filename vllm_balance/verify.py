@@ -1,0 +1,152 @@
+"""Is what is installed what was built: every file, every distribution, the checkout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_balance.build_info import BuildInfo
+from vllm_balance.fingerprint import LOCK, lock_sha256, series_sha256
+from vllm_balance.installed import Installed, normalise, sha256_of
+
+PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
+NAMES = ("vllm", "vllm-ascend")
+MOST_FILES = 10
+"""As many files are named one by one, of each kind."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it was built."""
+
+    sentence: str
+    repair: str
+    """A command."""
+
+    def __str__(self) -> str:
+        """One line for the person at the terminal."""
+        return f"{self.sentence}; repair: {self.repair}"
+
+
+def verify_installation(info: BuildInfo, found: Iterable[Installed]) -> list[Finding]:
+    """Compare what is installed with what the wheel's record and RECORD say.
+
+    `found` is every installed distribution named in NAMES, in import order.
+    """
+    found = list(found)
+    wanted = {normalise(name): version for name, version in info.distributions.items()}
+    strangers = [d for d in found if wanted.get(d.name) != d.version]
+    ours = [d for d in found if d not in strangers]
+    findings = [_stranger(distribution, info) for distribution in strangers]
+    absent = sorted(set(wanted) - {d.name for d in found})
+    findings += [
+        Finding(f"{name} {wanted[name]}: expected to be installed, found none", repair)
+        for name in absent
+        for repair in [_reinstall(info)]
+    ]
+    # Where another release has taken a package's place, every file of it would differ.
+    replaced = {*absent, *(distribution.name for distribution in strangers)}
+    for main in [d for d in ours if d.name == NAMES[0]][:1]:
+        findings += _check_files(main, _not_compared(replaced, wanted), info)
+    return findings
+
+
+def _not_compared(replaced: Iterable[str], wanted: Mapping[str, str]) -> set[str]:
+    """Folders beside the packages that hold other distributions, or none, now."""
+    folders = {name.replace("-", "_"): wanted.get(name) for name in replaced}
+    dist_infos = {
+        f"{folder}-{version}.dist-info" for folder, version in folders.items()
+    }
+    return {*folders, *dist_infos}
+
+
+def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
+    """Compare the lock and the series the wheel was built from with a checkout's."""
+    repair = f"make -C {checkout} wheel, then pip install the wheel that it prints"
+    try:
+        hashes = {LOCK: (info.lock_sha256, lock_sha256(checkout))}
+        for package, built in info.series_sha256.items():
+            name = f"patches/{package}/series"
+            hashes[name] = (built, series_sha256(checkout, package))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        sentence = f"{error.filename}: expected a file of a checkout, found none"
+        return [Finding(sentence, "vllm-balance verify --checkout <the repository>")]
+    return [
+        Finding(
+            f"{checkout / name}: expected the hash of the installed wheel "
+            f"{built[:12]}…, found {here[:12]}…",
+            repair,
+        )
+        for name, (built, here) in hashes.items()
+        if built != here
+    ]
+
+
+def _stranger(distribution: Installed, info: BuildInfo) -> Finding:
+    wanted = {normalise(name): version for name, version in info.distributions.items()}
+    if distribution.name in wanted:
+        expected = f"only {distribution.name} {wanted[distribution.name]}"
+    else:
+        expected = f"no {distribution.name} beside the wheel for {info.target}"
+    return Finding(
+        f"{distribution.folder}: expected {expected}, found {distribution.name} "
+        f"{distribution.version}",
+        f"pip uninstall -y {' '.join(NAMES)} (again until nothing is left), then pip "
+        f"install {info.wheel}",
+    )
+
+
+def _check_files(
+    main: Installed, not_compared: set[str], info: BuildInfo
+) -> Iterator[Finding]:
+    """Findings for single files; `main` is the distribution whose RECORD has them."""
+    left_out = {main.folder / name for name in not_compared}
+    missing, modified = [], []
+    for file in main.files:
+        if left_out & set(file.path.parents):
+            continue
+        if not file.path.is_file():
+            # Byte code has no hash in RECORD and anybody may clean it away.
+            missing += [file.path] if file.sha256 else []
+        elif file.sha256 and sha256_of(file.path) != file.sha256:
+            modified.append(file.path)
+    known = {file.path for file in main.files}
+    foreign = [
+        path
+        for package in PACKAGES
+        if package not in not_compared
+        for path in _files_of(main.folder / package)
+        if path not in known
+    ]
+    yield from _listed("expected as it was built, found modified", modified, info)
+    yield from _listed("expected as it was built, found missing", missing, info)
+    yield from _listed("expected nothing here, found a foreign file", foreign, None)
+
+
+def _files_of(package: Path) -> Iterator[Path]:
+    """The files of a package, without byte code whose source is there."""
+    for base, folders, files in os.walk(package):
+        folder = Path(base)
+        folders.sort()
+        for name in sorted(files):
+            source = folder.parent / f"{name.partition('.')[0]}.py"
+            if folder.name != "__pycache__" or not source.is_file():
+                yield folder / name
+
+
+def _listed(problem: str, paths: list[Path], info: BuildInfo | None) -> list[Finding]:
+    """A finding for each path, the rest counted; `info` is None to remove files."""
+    findings = [
+        Finding(f"{path}: {problem}", _reinstall(info) if info else f"rm '{path}'")
+        for path in paths[:MOST_FILES]
+    ]
+    if rest := paths[MOST_FILES:]:
+        repair = _reinstall(info) if info else "run this again when those are removed"
+        findings.append(Finding(f"{len(rest)} more files: {problem}", repair))
+    return findings
+
+
+def _reinstall(info: BuildInfo) -> str:
+    return f"pip install --force-reinstall --no-deps {info.wheel}"
