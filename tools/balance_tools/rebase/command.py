@@ -13,6 +13,7 @@ from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.lock import dump_lock, load_lock
 from balance_tools.paths import Paths
 from balance_tools.pristine import ensure_pristine
+from balance_tools.rebase.drift import drift_report
 from balance_tools.rebase.driver import (
     accept,
     make_trees,
@@ -84,6 +85,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="A..B",
         help="try the series on every final release in a range",
     )
+    parser.add_argument(
+        "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
+    )
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -121,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
             session = work.load()
             session = skip(work, session) if args.skip_ else accept(work, session)
             work.save(session)
-            return _advance(paths, work, session, args.stop_after)
+            return _advance(paths, work, session, args)
         if work is not None and not args.dry_run_:
             raise ToolError(
                 f"{work.path}: expected no rebase in progress, found the one to "
@@ -203,7 +207,7 @@ def _start(paths: Paths, args: argparse.Namespace) -> int:
     if not args.dry_run_:
         save_former(paths, work, list(lock.packages))
     work.save(session)
-    return _advance(paths, work, session, args.stop_after)
+    return _advance(paths, work, session, args)
 
 
 def _folder(target: Target, dry_run: bool) -> str:
@@ -238,17 +242,19 @@ def _check_names(series: dict[str, Series], name: str | None) -> None:
         )
 
 
-def _advance(paths: Paths, work: Work, session: Session, stop_after: str | None) -> int:
+def _advance(
+    paths: Paths, work: Work, session: Session, args: argparse.Namespace
+) -> int:
     """Do every step that is left; stop where a person must decide."""
+    series = {
+        plan.package: load_series(
+            paths.patches(plan.package)
+            if session.dry_run
+            else work.former / plan.package
+        )
+        for plan in session.plans
+    }
     if session.stage != FINISH:
-        series = {
-            plan.package: load_series(
-                paths.patches(plan.package)
-                if session.dry_run
-                else work.former / plan.package
-            )
-            for plan in session.plans
-        }
         if session.stage == TREES:
             session = make_trees(work, session, series)
             work.save(session)
@@ -256,7 +262,7 @@ def _advance(paths: Paths, work: Work, session: Session, stop_after: str | None)
             plan, patch = following
             session = rebase_patch(work, session, plan, patch)
             work.save(session)
-            if session.pending or patch.name == stop_after:
+            if session.pending or patch.name == args.stop_after:
                 return _stopped(work, session)
         start = time.monotonic()
         session = export(work, session, series).spent(
@@ -264,7 +270,16 @@ def _advance(paths: Paths, work: Work, session: Session, stop_after: str | None)
         )
         if not session.dry_run and session.lock:
             work.save(session)
-    return _finish(paths, work, session)
+    start = time.monotonic()
+    _say_drift(session)
+    drift = drift_report(session.plans, series, args.drift)
+    session = session.spent("drift", time.monotonic() - start)
+    return _finish(paths, work, session, drift)
+
+
+def _say_drift(session: Session) -> None:
+    labels = ", ".join(plan.new_label for plan in session.plans)
+    print(f"comparing what the series need with {labels}", file=sys.stderr)
 
 
 def _stopped(work: Work, session: Session) -> int:
@@ -286,9 +301,9 @@ def _stopped(work: Work, session: Session) -> int:
     return exit_code(session)
 
 
-def _finish(paths: Paths, work: Work, session: Session) -> int:
+def _finish(paths: Paths, work: Work, session: Session, drift: str) -> int:
     if session.dry_run or not session.lock:
-        write_report(work.path, session)
+        write_report(work.path, session, drift)
         for plan in session.plans:
             remove_tree(work.repo(plan.package))
         work.save(replace(session, stage=DONE))
@@ -300,7 +315,7 @@ def _finish(paths: Paths, work: Work, session: Session) -> int:
     else:
         install_final(paths, work, session)
         session = replace(session, stage=DONE)
-        write_report(work.path, session)
+        write_report(work.path, session, drift)
         work.save(session)
         print(f"{paths.lock.name} and patches/ are now for {session.target}")
     print(f"{work.path / 'report.md'}: written")

@@ -23,7 +23,7 @@ from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
 from balance_tools.rebase.model import Status
 from balance_tools.rebase.session import PATCHES, TREES, Plan, Session, Work, work_root
-from balance_tools.resolve import all_links
+from balance_tools.resolve import all_links, artifact_of_link
 from balance_tools.series import Series, load_series, patched_files
 
 PACKAGE = "vllm"
@@ -85,18 +85,16 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
     if known.is_file():
         entries: list[dict[str, Any]] = json.loads(known.read_text())
         return [Artifact(**entry) for entry in entries]
+    index = default_index()
     found: dict[Version, Artifact] = {}
-    for link in all_links(default_index(), PACKAGE):
+    for link in all_links(index, PACKAGE):
         release = release_of(link.filename)
         if release is None or not link.filename.endswith(".tar.gz"):
             continue
         version = release[1]
         final = not version.is_prerelease and not version.is_postrelease
-        if not final or not first <= version <= last or link.sha256 is None:
-            continue
-        found[version] = Artifact(
-            PACKAGE, str(version), link.filename, link.sha256, link.size or 1
-        )
+        if final and first <= version <= last:
+            found[version] = artifact_of_link(index, link)
     if not found:
         raise ToolError(f"--scan: no final release with an sdist in {first}..{last}")
     artifacts = [found[version] for version in sorted(found)]
@@ -247,7 +245,7 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
         "",
         f"{good} of {len(rows)} need no human.",
         "",
-        f"| release | {' | '.join(n.removesuffix('.patch') for n in names)} | seconds |",
+        f"| release | {' | '.join(names)} | seconds |",
         "|---" * (len(names) + 2) + "|",
     ]
     for row in rows:
