@@ -13,9 +13,8 @@ from balance_tools.errors import ToolError
 from balance_tools.lock import Lock
 from balance_tools.manifest import Manifest
 from balance_tools.paths import Paths
+from balance_tools.vendored import MANIFEST_NAME
 from vllm_balance.fingerprint import series_sha256
-
-MANIFEST_NAME = ".vendor.json"
 
 
 def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:

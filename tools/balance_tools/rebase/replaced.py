@@ -177,7 +177,7 @@ def _copy(
 def overlaps(
     symbols: list[str], found: list[Replacement]
 ) -> list[tuple[str, Replacement]]:
-    """Return which of our symbols the plugin replaces, or something around or in them."""
+    """Return which of our symbols the plugin replaces, whole or in part."""
     return [
         (symbol, one)
         for symbol in symbols
