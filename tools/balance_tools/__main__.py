@@ -9,24 +9,13 @@ from collections.abc import Sequence
 
 from balance_tools.errors import ToolError
 
-# Each of these modules has `add_parser(subparsers)`, which registers its commands.
-COMMANDS = (
-    "resolve",
-    "vendor",
-    "lint",
-    "check_placement",
-    "rebase.command",
-    "kernels",
-    "wheel",
-    "env",
-    "demo",
-)
 # Command to the module that registers it with `add_parser(subparsers)`.
 COMMANDS = {
     "lock": "resolve",
     "vendor": "vendor",
     "lint-series": "lint",
     "check-placement": "check_placement",
+    "rebase": "rebase.command",
     "kernels": "kernels",
     "wheel": "wheel",
     "wheels": "wheel",
