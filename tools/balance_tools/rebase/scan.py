@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 import tempfile
@@ -28,8 +29,6 @@ from balance_tools.series import Series, load_series, patched_files
 
 PACKAGE = "vllm"
 WORKERS = 2
-# Raise it when the same release and series may give another result than before.
-SCAN_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def scan(
         the touched files lies below build/rebase/scan/VERSION/patched.
     """
     folder = work_root(paths) / "scan"
-    series = load_series(paths.patches(PACKAGE))
+    key = load_series(paths.patches(PACKAGE)).sha256 + _tools_hash()
     rows: dict[str, Row] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
@@ -137,12 +136,20 @@ def scan(
     return [rows[artifact.version] for artifact in artifacts]
 
 
+def _tools_hash() -> str:
+    """Hash the tools, so that results of other ones do not count as known."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def _one(
     paths: Paths, lock: Lock, artifact: Artifact, folder: Path, base: Path, key: str
 ) -> Row:
     """Try one release, or return what is known of it."""
     work = Work(folder / artifact.version)
-    inputs = [SCAN_FORMAT, key, artifact.sha256, lock.vllm.sha256]
+    inputs = [key, artifact.sha256, lock.vllm.sha256]
     known = work.path / "row.json"
     if known.is_file():
         data: dict[str, Any] = json.loads(known.read_text())
