@@ -74,11 +74,8 @@ def _replacements_in(tree: ast.Module, path: str) -> Iterator[Replacement]:
         pairs: list[tuple[ast.AST, ast.AST]] = []
         if isinstance(node, ast.Assign):
             pairs = [(target, node.value) for target in node.targets]
-        elif _is_setattr(node):
-            owner, name, value = node.args[0], node.args[1], node.args[2]
-            if isinstance(name, ast.Constant):
-                attribute = ast.Attribute(owner, str(name.value), ast.Load())
-                pairs = [(attribute, value)]
+        elif isinstance(node, ast.Call):
+            pairs = _set_by_call(node)
         for target, value in pairs:
             if not isinstance(target, ast.Attribute):
                 continue  # a name of the plugin's own module
@@ -89,13 +86,14 @@ def _replacements_in(tree: ast.Module, path: str) -> Iterator[Replacement]:
                 yield Replacement(symbol, path, getattr(node, "lineno", 0), by)
 
 
-def _is_setattr(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "setattr"
-        and len(node.args) == 3
-    )
+def _set_by_call(node: ast.Call) -> list[tuple[ast.AST, ast.AST]]:
+    """Return target and value of `setattr(owner, "name", value)`."""
+    if ast.unparse(node.func) != "setattr" or len(node.args) != 3:
+        return []
+    owner, name, value = node.args
+    if not isinstance(name, ast.Constant):
+        return []
+    return [(ast.Attribute(owner, str(name.value), ast.Load()), value)]
 
 
 def _resolved(node: ast.AST, names: dict[str, str]) -> str:

@@ -125,9 +125,7 @@ def scan(
         progress("scanning releases", len(artifacts), "release") as report,
     ):
         jobs = {
-            pool.submit(
-                _one, paths, lock, artifact, folder, base, series.sha256
-            ): artifact
+            pool.submit(_one, paths, lock, artifact, folder, base, key): artifact
             for artifact in artifacts
         }
         for done, job in enumerate(as_completed(jobs), 1):
