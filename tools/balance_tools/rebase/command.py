@@ -13,6 +13,7 @@ from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.lock import dump_lock, load_lock
 from balance_tools.paths import Paths
 from balance_tools.pristine import ensure_pristine
+from balance_tools.rebase.checkout import make_checkout
 from balance_tools.rebase.drift import drift_report
 from balance_tools.rebase.driver import (
     accept,
@@ -27,6 +28,7 @@ from balance_tools.rebase.finish import (
     restore_former,
     throw_away,
 )
+from balance_tools.rebase.lines import Line, derive
 from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.picture import scan_picture
 from balance_tools.rebase.report import exit_code, markdown, write_report
@@ -88,6 +90,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
     )
+    parser.add_argument(
+        "--line", metavar="NAME", help="write a further line, lines/NAME, not the pin"
+    )
+    parser.add_argument(
+        "--checkout-line", metavar="NAME", help="make the source root build/lines/NAME"
+    )
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -109,6 +117,8 @@ def _run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     with exclusive(root / ".lock"), disk_errors(root):
+        if args.checkout_line:
+            return _checkout(paths, args.checkout_line)
         if args.scan:
             return _scan(paths, args.scan)
         work = in_progress(paths)
@@ -133,6 +143,14 @@ def _run(args: argparse.Namespace) -> int:
                 "--abort"
             )
         return _start(paths, args)
+
+
+def _checkout(paths: Paths, name: str) -> int:
+    line = Line.find(paths, name)
+    series = derive(paths, line)
+    other = make_checkout(paths, paths.build / "lines" / name, line.lock_text, series)
+    print(f"{other.root}: a source root for the line {name}; make wheel works there")
+    return 0
 
 
 def _scan(paths: Paths, text: str) -> int:
@@ -194,6 +212,7 @@ def _start(paths: Paths, args: argparse.Namespace) -> int:
         plans=plans,
         lock=dump_lock(target.lock) if target.lock else "",
         dry_run=args.dry_run_,
+        line=args.line or "",
     ).spent("sources", time.monotonic() - start)
     work = Work(work_root(paths) / _folder(target, args.dry_run_))
     remove_tree(work.path)
@@ -263,6 +282,8 @@ def _advance(
             session = rebase_patch(work, session, plan, patch)
             work.save(session)
             if session.pending or patch.name == args.stop_after:
+                session = replace(session, stopped=session.pending is None)
+                work.save(session)
                 return _stopped(work, session)
         start = time.monotonic()
         session = export(work, session, series).spent(
@@ -285,7 +306,9 @@ def _say_drift(session: Session) -> None:
 def _stopped(work: Work, session: Session) -> int:
     report = write_report(work.path, session)
     if session.pending is None:
-        print("stopped as asked; tools/rebase.sh --continue goes on")
+        folder = work.repo(session.results[-1].package)
+        print(f"stopped as asked; edits in {folder} amend the patch")
+        print("tools/rebase.sh --continue goes on")
         return 0
     result = session.pending.result
     print(f"{report}: {result.name}: {result.status.label}", file=sys.stderr)
@@ -312,6 +335,14 @@ def _finish(paths: Paths, work: Work, session: Session, drift: str) -> int:
                 f"{work.final}: the new series; the new upstream is a folder, which no "
                 "lock can name, so patches/ and upstream.toml are as before"
             )
+    elif session.line:
+        line = Line.write(paths, session.line, session, work.final)
+        session = replace(session, stage=DONE)
+        write_report(work.path, session, drift)
+        work.save(session)
+        print(
+            f"{line.folder}: written; --checkout-line {session.line} makes its sources"
+        )
     else:
         install_final(paths, work, session)
         session = replace(session, stage=DONE)

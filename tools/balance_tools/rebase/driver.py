@@ -153,21 +153,56 @@ def _leave_for_person(repo: Repo, outcomes: list[FileOutcome]) -> tuple[str, ...
 
 
 def accept(work: Work, session: Session) -> Session:
-    """Take what a person made of the pending patch.
+    """Take what a person made of the patch that waits, or that it stopped after.
 
     Raises:
         ToolError: conflict markers are left, a file is not Python, or nothing changed.
     """
-    pending = session.pending
-    if pending is None:
-        return session
-    result = pending.result
+    if session.pending is None:
+        return _amend(work, session) if session.stopped else session
+    result = session.pending.result
     plan = next(p for p in session.plans if p.package == result.package)
     repo = Repo(work.repo(plan.package))
     if repo.commit_of("HEAD") != plan.tip:  # killed between the commit and the journal
         return _by_hand(session, plan, result, repo.commit_of("HEAD"))
+    if not _stage_edits(repo, plan.tip):
+        raise ToolError(
+            f"{repo.path}: nothing is changed for {result.name}; edit "
+            f"{', '.join(session.pending.files) or 'the files'}, or leave the patch out "
+            "with tools/rebase.sh --skip"
+        )
+    return _by_hand(session, plan, result, repo.commit(result.name))
+
+
+def _amend(work: Work, session: Session) -> Session:
+    """Add what a person edited after a stop to the patch that was done last."""
+    session = replace(session, stopped=False)
+    result = session.results[-1]
+    plan = next(p for p in session.plans if p.package == result.package)
+    repo = Repo(work.repo(plan.package))
+    before = repo.commit_of(f"{plan.tip}^")
+    if repo.commit_of("HEAD") == plan.tip:
+        if not _stage_edits(repo, plan.tip):
+            return session
+        repo.git("reset", "-q", "--soft", before)
+        repo.commit(result.name)
+    commit = repo.commit_of("HEAD")
+    if repo.commit_of(f"{commit}^") != before:
+        raise ToolError(
+            f"{repo.path}: expected edits of {result.name}, found other commits; go back "
+            f"with git checkout --detach {plan.tip}, or run tools/rebase.sh --abort"
+        )
+    hooks = tuple(replace(hook, how="hand") for hook in result.hooks)
+    notes = (*result.notes, "edited by a person")
+    amended = replace(result, commit=commit, hooks=hooks, notes=notes)
+    plan = replace(plan, tip=commit, commits=(*plan.commits[:-1], commit))
+    return replace(session.with_plan(plan), results=(*session.results[:-1], amended))
+
+
+def _stage_edits(repo: Repo, tip: str) -> list[str]:
+    """Stage the work tree and check it; return the paths that differ from `tip`."""
     repo.git("add", "--all", "--force", ".")
-    said = repo.git("diff", "--cached", "--name-only", "-z", plan.tip).stdout.decode()
+    said = repo.git("diff", "--cached", "--name-only", "-z", tip).stdout.decode()
     changed = [path for path in said.split("\0") if path]
     for path in changed:
         file = repo.path / path
@@ -181,13 +216,7 @@ def accept(work: Work, session: Session) -> Session:
             )
         if path.endswith(".py"):
             parse_module(content, str(file))
-    if not changed:
-        raise ToolError(
-            f"{repo.path}: nothing is changed for {result.name}; edit "
-            f"{', '.join(pending.files) or 'the files'}, or leave the patch out with "
-            "tools/rebase.sh --skip"
-        )
-    return _by_hand(session, plan, result, repo.commit(result.name))
+    return changed
 
 
 def _by_hand(session: Session, plan: Plan, result: PatchResult, commit: str) -> Session:

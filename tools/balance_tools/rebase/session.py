@@ -62,6 +62,10 @@ class Session:
     pending: Pending | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
+    stopped: bool = False
+    """Whether it waits after a patch as asked; edits then amend that patch."""
+    line: str = ""
+    """Name of the line to write; "" replaces the pin."""
 
     def with_plan(self, plan: Plan) -> Session:
         """Return the session with one plan replaced."""
