@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hooks_oracle import CHECKS, misplaced
 
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.pristine import ensure_pristine
 from balance_tools.series import load_series, patched_files
+from hooks_oracle import CHECKS, misplaced
 
 PATHS = Paths.find()
 SCANNED = sorted(PATHS.build.glob("rebase/scan/*/row.json"))

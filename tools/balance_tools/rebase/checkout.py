@@ -34,9 +34,9 @@ def make_checkout(
         ["git", "-C", str(paths.root), "ls-files", "-z"], capture_output=True
     )
     if run.returncode:
+        said = run.stderr.decode().strip()
         raise ToolError(
-            f"{paths.root}: expected a git checkout, found {run.stderr.decode().strip()}; "
-            "run this in a clone"
+            f"{paths.root}: expected a git checkout, found {said}; run this in a clone"
         )
     other = Paths(folder)
     for name in run.stdout.decode().split("\0"):

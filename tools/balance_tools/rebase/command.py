@@ -52,6 +52,7 @@ from balance_tools.rebase.sources import (
     by_version,
     pinned_sources,
 )
+from balance_tools.rebase.verify import verify
 from balance_tools.series import Series, load_series, patched_steps
 
 
@@ -96,6 +97,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--checkout-line", metavar="NAME", help="make the source root build/lines/NAME"
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="build the wheel and run the tests, too"
+    )
+    parser.add_argument(
+        "--verify-python",
+        type=Path,
+        metavar="PYTHON",
+        help="interpreter that has the new release's requirements already",
+    )
+    parser.add_argument(
+        "--engine-tests",
+        default="tests/engine",
+        metavar="ARGUMENTS",
+        help='what --verify gives to pytest; "" leaves our engine tests out',
+    )
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -118,7 +134,7 @@ def _run(args: argparse.Namespace) -> int:
     root = work_root(paths)
     with exclusive(root / ".lock"), disk_errors(root):
         if args.checkout_line:
-            return _checkout(paths, args.checkout_line)
+            return _checkout(paths, args.checkout_line, args)
         if args.scan:
             return _scan(paths, args.scan)
         work = in_progress(paths)
@@ -145,10 +161,16 @@ def _run(args: argparse.Namespace) -> int:
         return _start(paths, args)
 
 
-def _checkout(paths: Paths, name: str) -> int:
+def _checkout(paths: Paths, name: str, args: argparse.Namespace) -> int:
     line = Line.find(paths, name)
-    series = derive(paths, line)
+    work, session = derive(paths, line)
+    series: dict[str, Path | None] = {
+        plan.package: work.final / plan.package for plan in session.plans
+    }
     other = make_checkout(paths, paths.build / "lines" / name, line.lock_text, series)
+    if args.verify:
+        engine = args.engine_tests.split()
+        print(verify(paths, work, session, args.verify_python, engine), end="")
     print(f"{other.root}: a source root for the line {name}; make wheel works there")
     return 0
 
@@ -289,12 +311,17 @@ def _advance(
         session = export(work, session, series).spent(
             "export and proof", time.monotonic() - start
         )
-        if not session.dry_run and session.lock:
-            work.save(session)
     start = time.monotonic()
     _say_drift(session)
     drift = drift_report(session.plans, series, args.drift)
     session = session.spent("drift", time.monotonic() - start)
+    if args.verify and session.lock:
+        start = time.monotonic()
+        engine = args.engine_tests.split()
+        drift += verify(paths, work, session, args.verify_python, engine)
+        session = session.spent("verify", time.monotonic() - start)
+    if not session.dry_run and session.lock:
+        work.save(session)
     return _finish(paths, work, session, drift)
 
 

@@ -168,8 +168,8 @@ def accept(work: Work, session: Session) -> Session:
     if not _stage_edits(repo, plan.tip):
         raise ToolError(
             f"{repo.path}: nothing is changed for {result.name}; edit "
-            f"{', '.join(session.pending.files) or 'the files'}, or leave the patch out "
-            "with tools/rebase.sh --skip"
+            f"{', '.join(session.pending.files) or 'the files'}, or leave the patch "
+            "out with tools/rebase.sh --skip"
         )
     return _by_hand(session, plan, result, repo.commit(result.name))
 
@@ -189,8 +189,8 @@ def _amend(work: Work, session: Session) -> Session:
     commit = repo.commit_of("HEAD")
     if repo.commit_of(f"{commit}^") != before:
         raise ToolError(
-            f"{repo.path}: expected edits of {result.name}, found other commits; go back "
-            f"with git checkout --detach {plan.tip}, or run tools/rebase.sh --abort"
+            f"{repo.path}: expected edits of {result.name}, found other commits; go "
+            f"back with git checkout --detach {plan.tip}, or run tools/rebase.sh --abort"
         )
     hooks = tuple(replace(hook, how="hand") for hook in result.hooks)
     notes = (*result.notes, "edited by a person")

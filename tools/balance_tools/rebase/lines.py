@@ -109,11 +109,11 @@ def _read(path: Path) -> Patch:
     return parse_patch(path.name, path.read_bytes())
 
 
-def derive(paths: Paths, line: Line) -> dict[str, Path | None]:
+def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
     """Make the whole series of a line below build/ and prove their hashes.
 
     Returns:
-        The folder of each series, by package.
+        The work folder, whose `final` holds the series, and the journal.
 
     Raises:
         ToolError: a derived patch needs a decision, or a hash is another one.
@@ -147,12 +147,11 @@ def derive(paths: Paths, line: Line) -> dict[str, Path | None]:
         session = rebase_patch(work, session, plan, patch)
         if session.results[-1].status.needs_human:
             raise ToolError(
-                f"lines/{line.name}: {patch.name} does not follow from the pin any more "
-                f"({session.results[-1].status.label}); renew the line with "
+                f"lines/{line.name}: {patch.name} does not follow from the pin any "
+                f"more ({session.results[-1].status.label}); renew the line with "
                 f"tools/rebase.sh {lock.vllm.version} --line {line.name}"
             )
-    export(work, session, series)
-    found: dict[str, Path | None] = {}
+    session = export(work, session, series)
     for package, wanted in line.hashes().items():
         got = load_series(work.final / package).sha256
         if got != wanted:
@@ -161,8 +160,7 @@ def derive(paths: Paths, line: Line) -> dict[str, Path | None]:
                 f"found {got}; the pinned series changed, renew the line with "
                 f"tools/rebase.sh {lock.vllm.version} --line {line.name}"
             )
-        found[package] = work.final / package
-    return found
+    return work, session
 
 
 def _take(work: Work, session: Session, plan: Plan, override: Patch) -> Session:
