@@ -190,7 +190,8 @@ def _amend(work: Work, session: Session) -> Session:
     if repo.commit_of(f"{commit}^") != before:
         raise ToolError(
             f"{repo.path}: expected edits of {result.name}, found other commits; go "
-            f"back with git checkout --detach {plan.tip}, or run tools/rebase.sh --abort"
+            f"back with git checkout --detach {plan.tip}, or run tools/rebase.sh "
+            "--abort"
         )
     hooks = tuple(replace(hook, how="hand") for hook in result.hooks)
     notes = (*result.notes, "edited by a person")

@@ -22,6 +22,15 @@ _OPT_125M = {
     "vocab_size": 50272,
     "max_position_embeddings": 2048,
 }
+_OPT_350M = {
+    **_OPT_125M,
+    "hidden_size": 1024,
+    "word_embed_proj_dim": 512,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "ffn_dim": 4096,
+    "do_layer_norm_before": False,
+}
 _QWEN3 = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
@@ -51,6 +60,7 @@ _QWEN2 = {
 # The models that upstream's scheduler tests name, in their published sizes.
 MODELS: dict[str, dict[str, Any]] = {
     "facebook/opt-125m": _OPT_125M,
+    "facebook/opt-350m": _OPT_350M,
     "Qwen/Qwen3-0.6B": _QWEN3,
     "Qwen/Qwen1.5-7B": _QWEN2,
 }

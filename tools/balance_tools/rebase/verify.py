@@ -30,6 +30,8 @@ from balance_tools.rebase.upstream_tests import (
 from balance_tools.series import load_series
 from balance_tools.wheel import build_wheel
 
+# What the conftest of upstream's tests imports.
+TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 
 
@@ -99,7 +101,9 @@ def verify(
 def _environment(root: Paths, wheel: Path, base: Path | None) -> Path:
     """Return the interpreter of an environment with the wheel in it."""
     if base is None:
-        return make_env(root, wheel) / "bin" / "python"
+        python = make_env(root, wheel) / "bin" / "python"
+        _install(python, *TEST_REQUIREMENTS)
+        return python
     folder = root.env / "layered"
     remove_tree(folder)
     venv.create(folder, with_pip=True)
@@ -113,10 +117,17 @@ def _environment(root: Paths, wheel: Path, base: Path | None) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     lines = "".join(f"import site; site.addsitedir({d!r})\n" for d in said.split())
     (site / "base.pth").write_text(lines)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
-    if subprocess.run(install, stdout=sys.stderr).returncode:
-        raise ToolError(f"{wheel}: pip could not install it; read what it wrote above")
+    _install(python, "--no-deps", str(wheel))
+    _install(python, *TEST_REQUIREMENTS)
     return python
+
+
+def _install(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", *arguments]
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        raise ToolError(
+            f"{python}: pip could not install {arguments[-1]}; read what it wrote above"
+        )
 
 
 def _engine_tests(root: Paths, python: Path, arguments: list[str], folder: Path) -> str:
