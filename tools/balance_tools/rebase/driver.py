@@ -88,7 +88,8 @@ def rebase_patch(
         files = _leave_for_person(repo, outcomes)
         session = replace(session, pending=Pending(result, files))
     if not quiet:
-        _say(f"{plan.package}: {patch.name}: {status.label}")
+        found = status.label if status.needs_human else "placed"
+        _say(f"{plan.package}: {patch.name}: {found}")
     return session.spent("patches", time.monotonic() - start)
 
 
