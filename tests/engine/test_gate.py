@@ -144,7 +144,7 @@ def test_the_row_counts_what_could_prefill(config):
     step(scheduler)
     for name, prompt in (("fits", 50), ("too big for the KV cache", 90)):
         scheduler.add_request(make_request(name, prompt, 5))
-    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0)
+    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0, wall=0.0)
     assert row._asdict() | {"kv_usage_ppm": 0} == {
         "wave": 3,
         "step": 8,
@@ -158,6 +158,8 @@ def test_the_row_counts_what_could_prefill(config):
         "kv_usage_ppm": 0,
         "max_running": 4,
         "max_tokens": 64,
+        "pending_age_us": 0,
+        "wait_us": 0,
     }
     assert 0 < row.kv_usage_ppm < 1_000_000
 
@@ -209,6 +211,22 @@ def test_one_rank_or_a_dense_model_is_refused(moe_model, dense_model):
         engine_config(moe_model, data_parallel_balance="cap")
     with pytest.raises(ValueError, match="nothing to balance"):
         engine_config(dense_model, data_parallel_size=2, data_parallel_balance="cap")
+
+
+def test_a_ttft_budget_needs_the_policy_that_keeps_it(moe_model):
+    ranks = {"data_parallel_size": 2, "data_parallel_balance_ttft": 0.5}
+    for policy in ("off", "cap", "align"):
+        with pytest.raises(ValueError, match=r"is a knob of .* adaptive"):
+            engine_config(moe_model, data_parallel_balance=policy, **ranks)
+    config = engine_config(moe_model, data_parallel_balance="adaptive", **ranks)
+    assert make_scheduler(config).balance_gate._ttft_budget == 0.5
+    with pytest.raises(ValueError, match="greater than 0"):
+        engine_config(
+            moe_model,
+            data_parallel_size=2,
+            data_parallel_balance="adaptive",
+            data_parallel_balance_ttft=0,
+        )
 
 
 def test_an_engine_that_became_dense_or_single_is_refused(

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.lock import Artifact, Lock
-from balance_tools.manifest import Manifest
+from balance_tools.manifest import MANIFEST_NAME, Manifest
 from balance_tools.paths import Paths
 from balance_tools.series import Series, load_series
 
-MANIFEST_NAME = ".vendor.json"
 # Raise it when the same inputs give another tree than before.
 TREE_FORMAT = "1"
 

@@ -4,13 +4,15 @@
 
 import sys
 import time
+from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
-from vllm.v1.core.sched.balance.policy import OPEN, POLICIES, Decision, Policy
+from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.request import Request, RequestStatus
@@ -35,7 +37,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
-    return BalanceGate(scheduler, name, POLICIES[name])
+    return BalanceGate(scheduler, name, parallel_config.data_parallel_balance_ttft)
 
 
 class BalanceGate:
@@ -47,16 +49,41 @@ class BalanceGate:
     came from a connector, are never held: their work was admitted before.
     """
 
-    def __init__(self, scheduler: "Scheduler", name: str, policy: Policy) -> None:
+    def __init__(
+        self, scheduler: "Scheduler", name: str, ttft_budget: float | None = None
+    ) -> None:
+        """The gate of one rank.
+
+        Args:
+            scheduler: the rank's.
+            name: the policy, a key of `POLICIES`.
+            ttft_budget: seconds from arrival to first token that the operator
+                promises; only for the policy "adaptive".
+        """
         self._scheduler = scheduler
-        self._policy = policy
+        self._name = name
+        self._ttft_budget = ttft_budget
+        self._group: dist.ProcessGroup | None = None
+        self._policy = self._create_policy()
+        self._ages = PendingAges()
+        # A step that is timed now was scheduled as many steps ago as the engine
+        # schedules ahead (asynchronous scheduling, pipeline parallelism).
+        ahead = scheduler.vllm_config.max_concurrent_batches
+        self._scheduled: deque[int] = deque(maxlen=ahead)
         self._exchange = RowExchange()
         self._stats = BalanceStats(policy=name)
         self._held_steps = 0
         self.reset()
 
+    def _create_policy(self) -> Policy:
+        if self._ttft_budget is None:
+            return create_policy(self._name)
+        return create_policy(self._name, {"ttft_budget": self._ttft_budget})
+
     def reset(self) -> None:
         """Forgets the wave: the next step is scheduled as if balance were off."""
+        self._policy.reset()
+        self._scheduled.clear()
         self._last_exchange: float | None = None
         self._apply(OPEN)
 
@@ -87,17 +114,33 @@ class BalanceGate:
             self._end_hold()
             self.reset()
             return
+        if group is not self._group:
+            # Elastic expert parallelism: new ranks have nothing to remember, so
+            # nobody may, or the ranks would decide differently.
+            self._group, self._policy = group, self._create_policy()
         now = time.monotonic()
-        row = self._measure(wave, step, now)
+        row = self._measure(wave, step, now, time.time())
         snapshot = self._exchange.gather(row, group)
         exchanged = time.monotonic()
         self._last_exchange = now
-        self._apply(self._policy(snapshot))
+        self._apply(self._policy.decide(snapshot))
         self._stats.observe_step(self.decision, snapshot, exchanged - now)
 
-    def _measure(self, wave: int, step: int, now: float) -> Row:
+    def _measure(self, wave: int, step: int, now: float, wall: float) -> Row:
+        """This rank's row.
+
+        Args:
+            wave: number of the wave.
+            step: number of the step.
+            now: seconds of a clock that does not go back.
+            wall: seconds of the clock of `Request.arrival_time`.
+        """
         scheduler = self._scheduler
-        pending, pending_tokens = self._pending()
+        pending = self._pending()
+        waits = [max(0.0, wall - request.arrival_time) for request in pending]
+        if self._ttft_budget is not None:
+            waits = [wait for wait in waits if wait < self._ttft_budget]
+        self._scheduled.append(self._prefill_tokens)
         running, waiting = scheduler.get_request_counts()
         since = now if self._last_exchange is None else self._last_exchange
         return Row(
@@ -105,14 +148,21 @@ class BalanceGate:
             step=step,
             running=running,
             waiting=waiting,
-            pending=pending,
-            pending_tokens=pending_tokens,
+            pending=len(pending),
+            pending_tokens=sum(
+                request.num_tokens - request.num_computed_tokens for request in pending
+            ),
             held_steps=self._held_steps,
-            prefill_tokens=self._prefill_tokens,
+            prefill_tokens=self._scheduled[0],
             step_time_us=int((now - since) * 1e6),
             kv_usage_ppm=int(scheduler.kv_cache_manager.usage * 1e6),
             max_running=scheduler.max_num_running_reqs,
             max_tokens=scheduler.max_num_scheduled_tokens,
+            pending_age_us=int(
+                self._ages.oldest((request.request_id for request in pending), now)
+                * 1e6
+            ),
+            wait_us=int(max(waits, default=0.0) * 1e6),
         )
 
     def _count_hold(self) -> None:
@@ -127,14 +177,10 @@ class BalanceGate:
             self._stats.observe_hold_end(self._held_steps)
             self._held_steps = 0
 
-    def _pending(self) -> tuple[int, int]:
-        """Requests that could prefill in the next step, and their prompt tokens."""
+    def _pending(self) -> list[Request]:
+        """Requests that could prefill in the next step."""
         scheduler = self._scheduler
-        pending = tokens = 0
-        for request in scheduler.running:
-            if request.is_prefill_chunk:
-                pending += 1
-                tokens += request.num_tokens - request.num_computed_tokens
+        pending = [request for request in scheduler.running if request.is_prefill_chunk]
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         queues = chain(scheduler.skipped_waiting, scheduler.waiting)
@@ -144,9 +190,8 @@ class BalanceGate:
             free_blocks -= -(-request.num_tokens // scheduler.block_size)
             if free_blocks < 0:
                 break
-            pending += 1
-            tokens += request.num_tokens - request.num_computed_tokens
-        return pending, tokens
+            pending.append(request)
+        return pending
 
     # Called by the scheduler.
 

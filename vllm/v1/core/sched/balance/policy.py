@@ -1,48 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""When data parallel ranks admit prefills, as pure functions of a snapshot.
+"""The policies by the value of `--data-parallel-balance`.
 
-Pure Python: no torch, no vllm import, no clock, no randomness. Every rank calls the
-same function on the same snapshot and so takes the same decision.
+Pure Python: no torch, no vllm import, no clock, no randomness.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
 
-from .rows import Snapshot
+from .adaptive import Adaptive, AdaptiveParameters
+from .align import Align, AlignParameters
+from .cap import Cap, CapParameters
+from .decision import OPEN, Decision, Policy
+from .hold_bound import HoldBound
+
+__all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "Decision", "Policy", "create_policy"]
+
+MAX_HOLD_STEPS = 1000
+"""Default bound of every hold, in steps. A last resort: far above the holds of a
+policy that works, some tens of seconds on a device with 40 ms decode steps."""
+
+POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {
+    "cap": (Cap, CapParameters),
+    "align": (Align, AlignParameters),
+    "adaptive": (Adaptive, AdaptiveParameters),
+}
+"""Class and parameters of each policy; "off" has none."""
 
 
-class Decision(NamedTuple):
-    """What every rank may do in the next step."""
+def create_policy(
+    name: str,
+    parameters: Mapping[str, object] | None = None,
+    max_hold_steps: int = MAX_HOLD_STEPS,
+) -> Policy:
+    """A new policy, whose holds are bounded.
 
-    admit: bool
-    """Whether waiting requests may be admitted."""
-    prefill_tokens: int | None
-    """Prompt tokens that a rank may schedule, of prompts in progress and of
-    admissions together; None for no limit beyond the scheduler's own."""
-    reason: str
-    """Why, as a label for metrics."""
+    Args:
+        name: a key of `POLICIES`.
+        parameters: fields of the policy's parameters that differ from the defaults.
+        max_hold_steps: bound of every hold.
 
-
-OPEN = Decision(admit=True, prefill_tokens=None, reason="open")
-"""Schedule as if there were no balance scheduling."""
-
-
-def cap(snapshot: Snapshot) -> Decision:
-    """Nobody admits while the running queue of any rank is full.
-
-    The rule of the vllm-ascend balance scheduler (vllm-ascend #5212): freeze
-    admission while ``max(running) == max_num_seqs``. Prompts in progress go on.
+    Raises:
+        ValueError: the policy has no such parameter, or not with that value.
     """
-    if any(
-        running >= limit
-        for running, limit in zip(snapshot.running, snapshot.max_running, strict=True)
-    ):
-        return Decision(admit=False, prefill_tokens=None, reason="rank_full")
-    return OPEN
-
-
-Policy = Callable[[Snapshot], Decision]
-
-POLICIES: dict[str, Policy] = {"cap": cap}
-"""By the value of `--data-parallel-balance`; "off" has no policy."""
+    policy, parameters_of = POLICIES[name]
+    known = [field.name for field in fields(parameters_of)]
+    for parameter in parameters or ():
+        if parameter not in known:
+            raise ValueError(
+                f"{parameter!r} is not a parameter of balance policy {name!r}; "
+                f"it has {', '.join(known)}"
+            )
+    return HoldBound(policy(parameters_of(**(parameters or {}))), max_hold_steps)

@@ -29,7 +29,7 @@ class Row(NamedTuple):
     held_steps: int
     """Steps for which this rank has been holding an admissible request, in a row."""
     prefill_tokens: int
-    """Prompt tokens that were scheduled in the step."""
+    """Prompt tokens of the step that `step_time_us` measures."""
     step_time_us: int
     """Time since the previous exchange, in microseconds; 0 in the first step."""
     kv_usage_ppm: int
@@ -38,6 +38,13 @@ class Row(NamedTuple):
     """Limit of the running queue."""
     max_tokens: int
     """Limit of the tokens scheduled in one step."""
+    pending_age_us: int
+    """Time since the oldest of the pending requests became pending, in microseconds;
+    0 without any."""
+    wait_us: int
+    """Time since the arrival of the oldest of the pending requests, in microseconds;
+    0 without any. Requests that have missed the operator's TTFT budget are left out:
+    nothing can be kept any more."""
 
 
 class Snapshot(NamedTuple):
@@ -59,6 +66,8 @@ class Snapshot(NamedTuple):
     kv_usage_ppm: tuple[int, ...]
     max_running: tuple[int, ...]
     max_tokens: tuple[int, ...]
+    pending_age_us: tuple[int, ...]
+    wait_us: tuple[int, ...]
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]]) -> "Snapshot":

@@ -4,7 +4,7 @@
 
 from collections import Counter
 
-from .policy import Decision
+from .decision import Decision
 from .rows import Snapshot
 
 

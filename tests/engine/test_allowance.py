@@ -1,0 +1,302 @@
+"""The allowance of prompt tokens in the real scheduler, chunked prefill on and off."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from schedulers import engine_config, make_request, make_scheduler, step
+
+schedulers = pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
+
+
+def config_of(model, policy="cap", **arguments):
+    return engine_config(
+        model, data_parallel_size=2, data_parallel_balance=policy, **arguments
+    )
+
+
+@pytest.fixture
+def config(moe_model):
+    return config_of(moe_model)
+
+
+@pytest.fixture
+def unchunked(moe_model):
+    return config_of(
+        moe_model, enable_chunked_prefill=False, max_num_batched_tokens=256
+    )
+
+
+def allow(scheduler, tokens):
+    """What a policy decides that grants so many prompt tokens; 0 is a hold."""
+    decision = Decision(admit=tokens > 0, prefill_tokens=tokens, reason="test")
+    scheduler.balance_gate._apply(decision)
+
+
+def scheduled(scheduler, tokens):
+    """Tokens by request of a step with that allowance."""
+    allow(scheduler, tokens)
+    return step(scheduler).num_scheduled_tokens
+
+
+def add(scheduler, *requests, **arguments):
+    for name, prompt in requests:
+        scheduler.add_request(make_request(name, prompt, 20, **arguments))
+
+
+@schedulers
+def test_a_prompt_in_progress_gets_no_more_than_the_allowance(config, scheduler_class):
+    scheduler = make_scheduler(config, scheduler_class)
+    add(scheduler, ("long", 150))
+    assert scheduled(scheduler, 30) == {"long": 30}
+    assert scheduled(scheduler, 10) == {"long": 10}
+    assert scheduled(scheduler, 64) == {"long": 64}
+    assert scheduled(scheduler, 64) == {"long": 46}
+
+
+@schedulers
+def test_a_hold_stops_a_prompt_in_progress_but_no_decode(config, scheduler_class):
+    scheduler = make_scheduler(config, scheduler_class)
+    add(scheduler, ("decodes", 10))
+    step(scheduler)
+    add(scheduler, ("long", 150))
+    assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
+    for _ in range(3):
+        assert scheduled(scheduler, 0) == {"decodes": 1}
+        assert scheduler.balance_gate._held
+    assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
+
+
+@schedulers
+def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
+    scheduler = make_scheduler(config, scheduler_class)
+    add(scheduler, ("long", 50), ("second", 20), ("third", 20))
+    assert scheduled(scheduler, 30) == {"long": 30}
+    assert scheduled(scheduler, 25) == {"long": 20, "second": 5}
+    assert scheduled(scheduler, 15) == {"long": 1, "second": 15}
+    assert scheduler.balance_gate._held, "the third had to wait"
+    assert scheduled(scheduler, 60) == {"long": 1, "second": 1, "third": 20}
+    assert not scheduler.balance_gate._held
+
+
+@schedulers
+def test_without_chunked_prefill_a_prompt_is_whole_or_held(unchunked, scheduler_class):
+    scheduler = make_scheduler(unchunked, scheduler_class)
+    add(scheduler, ("first", 100), ("second", 100), ("third", 100))
+    assert scheduled(scheduler, 0) == {}
+    assert scheduled(scheduler, 150) == {"first": 100, "second": 100}
+    assert scheduled(scheduler, 1) == {"first": 1, "second": 1, "third": 100}
+
+
+def test_a_threshold_for_long_prompts_still_holds(moe_model):
+    scheduler = make_scheduler(config_of(moe_model, long_prefill_token_threshold=16))
+    add(scheduler, ("long", 100))
+    assert scheduled(scheduler, 40) == {"long": 16}
+    assert scheduled(scheduler, 8) == {"long": 8}
+
+
+@schedulers
+def test_a_preempted_request_resumes_without_allowance(config, scheduler_class):
+    scheduler = make_scheduler(config, scheduler_class, num_blocks=10)
+    for name in ("first", "second"):
+        scheduler.add_request(make_request(name, 60, 40))
+        step(scheduler)
+    while not step(scheduler).preempted_req_ids:
+        pass
+    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
+    assert scheduled(scheduler, 0)["second"] > 1, "its prompt and what it had generated"
+
+
+def test_a_loaded_request_starts_and_goes_on_without_allowance(config):
+    """As after a connector's transfer: waiting, with computed tokens."""
+    scheduler = make_scheduler(config)
+    add(scheduler, ("fresh", 60))
+    gate = scheduler.balance_gate
+    allow(scheduler, 0)
+    loaded = make_request("loaded", 60, 5)
+    loaded.num_computed_tokens = 48
+    assert not gate.holds(loaded)
+    assert gate.clip(loaded, 12) == 12
+    assert gate.holds(scheduler.requests["fresh"])
+
+
+def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
+    scheduler = make_scheduler(config)
+    request = make_request("grammar", 10, 5)
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    request.structured_output_request = type("Compiled", (), {"grammar": object()})()
+    scheduler.add_request(request)
+    assert scheduled(scheduler, 0) == {}
+    assert request.status == RequestStatus.WAITING
+    allow(scheduler, 64)
+    assert scheduler.schedule().num_scheduled_tokens == {"grammar": 10}
+
+
+def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
+    scheduler = make_scheduler(config)
+    request = make_request("stream", 10, 5)
+    request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+    scheduler.add_request(request)
+    assert scheduled(scheduler, 0) == {}
+    assert not scheduler.balance_gate._held
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.waiting, row.pending) == (1, 0)
+
+
+def test_the_allowance_goes_to_the_highest_priority_first(moe_model):
+    scheduler = make_scheduler(config_of(moe_model, scheduling_policy="priority"))
+    add(scheduler, ("low", 30), priority=9)
+    add(scheduler, ("high", 30), priority=1)
+    assert scheduled(scheduler, 30) == {"high": 30}
+    assert scheduled(scheduler, 30) == {"high": 1, "low": 30}
+
+
+workloads = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 40)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    workload=workloads,
+    num_blocks=st.sampled_from([18, 30, 100]),
+    asynchronous=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_no_step_exceeds_its_allowance_and_everything_ends(
+    moe_model, workload, num_blocks, asynchronous, seed
+):
+    rng = random.Random(seed)
+    scheduler_class = AsyncScheduler if asynchronous else Scheduler
+    scheduler = make_scheduler(config_of(moe_model), scheduler_class, num_blocks)
+    arrivals = sorted(workload)
+    for now in range(5000):
+        while arrivals and arrivals[0][0] <= now:
+            _, prompt, output = arrivals.pop(0)
+            scheduler.add_request(make_request(str(len(arrivals)), prompt, output))
+        if not arrivals and not scheduler.has_requests():
+            break
+        decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
+        fresh = {r.request_id for r in scheduler.requests.values()} - decoding
+        fresh -= {i for i in fresh if scheduler.requests[i].num_preemptions}
+        allowance = rng.choice([0, 0, 1, 16, 64])
+        allow(scheduler, allowance)
+        output = step(scheduler)
+        tokens = output.num_scheduled_tokens
+        prefilled = sum(n for name, n in tokens.items() if name in fresh)
+        assert prefilled <= allowance
+        if not output.preempted_req_ids:
+            assert decoding <= set(tokens), "a decode was held"
+    assert not scheduler.requests
+
+
+def test_the_row_tells_how_long_requests_have_been_pending(config):
+    scheduler = make_scheduler(config)
+    gate = scheduler.balance_gate
+    for second, name in enumerate("abcdef"):
+        add(scheduler, (name, 30), arrival_time=100.0 + second)
+    allow(scheduler, 0)
+    first = gate._measure(wave=0, step=1, now=7.0, wall=106.0)
+    assert (first.pending, first.pending_age_us, first.wait_us) == (4, 0, 6_000_000)
+    second = gate._measure(wave=0, step=2, now=9.5, wall=108.5)
+    assert (second.pending_age_us, second.wait_us) == (2_500_000, 8_500_000)
+    gate._apply(OPEN)
+    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
+    third = gate._measure(wave=0, step=3, now=10.0, wall=109.0)
+    assert (third.pending, third.wait_us) == (2, 7_000_000)
+    assert third.pending_age_us == 3_000_000, "pending since now=7"
+
+
+def test_a_request_that_missed_its_ttft_budget_does_not_press(config):
+    scheduler = make_scheduler(config)
+    gate = scheduler.balance_gate
+    gate._ttft_budget = 5.0
+    add(scheduler, ("late", 30), arrival_time=100.0)
+    add(scheduler, ("young", 30), arrival_time=107.0)
+    row = gate._measure(wave=0, step=1, now=0.0, wall=108.0)
+    assert row.wait_us == 1_000_000
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynchronous):
+    """Asynchronous scheduling has scheduled the next step when one has ended."""
+    config = config_of(moe_model, async_scheduling=asynchronous)
+    scheduler = make_scheduler(config)
+    gate, told = scheduler.balance_gate, []
+    for number, tokens in enumerate((5, 7, 9)):
+        add(scheduler, (str(number), tokens))
+        step(scheduler)
+        told.append(gate._measure(0, number, now=0.0, wall=0.0).prefill_tokens)
+        gate._apply(OPEN)
+    assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
+
+
+def test_a_new_group_of_ranks_starts_with_a_new_policy(moe_model):
+    gate = make_scheduler(config_of(moe_model)).balance_gate
+    gate._exchange.gather = lambda row, group: Snapshot.from_rows([row])
+    policies = []
+    for group in ("two ranks", "two ranks", "four ranks"):
+        gate.exchange(group, wave=0, step=1, active=True)
+        policies.append(gate._policy)
+    assert policies[0] is policies[1]
+    assert policies[1] is not policies[2]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    workload=st.lists(
+        st.tuples(
+            st.integers(0, 60),
+            st.integers(0, 2),
+            st.integers(1, 150),
+            st.integers(1, 40),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    num_blocks=st.sampled_from([18, 100]),
+    bound=st.sampled_from([3, 1000]),
+)
+@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
+def test_ranks_served_by_a_policy_end_everything(
+    moe_model, policy, workload, num_blocks, bound
+):
+    """Three real schedulers in lock step, in virtual time; few KV cache blocks."""
+    ranks = [make_scheduler(config_of(moe_model), Scheduler, num_blocks) for _ in "abc"]
+    for scheduler in ranks:
+        scheduler.balance_gate = BalanceGate(scheduler, policy)
+        scheduler.balance_gate._policy = create_policy(policy, max_hold_steps=bound)
+    arrivals, now = sorted(workload), 0.0
+    for number in range(1, 20_000):
+        while arrivals and arrivals[0][0] <= number:
+            _, rank, prompt, output = arrivals.pop(0)
+            request = make_request(str(len(arrivals)), prompt, output, arrival_time=now)
+            ranks[rank].add_request(request)
+        if not arrivals and not any(r.has_requests() for r in ranks):
+            break
+        tokens = [step(scheduler).total_num_scheduled_tokens for scheduler in ranks]
+        now += 0.04 + 0.001 * max(tokens)
+        gates = [scheduler.balance_gate for scheduler in ranks]
+        for gate in gates:
+            gate._count_hold()
+        snapshot = Snapshot.from_rows(
+            gate._measure(0, number, now=now, wall=now) for gate in gates
+        )
+        assert max(snapshot.held_steps) <= bound
+        decisions = {gate._policy.decide(snapshot) for gate in gates}
+        assert len(decisions) == 1
+        for gate in gates:
+            gate._last_exchange = now
+            gate._apply(*decisions)
+    assert not any(scheduler.requests for scheduler in ranks)

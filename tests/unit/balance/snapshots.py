@@ -1,0 +1,143 @@
+"""Snapshots for the tests of the policies: by hand, at random, and from a model."""
+
+from balance.rows import Row, Snapshot
+from hypothesis import strategies as st
+
+SLOTS = 8
+MAX_TOKENS = 512
+
+IDLE = Row(
+    wave=0,
+    step=1,
+    running=0,
+    waiting=0,
+    pending=0,
+    pending_tokens=0,
+    held_steps=0,
+    prefill_tokens=0,
+    step_time_us=40_000,
+    kv_usage_ppm=0,
+    max_running=SLOTS,
+    max_tokens=MAX_TOKENS,
+    pending_age_us=0,
+    wait_us=0,
+)
+
+
+def snapshot(rows):
+    return Snapshot.from_rows(rows)
+
+
+def running(count, pending=0, tokens=100, **fields):
+    """A rank that runs so many requests and has others of so many tokens pending."""
+    return IDLE._replace(
+        running=count,
+        waiting=pending,
+        pending=pending,
+        pending_tokens=pending * tokens,
+        **fields,
+    )
+
+
+@st.composite
+def rows(draw):
+    count = draw(st.integers(0, SLOTS))
+    pending = draw(st.integers(0, SLOTS - count))
+    age = draw(st.integers(0, 100_000_000)) if pending else 0
+    return IDLE._replace(
+        running=count,
+        waiting=pending + draw(st.integers(0, 5)),
+        pending=pending,
+        pending_tokens=draw(st.integers(pending, 4000)) if pending else 0,
+        held_steps=draw(st.integers(0, 20)),
+        prefill_tokens=draw(st.sampled_from([0, 0, 1, 100, MAX_TOKENS])),
+        pending_age_us=age,
+        wait_us=age + draw(st.integers(0, 10_000_000)) if pending else 0,
+    )
+
+
+@st.composite
+def histories(draw, max_ranks=4, max_steps=6):
+    """Rows of several steps, of any content: each step a list with a row per rank."""
+    ranks = draw(st.integers(1, max_ranks))
+    steps = []
+    for step in range(draw(st.integers(1, max_steps))):
+        time = draw(st.integers(0, 2_000_000))
+        steps.append(
+            [draw(rows())._replace(step=step, step_time_us=time) for _ in range(ranks)]
+        )
+    return steps
+
+
+class Ranks:
+    """A small model of ranks that serve, in virtual time, by a policy's decisions.
+
+    A step lasts 40 ms, and 60 ms per 100 prompt tokens of the fullest rank.
+    """
+
+    def __init__(self, count):
+        self.now = 0
+        self.step = 0
+        self.seconds = 0.0
+        self.prefilled = [0] * count
+        self.held = [0] * count
+        self.running = [[] for _ in range(count)]  # output tokens left
+        self.waiting = [[] for _ in range(count)]  # [prompt left, output, since]
+
+    def arrive(self, rank, prompt, output):
+        self.waiting[rank].append([prompt, output, self.now])
+
+    def pending(self, rank):
+        return self.waiting[rank][: SLOTS - len(self.running[rank])]
+
+    def snapshot(self):
+        return snapshot(
+            IDLE._replace(
+                step=self.step,
+                running=len(self.running[rank]),
+                waiting=len(self.waiting[rank]),
+                pending=len(self.pending(rank)),
+                pending_tokens=sum(prompt for prompt, _, _ in self.pending(rank)),
+                held_steps=self.held[rank],
+                prefill_tokens=self.prefilled[rank],
+                step_time_us=int(self.seconds * 1e6),
+                pending_age_us=max(
+                    (int((self.now - t) * 1e6) for _, _, t in self.pending(rank)),
+                    default=0,
+                ),
+                wait_us=max(
+                    (int((self.now - t) * 1e6) for _, _, t in self.pending(rank)),
+                    default=0,
+                ),
+            )
+            for rank in range(len(self.running))
+        )
+
+    def advance(self, decision):
+        """One step by the decision."""
+        for rank in range(len(self.running)):
+            left = MAX_TOKENS - len(self.running[rank])
+            if decision.prefill_tokens is not None:
+                left = min(left, decision.prefill_tokens)
+            started = []
+            budget = left
+            admissible = self.pending(rank)
+            if decision.admit:
+                for request in admissible:
+                    used = min(left, request[0])
+                    request[0] -= used
+                    left -= used
+                    if not request[0]:
+                        started.append(request)
+            self.waiting[rank] = [r for r in self.waiting[rank] if r[0]]
+            self.running[rank] = [n - 1 for n in self.running[rank] if n > 1]
+            self.running[rank] += [output for _, output, _ in started]
+            self.prefilled[rank] = budget - left if decision.admit else 0
+            served = self.prefilled[rank] > 0 or not admissible
+            self.held[rank] = 0 if served else self.held[rank] + 1
+        self.seconds = 0.040 + 0.0006 * max(self.prefilled)
+        self.now += self.seconds
+        self.step += 1
+
+    def unfinished(self):
+        return sum(map(len, self.running)) + sum(map(len, self.waiting))

@@ -1,0 +1,64 @@
+"""The policy `cap`: the rule of the vllm-ascend balance scheduler."""
+
+import pytest
+from balance.policy import OPEN, create_policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import IDLE, snapshot
+
+
+def freezes(counts, limit, margin):
+    """The published rule: margin 0 is its first form, margin 1 its later one."""
+    return max(counts) == limit if margin == 0 else max(counts) >= limit - margin
+
+
+@settings(max_examples=2000)
+@given(
+    limit=st.integers(1, 256),
+    shares=st.lists(st.integers(0, 256), min_size=1, max_size=32),
+    margin=st.sampled_from([0, 1]),
+    fields=st.tuples(*[st.integers(0, 999)] * 4),
+)
+def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
+    counts = [min(count, limit) for count in shares]
+    pending, tokens, held, age = fields
+    decision = create_policy("cap", {"margin": margin}).decide(
+        snapshot(
+            IDLE._replace(
+                running=count,
+                max_running=limit,
+                pending=pending,
+                pending_tokens=tokens,
+                held_steps=held,
+                pending_age_us=age,
+            )
+            for count in counts
+        )
+    )
+    assert decision.admit is not freezes(counts, limit, margin)
+    assert decision.prefill_tokens is None, "prompts in progress go on"
+
+
+@pytest.mark.parametrize(
+    ("counts", "margin", "admits"),
+    [
+        ((7, 7, 7, 7), 0, True),
+        ((0, 0, 0, 8), 0, False),
+        ((6, 0), 1, True),
+        ((7, 0), 1, False),
+        ((5, 0), 2, True),
+        ((6, 0), 2, False),
+    ],
+)
+def test_freezes_at_the_margin(counts, margin, admits):
+    policy = create_policy("cap", {"margin": margin})
+    rows = snapshot(IDLE._replace(running=count) for count in counts)
+    assert policy.decide(rows).admit is admits
+
+
+def test_each_rank_is_measured_by_its_own_limit():
+    policy = create_policy("cap")
+    small = IDLE._replace(running=3, max_running=3)
+    large = IDLE._replace(running=3, max_running=9)
+    assert policy.decide(snapshot([large, large])) == OPEN
+    assert not policy.decide(snapshot([large, small])).admit

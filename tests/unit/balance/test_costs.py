@@ -1,0 +1,85 @@
+"""What the policy learns about the device."""
+
+import random
+
+import pytest
+from balance.costs import CostLearner, StepCost
+from hypothesis import given
+from hypothesis import strategies as st
+
+shares = st.floats(0, 1)
+
+
+def steps(cost, count, seed=1, noise=0.0):
+    """Step times of a device with that cost: most of them without prefill."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        most = rng.choice([0.0, 0.0, rng.random()])
+        mean = most * rng.uniform(0.2, 1.0)
+        seconds = cost.decode
+        if most:
+            seconds += cost.fixed + cost.own * most + cost.shared * mean
+        yield seconds * (1 + noise * rng.uniform(-1, 1)), most, mean
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        StepCost(decode=0.04, fixed=0.04, own=0.9, shared=0.0),
+        StepCost(decode=0.04, fixed=0.0, own=0.3, shared=0.6),
+        StepCost(decode=0.01, fixed=0.005, own=0.0, shared=0.2),
+    ],
+)
+def test_finds_the_cost_of_the_device(cost, noise):
+    learner = CostLearner()
+    for step in steps(cost, 3000, noise=noise):
+        learner.observe(*step)
+    assert learner.cost.decode == pytest.approx(cost.decode, rel=0.03)
+    scale = 0.05 * (cost.own + cost.shared) + 0.05 * cost.decode
+    assert learner.cost.own == pytest.approx(cost.own, abs=scale)
+    assert learner.cost.shared == pytest.approx(cost.shared, abs=2 * scale)
+    assert learner.cost.fixed == pytest.approx(cost.fixed, abs=scale)
+
+
+def test_follows_a_device_that_changes():
+    learner = CostLearner()
+    for own in (0.9, 0.45):
+        cost = StepCost(decode=0.04, fixed=0.02, own=own, shared=0.0)
+        for step in steps(cost, 4000):
+            learner.observe(*step)
+    assert learner.cost.own == pytest.approx(0.45, rel=0.1)
+
+
+def test_knows_nothing_before_the_first_step_without_prefill():
+    learner = CostLearner()
+    learner.observe(1.0, most=0.5, mean=0.5)
+    assert learner.cost is None
+    learner.observe(0.04, most=0.0, mean=0.0)
+    assert learner.cost == StepCost(0.04, 0.0, 0.0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 100), shares, shares), min_size=1, max_size=60)
+)
+def test_costs_are_never_negative(observations):
+    learner = CostLearner()
+    learner.observe(0.04, most=0.0, mean=0.0)
+    for seconds, most, share in observations:
+        learner.observe(seconds, most, most * share)
+        decode, fixed, own, shared = learner.cost
+        assert min(decode, fixed, own, shared) >= 0
+        assert fixed <= decode or fixed <= 100, "bounded by a decode step when learned"
+
+
+def test_waste_is_what_balance_would_save():
+    cost = StepCost(decode=0.04, fixed=0.04, own=0.8, shared=0.4)
+    assert cost.waste(most=1.0, mean=1.0) == 0, "full and even"
+    assert cost.waste(most=0.5, mean=0.5) == pytest.approx(0.02), "even, but half"
+    assert cost.waste(most=1.0, mean=0.25) == pytest.approx(0.6 + 0.03)
+
+
+@given(most=shares, share=shares)
+def test_waste_is_never_negative(most, share):
+    cost = StepCost(decode=0.04, fixed=0.04, own=0.8, shared=0.4)
+    assert cost.waste(most, most * share) >= 0

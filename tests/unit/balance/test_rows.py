@@ -1,0 +1,33 @@
+"""The rows that the ranks exchange."""
+
+import pytest
+from balance.rows import Row, Snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from snapshots import IDLE, rows
+
+
+@given(st.lists(rows(), min_size=1, max_size=6))
+def test_a_snapshot_has_one_column_per_field(ranks):
+    snapshot = Snapshot.from_rows(ranks)
+    assert snapshot._fields == Row._fields
+    for rank, row in enumerate(ranks):
+        assert row == tuple(column[rank] for column in snapshot)
+
+
+@given(
+    ranks=st.lists(rows(), min_size=2, max_size=6),
+    field=st.sampled_from(["step", "wave"]),
+    data=st.data(),
+)
+def test_rows_of_different_steps_are_refused(ranks, field, data):
+    rank = data.draw(st.integers(0, len(ranks) - 1))
+    other = getattr(ranks[rank], field) + data.draw(st.integers(1, 99))
+    ranks[rank] = ranks[rank]._replace(**{field: other})
+    with pytest.raises(RuntimeError, match=f"rank {rank}: .*{field} {other}"):
+        Snapshot.from_rows(ranks)
+
+
+def test_rows_of_different_length_are_refused():
+    with pytest.raises(ValueError, match="longer"):
+        Snapshot.from_rows([IDLE, (*IDLE, 0)])

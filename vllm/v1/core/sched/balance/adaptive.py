@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Policy `adaptive`: hold prefills while waiting is cheaper than what it saves."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from operator import add, truediv
+
+from .costs import CostLearner, StepCost
+from .cycle import Traffic, optimal_cycle, shortened_cycle
+from .decision import OPEN, Decision
+from .level import best_level
+from .rows import Snapshot
+
+_HOLD = Decision(admit=False, prefill_tokens=0, reason="rent")
+_SMALLEST_BATCH = 2.0
+"""Requests per cycle below which there is nothing to collect."""
+_SECONDS = 1e-6
+"""The microseconds of a row in seconds."""
+
+
+@dataclass(frozen=True)
+class AdaptiveParameters:
+    """Parameters of `Adaptive`. Only the first is meant for operators."""
+
+    ttft_budget: float | None = None
+    """Time to first token, in seconds, that the operator promises. Requests that
+    still can keep it are not held past the point where they no longer could."""
+    snapshot_lag: int = 0
+    """Steps that were decided after the snapshot was taken, because the exchange
+    overlaps with them."""
+    urgency: float = 1.5
+    """Growth of the rent with age. With 1.5, rent pays for the waste of a release
+    after exactly one cycle if arrivals are even: the integral of
+    ``urgency * (t / T) * m t / N`` over one cycle T equals ``m T^2 / 2N``."""
+    load_exponent: float = 3.0
+    """How much more the rent of a rank with more requests than the mean weighs; the
+    fullest rank decides when the last request ends."""
+    tolerance: float = 0.02
+    """Share of the throughput that may be given for shorter waits."""
+    spare_tolerance: float = 0.1
+    """The same, in addition, as far as the ranks have free slots."""
+    deadline_cycles: float = 6.0
+    """Age, in cycles at full load, at which a rank's pending work must be done."""
+    window: float = 30.0
+    """Seconds over which the traffic is measured."""
+
+    def __post_init__(self) -> None:
+        if self.ttft_budget is not None and not self.ttft_budget > 0:
+            raise ValueError(f"ttft_budget must be positive, not {self.ttft_budget}")
+        if self.snapshot_lag < 0:
+            raise ValueError(f"snapshot_lag must be 0 or more, not {self.snapshot_lag}")
+
+
+class Adaptive:
+    """Rent against waste, with a budget for all ranks that fits their pending work.
+
+    Every second that n_r of N requests are pending on rank r costs the share n_r / N
+    of the throughput. The policy lets this *rent* accrue,
+
+    ``rent_r += dt * (n_r / N) * (load_r / mean load)^load_exponent
+    * urgency * age_r / cycle``
+
+    and compares it with the *waste* of releasing now, while other ranks have less to
+    prefill (`StepCost.waste`). `best_level` releases as many tokens per rank as gain
+    most, once any gain is not negative: rent-or-buy, which never pays more than twice
+    what the best choice in hindsight would have. `cycle` is the one that renewal
+    theory finds best for the learned costs and traffic (`cycle.py`), so no constant
+    is in seconds. Release is immediate
+
+    - while nobody's time is at stake: no rank, or a rank with pending work, runs
+      nothing;
+    - when less than two requests arrive per cycle: nothing is worth waiting for;
+    - when a request would otherwise miss the operator's TTFT budget.
+
+    A rank whose oldest request has been pending for `deadline_cycles` is served whole.
+
+    Everything is computed from gathered rows, in O(ranks log ranks).
+    """
+
+    def __init__(self, parameters: AdaptiveParameters) -> None:
+        self._parameters = parameters
+        self._learner = CostLearner()
+        self._traffic = Traffic(parameters.window)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets rents and granted budgets; keeps the costs and the traffic."""
+        self._rents: list[float] = []
+        self._granted: deque[int] = deque(maxlen=self._parameters.snapshot_lag)
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Learns from the step that has ended and decides on the next one."""
+        ranks = len(snapshot.running)
+        seconds = max(snapshot.step_time_us) * _SECONDS
+        requests, tokens = without_granted(
+            snapshot.pending, snapshot.pending_tokens, self._granted
+        )
+        self._learn(snapshot, seconds, sum(requests), sum(tokens))
+        if len(self._rents) != ranks:
+            self._rents = [0.0] * ranks
+        decision = self._decide(snapshot, seconds, requests, tokens)
+        if decision.prefill_tokens is None:
+            self._rents = [0.0] * ranks
+            self._granted.append(max(snapshot.max_tokens))
+        else:
+            self._granted.append(decision.prefill_tokens)
+        return decision
+
+    def _learn(
+        self, snapshot: Snapshot, seconds: float, pending: int, pending_tokens: int
+    ) -> None:
+        if not seconds:
+            return  # the first step of a wave has no step time
+        prefilled = sum(snapshot.prefill_tokens)
+        largest = max(snapshot.max_tokens)
+        self._learner.observe(
+            seconds,
+            most=max(snapshot.prefill_tokens) / largest,
+            mean=prefilled / len(snapshot.running) / largest,
+        )
+        self._traffic.observe(seconds, prefilled, pending, pending_tokens)
+
+    def _decide(
+        self,
+        snapshot: Snapshot,
+        seconds: float,
+        requests: tuple[int, ...],
+        tokens: tuple[int, ...],
+    ) -> Decision:
+        running = sum(snapshot.running)
+        pending = sum(requests)
+        if not running or (
+            0 in snapshot.running
+            and any(
+                n and not active
+                for n, active in zip(requests, snapshot.running, strict=True)
+            )
+        ):
+            return OPEN._replace(reason="idle")
+        cost = self._learner.cost
+        if cost is None:
+            return self._first_decode(snapshot)
+        size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
+        waste = cost.waste(most=size, mean=size / len(requests))
+        total = running + pending
+        cycle = optimal_cycle(waste, total, self._traffic.rate)
+        if cycle * self._traffic.rate < _SMALLEST_BATCH:
+            return OPEN._replace(reason="alone")
+        if not pending:
+            self._rents = [0.0] * len(requests)
+            return _HOLD  # an arrival must not slip in before the ranks have seen it
+        limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
+        if self._budget_is_due(snapshot, tokens, limit, cost):
+            return OPEN._replace(reason="ttft_budget")
+        used = map(add, snapshot.running, requests)
+        load = min(1.0, max(map(truediv, used, snapshot.max_running)))
+        tolerance = self._parameters.tolerance + self._parameters.spare_tolerance * (
+            1 - load
+        )
+        cycle = shortened_cycle(cycle, waste, tolerance)
+        self._accrue(snapshot, requests, seconds / total / cycle)
+        floor = self._overdue(
+            snapshot, tokens, limit, self._parameters.deadline_cycles * cycle * load
+        )
+        budget = best_level(
+            [
+                (work, rent)
+                for work, rent in zip(tokens, self._rents, strict=True)
+                if work
+            ],
+            ranks=len(requests),
+            limit=limit,
+            max_tokens=max(snapshot.max_tokens),
+            cost=cost,
+            floor=floor,
+        )
+        if not budget:
+            return _HOLD
+        self._rents = [
+            rent * (1 - budget / work) if budget < work else 0.0
+            for work, rent in zip(tokens, self._rents, strict=True)
+        ]
+        return Decision(
+            admit=True, prefill_tokens=budget, reason="deadline" if floor else "gain"
+        )
+
+    @staticmethod
+    def _first_decode(snapshot: Snapshot) -> Decision:
+        """While a step without prefill has never been timed: makes one, as soon as
+        there is something to decode."""
+        if any(
+            active > n
+            for active, n in zip(snapshot.running, snapshot.pending, strict=True)
+        ):
+            return _HOLD._replace(reason="learn")
+        return OPEN._replace(reason="learn")
+
+    def _accrue(
+        self, snapshot: Snapshot, requests: tuple[int, ...], share: float
+    ) -> None:
+        """Adds a step's rent. `share`: seconds of the step per request per cycle."""
+        loads = list(map(add, snapshot.running, snapshot.waiting))
+        # Somebody runs, or there would be an immediate release: the mean is positive.
+        mean = sum(loads) / len(loads)
+        exponent = self._parameters.load_exponent
+        scale = self._parameters.urgency * share * _SECONDS / mean**exponent
+        self._rents = [
+            rent + scale * n * age * load**exponent if n else 0.0
+            for rent, n, age, load in zip(
+                self._rents, requests, snapshot.pending_age_us, loads, strict=True
+            )
+        ]
+
+    @staticmethod
+    def _overdue(
+        snapshot: Snapshot, tokens: tuple[int, ...], limit: int, deadline: float
+    ) -> int:
+        """Pending tokens of the rank whose oldest request has been pending longest,
+        if that is longer than the deadline (seconds); else 0."""
+        age, work = max(zip(snapshot.pending_age_us, tokens, strict=True))
+        return min(work, limit) if age * _SECONDS > deadline else 0
+
+    def _budget_is_due(
+        self,
+        snapshot: Snapshot,
+        tokens: tuple[int, ...],
+        limit: int,
+        cost: StepCost,
+    ) -> bool:
+        """Whether one more decode step would make a request miss the TTFT budget.
+
+        The oldest request of a rank that still can keep it is taken to be served
+        last, in full steps: ``wait + decode + ceil(p_r / limit) * full >= budget``.
+        """
+        budget = self._parameters.ttft_budget
+        if budget is None:
+            return False
+        full = cost.decode + cost.fixed + cost.own + cost.shared
+        return any(
+            wait * _SECONDS + cost.decode + math.ceil(work / limit) * full >= budget
+            for wait, work in zip(snapshot.wait_us, tokens, strict=True)
+            if wait and work
+        )
+
+
+def without_granted(
+    requests: tuple[int, ...], tokens: tuple[int, ...], granted: deque[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Pending work that is left once the budgets granted meanwhile are used.
+
+    A snapshot that is older than the last decisions shows work that they already
+    released; without this it would be released, and paid for, twice.
+
+    Args:
+        requests: pending requests of each rank.
+        tokens: their prompt tokens.
+        granted: budgets of the decisions that the snapshot does not show.
+
+    Returns:
+        Requests (rounded up) and tokens of each rank.
+    """
+    used = sum(granted)
+    if not used:
+        return requests, tokens
+    left = tuple(max(0, work - used) for work in tokens)
+    return tuple(
+        -(-n * rest // work) if work else 0
+        for n, rest, work in zip(requests, left, tokens, strict=True)
+    ), left

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What a policy decides, and what a policy is. Pure Python."""
+
+from typing import NamedTuple, Protocol
+
+from .rows import Snapshot
+
+
+class Decision(NamedTuple):
+    """What every rank may do in the next step."""
+
+    admit: bool
+    """Whether waiting requests may be admitted."""
+    prefill_tokens: int | None
+    """Prompt tokens that a rank may schedule, of prompts in progress and of
+    admissions together; None for no limit beyond the scheduler's own."""
+    reason: str
+    """Why, as a label for metrics."""
+
+
+OPEN = Decision(admit=True, prefill_tokens=None, reason="open")
+"""Schedule as if there were no balance scheduling."""
+
+
+class Policy(Protocol):
+    """Takes one decision per step, the same one on every rank.
+
+    A policy may remember snapshots and nothing else: no clock, no randomness, nothing
+    of the rank it runs on. All ranks of a group start with equal policies and show
+    them the same snapshots, so they decide alike. A new group gets new policies.
+    """
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The decision for the step that follows the snapshot."""
+
+    def reset(self) -> None:
+        """Forgets the requests of a wave that has ended. What was learned about the
+        device and the traffic may stay: all ranks learned it together."""
