@@ -123,8 +123,11 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     assert inner[index - 2].startswith("num_new_tokens = min(")
 
 
+OPTIONS = ("data_parallel_balance", "data_parallel_balance_ttft")
+
+
 def option_is_checked_and_passed(tree: ast.Module) -> None:
-    """EngineArgs hands the option to ParallelConfig, by keyword, once."""
+    """EngineArgs hands the options to ParallelConfig, and the parser has them, once."""
     create = function(tree, "EngineArgs.create_engine_config")
     calls = [
         n
@@ -133,9 +136,16 @@ def option_is_checked_and_passed(tree: ast.Module) -> None:
     ]
     assert len(calls) == 1
     given = {k.arg: ast.unparse(k.value) for k in calls[0].keywords}
-    assert given.get("data_parallel_balance") == "self.data_parallel_balance"
-    cli = ast.unparse(function(tree, "EngineArgs.add_cli_args"))
-    assert cli.count("parallel_group.add_argument('--data-parallel-balance'") == 1
+    for option in OPTIONS:
+        assert given.get(option) == f"self.{option}"
+    parser = function(tree, "EngineArgs.add_cli_args")
+    loops = [
+        n
+        for n in ast.walk(parser)
+        if isinstance(n, ast.For) and ast.unparse(n.iter) == repr(OPTIONS)
+    ]
+    assert len(loops) == 1
+    assert "parallel_group.add_argument(flag" in ast.unparse(loops[0])
 
 
 def config_has_the_field(tree: ast.Module) -> None:
@@ -148,14 +158,27 @@ def config_has_the_field(tree: ast.Module) -> None:
     fields = [
         ast.unparse(n.target) for n in config.body if isinstance(n, ast.AnnAssign)
     ]
-    assert fields.count("data_parallel_balance") == 1
+    for option in OPTIONS:
+        assert fields.count(option) == 1
     post = function(tree, "ParallelConfig.__post_init__")
     body, index = block_with(post, lambda t: t == "check_balance_config(self)")
     assert any(t.startswith("self.data_parallel_index =") for t in body[:index])
 
 
+def subcommand_is_imported_with_its_siblings(tree: ast.Module) -> None:
+    """`vllm bench` imports the subcommand where it imports the others."""
+    body = [
+        ast.unparse(n) for n in function(tree, "_import_bench_subcommand_modules").body
+    ]
+    assert body.count("import vllm.entrypoints.cli.benchmark.dp_balance") == 1
+    assert "import vllm.entrypoints.cli.benchmark.latency" in body
+
+
 CHECKS: dict[str, tuple[Callable[[ast.Module], None], ...]] = {
     "vllm/config/parallel.py": (config_has_the_field,),
+    "vllm/entrypoints/cli/benchmark/main.py": (
+        subcommand_is_imported_with_its_siblings,
+    ),
     "vllm/engine/arg_utils.py": (option_is_checked_and_passed,),
     "vllm/v1/core/sched/scheduler.py": (
         gate_is_made_after_the_limit,
