@@ -134,8 +134,12 @@ def option_is_checked_and_passed(tree: ast.Module) -> None:
     assert len(calls) == 1
     given = {k.arg: ast.unparse(k.value) for k in calls[0].keywords}
     assert given.get("data_parallel_balance") == "self.data_parallel_balance"
-    cli = ast.unparse(function(tree, "EngineArgs.add_cli_args"))
-    assert cli.count("parallel_group.add_argument('--data-parallel-balance'") == 1
+    assert given.get("data_parallel_balance_ttft") == "self.data_parallel_balance_ttft"
+    cli = function(tree, "EngineArgs.add_cli_args")
+    loops = [n for n in ast.walk(cli) if isinstance(n, ast.For)]
+    (ours,) = [n for n in loops if "'data_parallel_balance'" in ast.unparse(n.iter)]
+    made = [ast.unparse(n) for n in cli.body[: cli.body.index(ours)]]
+    assert any(text.startswith("parallel_group = ") for text in made)
 
 
 def config_has_the_field(tree: ast.Module) -> None:
