@@ -28,11 +28,8 @@ SWITCH_ON = '''\
 
 import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import POLICIES
 
-scheduler.create_balance_gate = lambda self, config: BalanceGate(
-    self, "cap", POLICIES["cap"]
-)
+scheduler.create_balance_gate = lambda self, config: BalanceGate(self, "cap")
 '''
 
 
