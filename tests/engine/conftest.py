@@ -1,14 +1,13 @@
 """Fixtures of the engine tests: the installed vLLM, tiny models, expected outputs.
 
-Run them with the interpreter of an environment in which the reference wheel is
-installed, and so that the current folder is not on the import path::
+Run them from an environment in which the reference wheel is installed. Not by
+``python -m pytest``, which would put the vendored source tree on the import path::
 
-    PYTHONSAFEPATH=1 ENV/bin/python -m pytest tests/engine
+    ENV/bin/pytest tests/engine
 """
 
 import importlib.util
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from hugging_face import Sample, samples
 from vllm_balance.reference import tiny_models
 
 REPOSITORY = Path(__file__).parents[2]
-NEW_TOKENS = 16
 
 
 def vllm_folder() -> Path:
@@ -31,22 +29,12 @@ def vllm_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def has_balance() -> bool:
-    """Whether this vLLM has --data-parallel-balance; a wheel of ours must."""
-    text = (vllm_folder() / "config" / "parallel.py").read_text()
-    found = "data_parallel_balance" in text
-    assert found or "+balance" not in version("vllm"), (
-        f"{vllm_folder()}: installed from a wheel of ours, but without the patches"
-    )
-    return found
-
-
 def pytest_sessionstart() -> None:
     """Refuse to test a source tree."""
     if vllm_folder().is_relative_to(REPOSITORY / "vllm"):
         raise pytest.UsageError(
             f"{vllm_folder()}: the source tree is on the import path; these tests "
-            "check an installed wheel: set PYTHONSAFEPATH=1"
+            "check an installed wheel: run ENV/bin/pytest, not python -m pytest"
         )
 
 
@@ -65,10 +53,10 @@ def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def moe_samples(moe_model: Path) -> list[Sample]:
     """Prompts and expected greedy tokens of the mixture-of-experts model."""
-    return samples(moe_model, NEW_TOKENS)
+    return samples(moe_model)
 
 
 @pytest.fixture(scope="session")
 def dense_samples(dense_model: Path) -> list[Sample]:
     """Prompts and expected greedy tokens of the dense model."""
-    return samples(dense_model, NEW_TOKENS)
+    return samples(dense_model)

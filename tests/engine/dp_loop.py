@@ -12,6 +12,7 @@ import random
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -94,7 +95,10 @@ class Trace:
     violations: list[str] = field(default_factory=list)
     closed: int = 0
     """Exchanges after which admission was closed."""
-    collectives: list[str] = field(default_factory=list)
+    collectives: Counter[str] = field(default_factory=Counter)
+    """Calls of torch.distributed by name (`CollectiveCounter` only)."""
+    syncs: int = 0
+    """Finish-syncs of upstream (`CollectiveCounter` only)."""
     waves: int = 0
     finished: int = 0
     preemptions: int = 0
@@ -129,6 +133,36 @@ class LoopEngine(DPEngineCoreProc):
         scheduled = output.num_scheduled_tokens
         self.trace.steps.append((tuple(scheduled), tuple(scheduled.values()), new))
         self.trace.preemptions += len(output.preempted_req_ids or ())
+
+
+class CollectiveCounter(LoopEngine):
+    """Counts every collective call of the loop."""
+
+    NAMES = (
+        "all_reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "barrier",
+        "broadcast",
+        "reduce_scatter_tensor",
+    )
+
+    def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
+        super().__init__(vllm_config, trace)
+        for name in self.NAMES:
+            setattr(dist, name, self._counted(name, getattr(dist, name)))
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.trace.collectives[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+        active = super()._has_global_unfinished_reqs(local_unfinished)
+        self.trace.syncs += self.step_counter % 32 == 0
+        return active
 
 
 class SeedRuleEngine(LoopEngine):

@@ -19,6 +19,7 @@ PROMPT_LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 50, 64, 90, 127, 128, 129)
 SHARED_LENGTHS = (130, 150, 200, 255, 256, 257, 270, 300)
 """Prompts of these lengths start alike, over at least one block of 128 tokens."""
 
+NEW_TOKENS = 16
 FIRST_TEXT_TOKEN = 3  # below: the special tokens of the tiny models
 
 
@@ -30,8 +31,8 @@ class Sample:
     tokens: tuple[int, ...]
 
 
-def samples(folder: Path, new_tokens: int) -> list[Sample]:
-    """Continue 22 prompts of 1 to 300 tokens by ``new_tokens`` greedy tokens each.
+def samples(folder: Path) -> list[Sample]:
+    """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
 
     Prompts are random, seeded; one whose continuation comes near a tie is replaced.
     """
@@ -43,10 +44,10 @@ def samples(folder: Path, new_tokens: int) -> list[Sample]:
     shared = tuple(draw.choices(vocabulary, k=129))
     found = []
     for length in PROMPT_LENGTHS:
-        found.append(_sample(model, _prompts(draw, vocabulary, (), length), new_tokens))
+        found.append(_sample(model, _prompts(draw, vocabulary, (), length)))
     for length in SHARED_LENGTHS:
         prompts = _prompts(draw, vocabulary, shared, length)
-        found.append(_sample(model, prompts, new_tokens))
+        found.append(_sample(model, prompts))
     return found
 
 
@@ -57,13 +58,11 @@ def _prompts(
         yield start + tuple(draw.choices(vocabulary, k=length - len(start)))
 
 
-def _sample(
-    model: torch.nn.Module, prompts: Iterator[tuple[int, ...]], new_tokens: int
-) -> Sample:
+def _sample(model: torch.nn.Module, prompts: Iterator[tuple[int, ...]]) -> Sample:
     for prompt in prompts:
         output = model.generate(
             torch.tensor([prompt]),
-            max_new_tokens=new_tokens,
+            max_new_tokens=NEW_TOKENS,
             do_sample=False,
             output_scores=True,
             return_dict_in_generate=True,

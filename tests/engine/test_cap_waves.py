@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from dp_loop import LoopEngine, Ranks, SeedRuleEngine, burst
+from dp_loop import CollectiveCounter, LoopEngine, Ranks, SeedRuleEngine, burst
 
 LIMIT = 4
 
 
 def arguments(model: str, **overrides):
     return {
-        "model": model,
+        "model": str(model),
         "skip_tokenizer_init": True,
         "max_num_seqs": LIMIT,
         "max_num_batched_tokens": 64,
@@ -80,3 +80,22 @@ def test_requests_stay_queued_while_a_rank_is_full(moe_model):
             index for index, (_, _, new) in enumerate(steps) if "late-39" in new
         )
     assert first_steps["cap"] > first_steps["off"] + 20
+
+
+@pytest.mark.parametrize("policy", ["off", "cap"])
+def test_off_makes_no_collective_call_that_upstream_does_not_make(moe_model, policy):
+    ranks = Ranks(
+        2, CollectiveCounter, **arguments(moe_model, data_parallel_balance=policy)
+    )
+    try:
+        for wave in range(3):
+            burst(ranks, random.Random(wave), f"w{wave}", 20)
+            ranks.drain()
+        traces = [trace for trace, _ in ranks.stop()]
+    finally:
+        ranks.kill()
+    for trace in traces:
+        gathers = trace.collectives.pop("all_gather", 0)
+        assert (gathers > 0) == (policy == "cap"), "the counter must see gathers"
+        assert trace.syncs >= 3
+        assert trace.collectives == {"all_reduce": trace.syncs}

@@ -213,6 +213,22 @@ def test_one_rank_or_a_dense_model_is_refused(moe_model, dense_model):
         engine_config(dense_model, data_parallel_size=2, data_parallel_balance="cap")
 
 
+def test_a_ttft_budget_needs_the_policy_that_keeps_it(moe_model):
+    ranks = {"data_parallel_size": 2, "data_parallel_balance_ttft": 0.5}
+    for policy in ("off", "cap", "align"):
+        with pytest.raises(ValueError, match=r"is a knob of .* adaptive"):
+            engine_config(moe_model, data_parallel_balance=policy, **ranks)
+    config = engine_config(moe_model, data_parallel_balance="adaptive", **ranks)
+    assert make_scheduler(config).balance_gate._ttft_budget == 0.5
+    with pytest.raises(ValueError, match="greater than 0"):
+        engine_config(
+            moe_model,
+            data_parallel_size=2,
+            data_parallel_balance="adaptive",
+            data_parallel_balance_ttft=0,
+        )
+
+
 def test_an_engine_that_became_dense_or_single_is_refused(
     config, dense_model, scheduler
 ):

@@ -1,4 +1,4 @@
-"""The Ray data-parallel backend runs the same engine in Ray's actors."""
+"""The Ray data-parallel backend runs the same engine, and gate, in Ray's actors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ import psutil
 import pytest
 import ray
 
-from harness import Server
+from balance_tools.server import Server
 from hugging_face import Sample
-from test_greedy_equality import assert_equal
+from test_greedy_equality import assert_equal, assert_the_gate_held
 
 RANKS = 2
 
@@ -38,8 +38,12 @@ def test_ray_data_parallel(
 ) -> None:
     environment = {"RAY_ADDRESS": ray_address, "RAY_USAGE_STATS_ENABLED": "0"}
     options = ("-dp", str(RANKS), "--data-parallel-backend", "ray")
-    with Server(tmp_path, moe_model, *options, environment=environment) as server:
-        assert_equal(server, moe_samples, concurrency=8)
+    balance = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")
+    with Server(
+        tmp_path, moe_model, *options, *balance, environment=environment
+    ) as server:
+        assert_equal(server, moe_samples, concurrency=16)
+        assert_the_gate_held(server, RANKS)
         served = server.metric("vllm:request_success_total")
         assert len(served) == RANKS
         assert min(served.values()) > 0

@@ -71,9 +71,10 @@ def _rank(rank: int, port: int) -> None:
         assert torch.equal(turned, expected.t())
         assert torch.equal(mine, before), "the argument was changed"
     equal = torch.full((2, 1), float(rank))
-    assert communicator.all_gatherv(equal).flatten().tolist() == [0, 0, 1, 1, 2, 2]
+    (gathered,) = communicator.all_gatherv([equal])
+    assert gathered.flatten().tolist() == [0, 0, 1, 1, 2, 2]
     assert communicator.reduce_scatterv(torch.ones(3, 2), 0).tolist() == [[3, 3]]
-    with pytest.raises(ValueError, match="rank . has 2 rows"):
+    with pytest.raises(ValueError, match=r"rank \d has 2 rows"):
         communicator.all_gatherv(equal, sizes=[1, 1, 1])
     with pytest.raises(ValueError, match="add up to 4"):
         communicator.reduce_scatterv(torch.ones(3, 2), 0, sizes=[1, 1, 2])

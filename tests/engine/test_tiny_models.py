@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from conftest import NEW_TOKENS
-from hugging_face import Sample
+from hugging_face import NEW_TOKENS, Sample
 from vllm_balance.reference import tiny_models
 
 

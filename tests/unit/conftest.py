@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pure_vllm  # noqa: F401  before any test imports vllm
 from index_samples import SampleIndex
 from repo_samples import SampleRepo
 

@@ -22,7 +22,8 @@ from balance_tools.pristine import Fetch
 from balance_tools.vendor import Effects, vendor
 from index_samples import SampleIndex, make_sdist
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools" / "balance_tools"
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "tools"
 
 UPSTREAM = {
     "vllm/__init__.py": "",
@@ -47,6 +48,7 @@ IGNORE = """\
 /build/
 /.vendor-staging/
 /tools/
+/vllm_balance/
 __pycache__/
 /vllm/**
 !/vllm/**/
@@ -135,10 +137,10 @@ class SampleRepo:
 
     def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
         """Start Python with the tools of this repository."""
-        own_tools = self.root / "tools" / "balance_tools"
-        if not own_tools.exists():
-            skip = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(TOOLS, own_tools, ignore=skip)
+        skip = shutil.ignore_patterns("__pycache__")
+        for package in ("tools/balance_tools", "vllm_balance"):
+            if not (self.root / package).exists():
+                shutil.copytree(ROOT / package, self.root / package, ignore=skip)
         command = [sys.executable, *args]
         if limits:
             command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
@@ -167,7 +169,7 @@ class SampleRepo:
     def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
         """Run the real command line; exit status, stdout, stderr."""
         process = self.start(*args, limits=limits)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
     def git(self, *args: str) -> str:

@@ -64,7 +64,7 @@ def check_new(repo: SampleRepo) -> None:
 def test_after_kill_9_the_next_run_succeeds(
     step: str, how: str, upgrade: SampleRepo
 ) -> None:
-    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS.parent), str(HERE)])
+    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS), str(HERE)])
     child = upgrade.python(str(HERE / "vendor_child.py"), str(upgrade.root), step, how)
     child.communicate()
     assert child.returncode == -signal.SIGKILL
@@ -99,9 +99,9 @@ def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) ->
     release = threading.Event()
     upgrade.index.faults[name] = [Fault(send=100, stall=release)]
     process = upgrade.start("vendor")
-    assert upgrade.index.served.wait(30)
+    assert upgrade.index.served.wait(120)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     release.set()
     assert process.returncode == 130
     assert out == ""
@@ -118,7 +118,7 @@ def test_ctrl_c_while_waiting_for_another_run(upgrade: SampleRepo) -> None:
         assert process.stderr is not None
         assert "waiting for another run" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err == "interrupted: run the same command again to go on\n"
     assert is_old(upgrade)
@@ -127,15 +127,16 @@ def test_ctrl_c_while_waiting_for_another_run(upgrade: SampleRepo) -> None:
 def test_a_second_run_waits_for_the_first(upgrade: SampleRepo) -> None:
     name = upgrade.lock.vllm.filename
     release = threading.Event()
-    upgrade.index.faults[name] = [Fault(stall=release)]
+    upgrade.index.faults[name] = [Fault(send=100, stall=release)]
+    upgrade.env["PIP_RETRIES"] = "1"
     first = upgrade.start("vendor")
-    assert upgrade.index.served.wait(30)
+    assert upgrade.index.served.wait(120)
     second = upgrade.start("vendor")
     assert second.stderr is not None
     assert "waiting for another run" in second.stderr.readline()
     release.set()
-    assert first.communicate(timeout=30)[0].startswith("vllm 0.24.0: 3 files")
-    assert second.communicate(timeout=30)[0].startswith("vllm 0.24.0: up to date")
+    assert first.communicate(timeout=120)[0].startswith("vllm 0.24.0: 3 files")
+    assert second.communicate(timeout=120)[0].startswith("vllm 0.24.0: up to date")
     check_new(upgrade)
 
 

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 
 from balance_tools.errors import ToolError
 
-# Each of these modules has `add_parser(subparsers)`, which registers its commands.
-COMMANDS = (
-    "resolve",
-    "vendor",
-    "lint",
-    "check_placement",
-    "kernels",
-    "wheel",
-    "env",
-    "demo",
-)
+# Command to the module that registers it with `add_parser(subparsers)`.
+COMMANDS = {
+    "lock": "resolve",
+    "vendor": "vendor",
+    "lint-series": "lint",
+    "check-placement": "check_placement",
+    "rebase": "rebase.command",
+    "kernels": "kernels",
+    "wheel": "wheel",
+    "wheels": "wheel",
+    "env": "env",
+    "demo": "demo",
+}
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
@@ -31,16 +33,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="python -m balance_tools", description="Maintainers' tools."
         )
         subparsers = parser.add_subparsers(required=True, metavar="command")
-        for name in COMMANDS:
+        arguments = sys.argv[1:] if argv is None else argv
+        for name in modules_for(arguments):
             importlib.import_module(f"balance_tools.{name}").add_parser(subparsers)
-        args = parser.parse_args(argv)
+        args = parser.parse_args(arguments)
         return int(args.run(args))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(("balance_tools", "vllm")):
+            raise
+        print(
+            f"error: {error.name}: expected this module for the tools, found none in "
+            f"{sys.executable}; use .venv/bin/python, which any make target sets up",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def modules_for(arguments: Sequence[str]) -> list[str]:
+    """The modules to import: one for a command, all to list or refuse commands.
+
+    So a command starts quickly, and lacks nothing that only another one needs.
+    """
+    if arguments and arguments[0] in COMMANDS:
+        return [COMMANDS[arguments[0]]]
+    return list(dict.fromkeys(COMMANDS.values()))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _serve(python: Path, folder: Path, model: Path, policy: str) -> Run:
     say(f"vllm serve {model.name} {' '.join(options)}")
     work = folder / policy
     work.mkdir()
-    with Server(python, work, model, *options) as server:
+    with Server(work, model, *options, python=python) as server:
         print(f"ready after {server.start_s:.0f} s, log: {server.log}")
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
         for question in QUESTIONS:

@@ -36,12 +36,14 @@ def remove_tree(path: Path) -> None:
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn an OSError (no space, no permission) into a ToolError that names a file.
 
-    `path` is named where the operating system names none, as it does for a write.
+    `path` is named where the operating system names none, as it does for a write, or
+    only a name without its folder.
     """
     try:
         yield
     except OSError as error:
-        name = error.filename2 or error.filename or path
+        named = Path(str(error.filename2 or error.filename or ""))
+        name = named if named.is_absolute() else path
         raise ToolError(
             f"{name}: cannot be read or written: {error.strerror or error}; free space "
             "or mend the permissions and run this again, nothing was replaced"

@@ -24,6 +24,7 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
+from balance_tools.files import disk_errors
 
 HEADER = """\
 The lock: the upstream files this distribution is made from, by name, size in bytes
@@ -101,13 +102,19 @@ class Lock:
 
 def load_lock(path: Path) -> Lock:
     """Read and check a lock file; ToolError names the entry that is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git or "
             "write one with `python -m balance_tools lock --write`"
-        ) from None
+        )
+    try:
+        with disk_errors(path):
+            text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolError(
+            f"{path}: expected UTF-8 text, found {error.reason}; restore the file "
+            "from git"
+        ) from error
     return parse_lock(text, str(path))
 
 

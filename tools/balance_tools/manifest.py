@@ -16,6 +16,8 @@ from pathlib import Path
 from balance_tools.files import sha256_of
 
 FORMAT = 1
+MANIFEST_NAME = ".vendor.json"
+"""The manifest of a vendored package, in its folder."""
 
 
 @dataclass(frozen=True)

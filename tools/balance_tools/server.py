@@ -1,7 +1,6 @@
-"""A real `vllm serve`: start, wait, ask, read metrics, leave nothing behind.
+"""A real `vllm serve`: start, wait, ask, read metrics, stop all of it.
 
-Every process of a server is in one process group, which is ended by its id. Used by
-the demo and by the engine tests.
+For the demo, the benchmarks and the engine tests.
 """
 
 from __future__ import annotations
@@ -28,6 +27,11 @@ START_S = 150
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
 STOP_S = 30
+"""How long it may take to stop."""
+
+FOLLOW_S = 5
+"""How much longer its other processes may live than the first."""
+
 REQUEST_S = 120
 LOG_TAIL_LINES = 60
 
@@ -43,7 +47,7 @@ def free_port() -> int:
 class Server:
     """`vllm serve MODEL OPTIONS` as a context manager, with one API server.
 
-    `python` is the interpreter of an environment in which vllm is installed.
+    `python` is the interpreter of the environment in which vllm is installed.
     `folder` gets the log and is the working directory: the server must import the
     installed packages, not a source tree. On exit the whole process group is ended;
     processes that outlive the server's own shutdown are killed and reported as an
@@ -52,11 +56,11 @@ class Server:
 
     def __init__(
         self,
-        python: Path,
         folder: Path,
         model: Path,
         *options: str,
         environment: Mapping[str, str] | None = None,
+        python: Path | str = sys.executable,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -113,15 +117,17 @@ class Server:
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
-        max_tokens: int,
+        max_tokens: int | Sequence[int],
         concurrency: int = 1,
         **sampling: Any,
     ) -> list[list[int]]:
-        """The greedy tokens of every prompt of token ids, through /v1/completions."""
+        """The greedy tokens of prompts of token ids, through /v1/completions."""
+        if isinstance(max_tokens, int):
+            max_tokens = [max_tokens] * len(prompts)
         with ThreadPoolExecutor(concurrency) as pool:
             futures = [
-                pool.submit(self.completion, list(p), max_tokens, **sampling)
-                for p in prompts
+                pool.submit(self.completion, list(prompt), limit, **sampling)
+                for prompt, limit in zip(prompts, max_tokens, strict=True)
             ]
             return [future.result() for future in futures]
 
@@ -147,17 +153,20 @@ class Server:
         """POST a JSON body; the response, whatever its status."""
         return requests.post(self.url + path, json=body, timeout=REQUEST_S)
 
-    def metric(self, name: str) -> dict[int, float]:
-        """A Prometheus sample by engine (data-parallel rank), other labels summed."""
-        return self.metrics(name)[0]
+    def metric(self, name: str, **labels: str) -> dict[int, float]:
+        """A Prometheus sample by engine (data-parallel rank), summed over the rest.
 
-    def metrics(self, *names: str) -> list[dict[int, float]]:
+        Only samples with these values of `labels` count.
+        """
+        return self.metrics(name, **labels)[0]
+
+    def metrics(self, *names: str, **labels: str) -> list[dict[int, float]]:
         """Several Prometheus samples of one moment, each as by `metric`."""
         text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
         values: list[dict[int, float]] = [defaultdict(float) for _ in names]
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name in names:
+                if sample.name in names and labels.items() <= sample.labels.items():
                     engine = int(sample.labels["engine"])
                     values[names.index(sample.name)][engine] += sample.value
         return [dict(value) for value in values]
@@ -217,15 +226,17 @@ class Server:
         processes = self._processes()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
+        # If it does not stop in time, it counts as left behind, below.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)  # it counts as left behind, below
-        psutil.wait_procs(processes, timeout=STOP_S / 3)
+            self._process.wait(STOP_S)
+        psutil.wait_procs(processes, timeout=FOLLOW_S)
         left = [p for p in {*processes, *self._processes()} if _alive(p)]
         names = []
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 names.append(f"{process.pid} {process.name()}")
                 process.kill()
+        psutil.wait_procs(left, timeout=STOP_S)
         self._process.wait(STOP_S)
         return names
 

@@ -27,8 +27,10 @@ Step = Callable[[str], None]
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one go; False where that is not possible (no Linux,
-    some network and overlay file systems)."""
+    """Exchange two folders in one go; returns whether that is possible here.
+
+    It is not without Linux, and on some network and overlay file systems.
+    """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

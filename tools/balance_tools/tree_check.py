@@ -1,6 +1,7 @@
 """Refuses to build from a tree that is not what the lock and the series say.
 
-It needs what a build has (no index, no network): the vendored trees carry a manifest.
+It needs only what a build has: no index, no network, none of the tools' libraries. The
+vendored trees carry a manifest.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.lock import Lock
-from balance_tools.manifest import Manifest
+from balance_tools.manifest import MANIFEST_NAME, Manifest
 from balance_tools.paths import Paths
 from vllm_balance.fingerprint import series_sha256
-
-MANIFEST_NAME = ".vendor.json"
 
 
 def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:

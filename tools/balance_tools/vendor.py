@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,18 @@ from balance_tools import swap
 from balance_tools.errors import ToolError
 from balance_tools.fetch import fetch
 from balance_tools.files import disk_errors, exclusive, remove_tree
-from balance_tools.lock import Artifact, Lock, load_lock
-from balance_tools.manifest import Manifest, same_content, take_manifest
+from balance_tools.lock import Lock, load_lock
+from balance_tools.manifest import MANIFEST_NAME, same_content, take_manifest
 from balance_tools.paths import Paths
 from balance_tools.pristine import Fetch, ensure_pristine
-from balance_tools.series import Series, apply_series, load_series
+from balance_tools.series import apply_series
+from balance_tools.vendored import (
+    Package,
+    differences,
+    files_of_ours,
+    look,
+)
 
-MANIFEST_NAME = ".vendor.json"
-# Raise it when the same inputs give another tree than before.
-TREE_FORMAT = "1"
 NAMED_FILES = 5
 
 
@@ -35,65 +37,6 @@ class Effects:
     exchange: Callable[[Path, Path], bool] = swap.exchange
     step: Callable[[str], None] = lambda name: None
     """Called with the name of each step as it begins."""
-
-
-@dataclass(frozen=True)
-class Package:
-    """One vendored package as it is on the disk and as it should become."""
-
-    name: str
-    artifact: Artifact
-    series: Series
-    tree: Path
-    manifest: Manifest | None
-    """What the last run put there; None before the first run."""
-    tracked: frozenset[str]
-    """Paths below `tree` that git tracks: ours."""
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """What decides the content of the tree."""
-        return {
-            "project": self.artifact.project,
-            "version": self.artifact.version,
-            "sdist": self.artifact.sha256,
-            "series": self.series.sha256,
-            "format": TREE_FORMAT,
-        }
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the tree was made from these inputs."""
-        return self.manifest is not None and self.manifest.inputs == self.inputs
-
-    @property
-    def label(self) -> str:
-        """Name and version, for messages."""
-        return f"{self.name} {self.artifact.version}"
-
-    def ours(self) -> list[str]:
-        """The files below `tree` that no earlier run put there."""
-        return files_of_ours(self.tree, self.tracked)
-
-
-def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
-    """The files that the manifest in a tree does not list, or that git tracks."""
-    known = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
-    paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
-    return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
-
-
-def look(paths: Paths, lock: Lock, name: str) -> Package:
-    """Read the state of one vendored package."""
-    tree = paths.vendored(name)
-    return Package(
-        name=name,
-        artifact=lock.packages[name],
-        series=load_series(paths.patches(name)),
-        tree=tree,
-        manifest=Manifest.read(tree / MANIFEST_NAME),
-        tracked=tracked_files(paths.root, name),
-    )
 
 
 def vendor(
@@ -228,40 +171,6 @@ def refuse_tracked(package: Package, both: frozenset[str] | set[str]) -> None:
         )
 
 
-def differences(package: Package, *, thorough: bool = False) -> list[str]:
-    """What is not as the lock, the series and the manifest say, a line each."""
-    if package.manifest is None:
-        return [f"{package.name}/: not materialised"]
-    if not package.is_current:
-        return [f"{package.name}/: made from another lock entry or patch series"]
-    edited = package.manifest.changed(package.tree, thorough=thorough)
-    return [f"{package.name}/{path}: edited" for path in edited] + [
-        f"{package.name}/{path}: missing"
-        for path in package.manifest.missing(package.tree)
-    ]
-
-
-def tracked_files(root: Path, name: str) -> frozenset[str]:
-    """The paths below `root/name` that git tracks; none outside a git checkout."""
-    if not (root / ".git").exists():
-        return frozenset()
-    command = ["git", "-C", str(root), "ls-files", "-z", "--", name]
-    try:
-        listing = subprocess.run(command, capture_output=True, check=True).stdout
-    except FileNotFoundError:
-        raise ToolError(
-            "git: expected it to be installed, for this is a git checkout, found none; "
-            "install git"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-        raise ToolError(
-            f"{root}: expected git to list its files, found {reason[0]!r}; mend that"
-        ) from error
-    paths = listing.decode("utf-8", errors="surrogateescape").split("\0")
-    return frozenset(path[len(name) + 1 :] for path in paths if path)
-
-
 def _same(one: Path, other: Path) -> bool:
     return os.path.lexists(one) and os.path.lexists(other) and same_content(one, other)
 
@@ -301,7 +210,7 @@ def _run(args: argparse.Namespace) -> int:
             print(line)
         return 0
     found = []
-    with exclusive(paths.vendor_lock):
+    with exclusive(paths.vendor_lock), disk_errors(paths.root):
         for name in names:
             found += differences(look(paths, lock, name), thorough=True)
     for line in found or [f"{name}/: as the lock and the series say" for name in names]:

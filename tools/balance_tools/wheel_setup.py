@@ -90,8 +90,10 @@ def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
             self, wheelfile_base: str, generator: str = "vllm-balance"
         ) -> None:
             super().write_wheelfile(wheelfile_base, generator)
-            assert self.bdist_dir is not None
-            complete(plan, Path(self.bdist_dir), self.data_dir)
+            wheel_root = Path(wheelfile_base).parent
+            # An editable install comes here too; its wheel has no packages.
+            if (wheel_root / OURS).is_dir():
+                complete(plan, wheel_root, self.data_dir)
 
     return BalanceWheel
 

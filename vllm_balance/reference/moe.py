@@ -51,8 +51,8 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
             or self.moe.has_bias
         ):
             raise NotImplementedError(
-                "reference platform: experts are SiLU-gated, without bias, and weighted "
-                f"after they ran; this layer has {layer.activation}, "
+                "reference platform: experts must be SiLU-gated, without bias, and "
+                f"weighted after they ran; this layer has {layer.activation}, "
                 f"bias={self.moe.has_bias}, apply_router_weight_on_input="
                 f"{layer.apply_router_weight_on_input}: serve another model"
             )

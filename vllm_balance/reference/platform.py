@@ -13,7 +13,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_balance.reference import limits
+from vllm_balance.reference import emulated_config, limits
 
 logger = init_logger(__name__)
 
@@ -92,6 +92,9 @@ class ReferencePlatform(CpuPlatform):
         scheduler = vllm_config.scheduler_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "vllm_balance.reference.worker.ReferenceWorker"
+            if emulated_config.OPTION in vllm_config.additional_config:
+                emulated_config.check(vllm_config)
+                parallel.worker_cls = emulated_config.WORKER
         # The base class forces these three; what was asked for works here.
         executor = parallel.distributed_executor_backend
         async_scheduling = scheduler.async_scheduling

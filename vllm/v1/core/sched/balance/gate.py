@@ -37,7 +37,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
-    return BalanceGate(scheduler, name)
+    return BalanceGate(scheduler, name, parallel_config.data_parallel_balance_ttft)
 
 
 class BalanceGate:
@@ -203,6 +203,11 @@ class BalanceGate:
             return False
         self._held = True
         return True
+
+    @property
+    def held(self) -> bool:
+        """Whether the gate kept back work in this step that could have been done."""
+        return self._held
 
     def clip(self, request: Request, num_new_tokens: int) -> int:
         """How many of the prompt tokens may be scheduled in this step.

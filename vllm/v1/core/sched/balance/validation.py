@@ -19,9 +19,15 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     """Refuses a deployment that has no ranks to balance.
 
     Raises:
-        ValueError: balance is on for one rank, or for a model without MoE layers.
+        ValueError: balance is on for one rank, or for a model without MoE layers; or
+            a TTFT budget is given to a policy that has none.
     """
     policy = parallel_config.data_parallel_balance
+    if parallel_config.data_parallel_balance_ttft is not None and policy != "adaptive":
+        raise ValueError(
+            f"{_FLAG}-ttft is a knob of {_FLAG} adaptive, but the policy is {policy}. "
+            "Choose that policy, or remove the knob."
+        )
     if policy == "off":
         return
     if parallel_config.is_moe_model is False:

@@ -1,4 +1,4 @@
-"""The harness fails loudly, and leaves no process behind."""
+"""A Server fails loudly, and leaves no process behind."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import Server
+from balance_tools.server import Server
 
 
 class Imposter(Server):

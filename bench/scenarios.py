@@ -1,0 +1,113 @@
+"""The workloads on which the policies are compared, and what is varied on them."""
+
+from dataclasses import replace
+
+from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+
+PUBLISHED = {
+    "off": {"output_throughput": 1297.0, "mean_tpot_ms": 86.85},
+    "cap": {"output_throughput": 1531.0, "mean_tpot_ms": 70.63},
+}
+"""What vllm-ascend #5212 reports for DeepSeek-V3.1: 3500 input and 1500 output tokens,
+512 requests, batch 128."""
+
+RANKS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
+
+SEED = Scenario(
+    RANKS,
+    DEEPSEEK_V3_1,
+    Workload(512, "3500", "normal:1500:0.015"),
+    Traffic(max_concurrency=128),
+)
+"""The published run. Output lengths vary by 1.5 %, which is part of the fit."""
+
+FIXED = replace(SEED, workload=replace(SEED.workload, num_prompts=2048))
+CHAT = replace(
+    FIXED, workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
+)
+
+
+def at_concurrency(scenario: Scenario, concurrency: int) -> Scenario:
+    """The scenario as a closed loop of so many requests."""
+    return replace(scenario, traffic=Traffic(max_concurrency=concurrency))
+
+
+def at_rate(scenario: Scenario, rate: float) -> Scenario:
+    """The scenario with so many requests per second."""
+    return replace(scenario, traffic=Traffic(request_rate=rate))
+
+
+WORKLOADS: dict[str, Scenario] = {
+    "3500/1500 ±1.5 %, all slots": FIXED,
+    "3500/1500 ±1.5 %, 75 % of the slots": at_concurrency(FIXED, 96),
+    "3500/1500 ±1.5 %, twice the slots": at_concurrency(FIXED, 256),
+    "3500/1500 exactly, all slots": replace(
+        FIXED, workload=Workload(2048, "3500", "1500")
+    ),
+    "lognormal 600/300, all slots": CHAT,
+    "lognormal 600/300, 75 % of the slots": at_concurrency(CHAT, 96),
+    "lognormal 600/300, skewed routing": replace(
+        CHAT, load_balancer="skewed", skew=0.3
+    ),
+    "lognormal 600/300, sticky sessions": replace(
+        CHAT, load_balancer="sticky", skew=0.5
+    ),
+    "lognormal 600/300, load balancer of 0.30": replace(CHAT, load_balancer="0.30"),
+    "lognormal 600/300, 2 requests/s (light)": at_rate(CHAT, 2.0),
+    "lognormal 600/300, 4 requests/s": at_rate(CHAT, 4.0),
+    "lognormal 2000/200, all slots": replace(
+        FIXED, workload=Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
+    ),
+    "lognormal 200/2000, all slots": replace(
+        FIXED, workload=Workload(1024, "lognormal:200:0.7", "lognormal:2000:0.5:8000")
+    ),
+    "lognormal 600/300, 16 ranks of 8": replace(CHAT, limits=RankLimits(16, 8, 4096)),
+}
+"""By a name for the table."""
+
+VARIATIONS: dict[str, Scenario] = {
+    "as fitted": FIXED,
+    **{
+        f"phi {phi:g}": replace(FIXED, cost=replace(FIXED.cost, phi=phi))
+        for phi in (0.3, 0.6, 0.9)
+    },
+    **{
+        f"{name} × {factor:g}": replace(
+            FIXED,
+            cost=replace(FIXED.cost, **{name: getattr(FIXED.cost, name) * factor}),
+        )
+        for name in ("t0", "b", "c")
+        for factor in (0.5, 2)
+    },
+    "noise ±10 %": replace(FIXED, cost=replace(FIXED.cost, noise=0.2)),
+    "snapshot lag 1": replace(FIXED, snapshot_lag=1),
+    "snapshot lag 2": replace(FIXED, snapshot_lag=2),
+}
+"""What is varied on the fixed lengths."""
+
+CHAT_VARIATIONS = {
+    name: replace(
+        CHAT,
+        cost=scenario.cost,
+        snapshot_lag=scenario.snapshot_lag,
+    )
+    for name, scenario in VARIATIONS.items()
+}
+"""The same on lognormal lengths."""
+
+
+def scaled(ranks: int) -> Scenario:
+    """Eight slots a rank, the work per rank always the same."""
+    return replace(
+        CHAT,
+        limits=RankLimits(ranks, 8, 4096),
+        workload=replace(CHAT.workload, num_prompts=32 * ranks),
+        traffic=Traffic(max_concurrency=8 * ranks),
+    )
+
+
+SCALES = (4, 16, 64, 256)
+"""Data parallel sizes."""

@@ -1,0 +1,163 @@
+"""Runs the comparisons and writes one JSON file each to bench/results.
+
+Run it with the interpreter of an environment that has this vLLM::
+
+    python bench/suite.py [seed] [workloads] [sensitivity] [scale]
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from scenarios import (
+    CHAT_VARIATIONS,
+    PUBLISHED,
+    SCALES,
+    SEED,
+    VARIATIONS,
+    WORKLOADS,
+    scaled,
+)
+from tqdm import tqdm
+from vllm.benchmarks.dp_balance.results import PolicyResult, versions, write_json
+from vllm.benchmarks.dp_balance.scenario import (
+    Scenario,
+    simulate_and_measure,
+    with_shared_prefill,
+)
+
+RESULTS = Path(__file__).parent / "results"
+POLICIES = ("off", "cap", "align", "adaptive", "interval-2", "sglang-30")
+OWN = ("off", "cap", "align", "adaptive")
+ORACLE = "perfect sharing"
+FIGURES = (
+    "output_throughput",
+    "steady_output_throughput",
+    "mean_tpot_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "balance_ratio",
+    "bound_share",
+)
+
+
+def run(
+    scenario: Scenario, policy: str, seeds: Iterable[int], bar: "tqdm[None]"
+) -> PolicyResult:
+    """Runs a policy, or off with perfectly shared prefill."""
+    if policy == ORACLE:
+        scenario, policy = with_shared_prefill(scenario), "off"
+    runs = []
+    for seed in seeds:
+        runs.append(simulate_and_measure(scenario, policy, seed))
+        bar.update()
+    return PolicyResult(policy, runs)
+
+
+def summary(result: PolicyResult, off: PolicyResult) -> dict[str, object]:
+    """Mean and spread (greatest less least) of each figure, and the gains over off."""
+    gains = {
+        name: result.gains(name, off)
+        for name in ("output_throughput", "steady_output_throughput", "mean_e2el_ms")
+    }
+    return {
+        "mean": {name: result.mean(name) for name in FIGURES},
+        "spread": {
+            name: max(values) - min(values)
+            for name in FIGURES
+            for values in [[getattr(run, name) for run in result.runs]]
+        },
+        "gain": {name: statistics.fmean(values) for name, values in gains.items()},
+        "gain_spread": {
+            name: max(values) - min(values) for name, values in gains.items()
+        },
+    }
+
+
+def compare(
+    title: str, scenarios: Mapping[str, Scenario], policies: Iterable[str], seeds: range
+) -> dict[str, object]:
+    """Every policy with every seed in every scenario."""
+    policies = tuple(policies)
+    cases: dict[str, object] = {}
+    total = len(scenarios) * len(policies) * len(seeds)
+    with tqdm(desc=title, total=total, unit="run", disable=None) as bar:
+        for name, scenario in scenarios.items():
+            results = {policy: run(scenario, policy, seeds, bar) for policy in policies}
+            cases[name] = {
+                "scenario": asdict(scenario),
+                "policies": {
+                    policy: summary(result, results["off"])
+                    for policy, result in results.items()
+                },
+            }
+    return {"seeds": list(seeds), "cases": cases}
+
+
+def seed() -> dict[str, object]:
+    """The published table, simulated with the fitted constants."""
+    result = compare("seed", {"published run": SEED}, ("off", "cap"), range(10))
+    return result | {"published": PUBLISHED}
+
+
+def workloads() -> dict[str, object]:
+    """All policies on all workloads."""
+    return compare("workloads", WORKLOADS, (*POLICIES, ORACLE), range(3))
+
+
+def sensitivity() -> dict[str, object]:
+    """Our policies while one thing at a time is varied."""
+    scenarios = {f"fixed, {name}": s for name, s in VARIATIONS.items()} | {
+        f"lognormal, {name}": s for name, s in CHAT_VARIATIONS.items()
+    }
+    return compare("sensitivity", scenarios, OWN, range(2))
+
+
+def scale() -> dict[str, object]:
+    """Steps per second of processor time, by data parallel size."""
+    rates: dict[str, dict[str, float]] = {}
+    with tqdm(desc="scale", total=2 * len(SCALES), unit="run", disable=None) as bar:
+        for ranks in SCALES:
+            rates[str(ranks)] = {}
+            for policy in ("off", "adaptive"):
+                start = time.process_time()  # other work does not count
+                metrics = simulate_and_measure(scaled(ranks), policy)
+                rate = metrics.steps / (time.process_time() - start)
+                rates[str(ranks)][policy] = rate
+                bar.update()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"steps_per_second": rates, "peak_memory_mib": peak}
+
+
+SUITES: dict[str, Callable[[], dict[str, object]]] = {
+    "seed": seed,
+    "workloads": workloads,
+    "sensitivity": sensitivity,
+    "scale": scale,
+}
+
+
+def main() -> None:
+    """Runs the suites that were named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], metavar="SUITE")
+    for name in parser.parse_args().suites or SUITES:
+        start = time.perf_counter()
+        result = SUITES[name]()
+        head = {
+            "command": f"python bench/suite.py {name}",
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start),
+        }
+        write_json(RESULTS / f"{name}.json", head | result)
+        print(f"Wrote {RESULTS / name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Writes docs/results.md from the JSON files in bench/results.
+
+::
+
+    python bench/table.py [--check]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "results.md"
+ORACLE = "perfect sharing"
+GAIN = "steady_output_throughput"
+
+Case = dict[str, Any]
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """The document of that name; None if it has not been made."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def origin(document: dict[str, Any]) -> str:
+    """How the numbers came about."""
+    vllm, python = document["versions"]["vllm"], document["versions"]["python"]
+    return f"`{document['command']}`, vLLM {vllm}, Python {python}"
+
+
+def seed(document: dict[str, Any]) -> str:
+    """The published figures beside the simulated ones."""
+    (case,) = document["cases"].values()
+    cost = case["scenario"]["cost"]
+    rows = []
+    for policy, figures in document["published"].items():
+        found = case["policies"][policy]
+        for name, unit in (("output_throughput", "tok/s"), ("mean_tpot_ms", "ms")):
+            mean, spread = found["mean"][name], found["spread"][name]
+            rows.append(
+                [
+                    f"{policy}, {'output' if unit == 'tok/s' else 'TPOT'} {unit}",
+                    f"{figures[name]:g}",
+                    f"{mean:.4g} ± {spread / 2:.2g}",
+                    f"{mean / figures[name] - 1:+.1%}",
+                ]
+            )
+    return (
+        "## The published run\n\n"
+        "DeepSeek-V3.1, 3500 input and 1500 output tokens, 512 requests, batch 128, as "
+        "vllm-ascend #5212 reports it. The constants of the step time are **fitted** "
+        f"to this table, not measured: t0 {cost['t0'] * 1e3:g} ms, a "
+        f"{cost['a'] * 1e6:g} µs, b {cost['b'] * 1e6:g} µs, c {cost['c'] * 1e3:g} ms, "
+        f"phi {cost['phi']:g}; output lengths vary by 1.5 %. The mean TTFT does not "
+        "fit as well and is not claimed. ± is half the range over "
+        f"{len(document['seeds'])} seeds.\n\n"
+        + table(["figure", "published", "simulated", "difference"], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+def _cells(
+    case: Case, policies: Iterable[str], cell: Callable[[Case], str]
+) -> list[str]:
+    return [cell(case["policies"][policy]) for policy in policies]
+
+
+def workloads(document: dict[str, Any]) -> str:
+    """Gains, latencies and shares of the bounds, by workload and policy."""
+    cases: dict[str, Case] = document["cases"]
+    names = [name for name in next(iter(cases.values()))["policies"] if name != "off"]
+    policies = [name for name in names if name != ORACLE]
+    gains = [
+        [name, *_cells(case, names, lambda found: f"{found['gain'][GAIN]:+.0%}")]
+        for name, case in cases.items()
+    ]
+    e2e = [
+        [
+            name,
+            *_cells(
+                case, policies, lambda found: f"{found['gain']['mean_e2el_ms']:+.0%}"
+            ),
+        ]
+        for name, case in cases.items()
+    ]
+
+    def latency(found: Case) -> str:
+        mean = found["mean"]
+        return (
+            f"{mean['median_ttft_ms'] / 1e3:.1f} / {mean['p99_ttft_ms'] / 1e3:.0f} / "
+            f"{mean['p99_itl_ms']:.0f}"
+        )
+
+    latencies = [
+        [name, *_cells(case, ["off", *policies], latency)]
+        for name, case in cases.items()
+    ]
+
+    def shares(case: Case) -> list[str]:
+        oracle = case["policies"][ORACLE]["mean"]["output_throughput"]
+        return _cells(
+            case,
+            ["off", *policies],
+            lambda found: (
+                f"{found['mean']['bound_share']:.0%} / "
+                f"{found['mean']['output_throughput'] / oracle:.0%}"
+            ),
+        )
+
+    bounds = [[name, *shares(case)] for name, case in cases.items()]
+    widest = max(
+        found["gain_spread"][GAIN]
+        for case in cases.values()
+        for found in case["policies"].values()
+    )
+    return (
+        "## Policies by workload\n\n"
+        "4 ranks of 32 requests unless said otherwise, constants as above (phi 0), "
+        f"means over {len(document['seeds'])} seeds; the gains below differ by at most "
+        f"{widest * 100:.0f} points between seeds. `interval-2` is vLLM 0.30's "
+        "`--prefill-schedule-interval 2`, `sglang-30` a delayer like SGLang's, and "
+        f"*{ORACLE}* is off with every prompt spread evenly over all ranks; a policy "
+        "can pass it only by also collecting prompts into fewer steps, which saves c."
+        "\n\n"
+        "Output tokens per second over off, until the last request was sent:\n\n"
+        + table(["workload", *names], gains)
+        + "\n\nMean time from sending a request to its last token, over off (less is "
+        "better):\n\n"
+        + table(["workload", *policies], e2e)
+        + "\n\nTTFT p50 s / TTFT p99 s / ITL p99 ms:\n\n"
+        + table(["workload", "off", *policies], latencies)
+        + f"\n\nThroughput of the whole run, of the physical bound / of *{ORACLE}* (at "
+        "a given request rate it says how full the ranks are, not how good the policy "
+        "is):\n\n"
+        + table(["workload", "off", *policies], bounds)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+def sensitivity(document: dict[str, Any]) -> str:
+    """Gains while one constant at a time is varied."""
+    cases: dict[str, Case] = document["cases"]
+    policies = [
+        name for name in next(iter(cases.values()))["policies"] if name != "off"
+    ]
+    rows = [
+        [name, *_cells(case, policies, lambda found: f"{found['gain'][GAIN]:+.1%}")]
+        for name, case in cases.items()
+    ]
+    return (
+        "## Sensitivity\n\n"
+        "The same gain on `3500/1500` and `lognormal 600/300` while one thing is "
+        f"varied; {len(document['seeds'])} seeds.\n\n"
+        + table(["varied", *policies], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+def scale(document: dict[str, Any]) -> str:
+    """Speed of the simulator."""
+    rows = [
+        [
+            f"{ranks} ranks, {policy}",
+            f"{rate:,.0f}",
+            f"{rate * int(ranks):,.0f}",
+        ]
+        for ranks, rates in document["steps_per_second"].items()
+        for policy, rate in rates.items()
+    ]
+    return (
+        "## Speed of the simulator\n\n"
+        "Per second of processor time, on one core; the process, vLLM's imports "
+        f"included, took at most {document['peak_memory_mib']:.0f} MiB.\n\n"
+        + table(["", "steps", "rank-steps"], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+def wall_clock(document: dict[str, Any], ranks: int) -> str:
+    """Measured and simulated ratios to off."""
+    measured = document["measured"]
+    predictions = document["simulated"], document["simulated_with_own_host_time"]
+
+    def ratio(found: Case, policy: str, figure: str) -> float:
+        value: float = found[policy]["mean"][figure] / found["off"]["mean"][figure]
+        return value
+
+    rows = []
+    for policy in measured:
+        if policy == "off":
+            continue
+        for figure, title in (
+            (GAIN, "throughput"),
+            ("mean_tpot_ms", "TPOT"),
+            ("mean_e2el_ms", "e2e"),
+        ):
+            wall = ratio(measured, policy, figure)
+            off = measured["off"]["mean"][figure]
+            spread = measured[policy]["spread"][figure] / off / 2
+            rows.append([f"{policy}, {title}", f"{wall:.2f} ± {spread:.2f}"])
+            for found in predictions:
+                predicted = ratio(found, policy, figure)
+                points = (predicted - wall) * 100
+                rows[-1].append(f"{predicted:.2f} ({points:+.0f})")
+    host = {
+        policy: sum(found["host_seconds"] for found in fits) / len(fits) * 1e3
+        for policy, fits in document["calibration"].items()
+    }
+    spent = ", ".join(f"{policy} {ms:.1f}" for policy, ms in host.items())
+    return (
+        f"## Wall clock, {ranks} ranks\n\n"
+        "Real servers on the emulated device, on a machine with "
+        f"{document['cores']} cores that did other work too; ratios to off, ± half "
+        "the range of the repeats, in parentheses the difference in points. The "
+        "prediction has the constants calibrated from the logs of off alone. A busy "
+        "machine gave the servers unequal time between steps, on average ms: "
+        f"{spent}; the last column allows for it.\n\n"
+        + table(["", "measured", "predicted", "with each server's own host time"], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "seed": seed,
+    "workloads": workloads,
+    "sensitivity": sensitivity,
+    "wall_clock_dp4": lambda document: wall_clock(document, 4),
+    "wall_clock_dp8": lambda document: wall_clock(document, 8),
+    "scale": scale,
+}
+
+
+def page() -> str:
+    """The page, with a section for each file that exists."""
+    sections = [
+        section(document)
+        for name, section in SECTIONS.items()
+        if (document := load(name)) is not None
+    ]
+    return (
+        "# Results\n\n"
+        "Written by `python bench/table.py` from `bench/results`; do not edit. All "
+        "numbers but those under *Wall clock* are simulated.\n\n" + "\n".join(sections)
+    )
+
+
+def main() -> None:
+    """Writes the page, or checks that it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
+            sys.exit(f"error: {PAGE} is not up to date; run python bench/table.py")
+        return
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The same workload through real servers on the emulated device, policy by policy.
+
+Each policy is served and measured with ``vllm bench serve`` several times, in turn.
+Afterwards the step time is calibrated from the logs of "off" and the same requests are
+simulated. Runs whose result is in the folder already are not repeated. Run it with the
+interpreter of an environment in which the reference wheel is installed; the model is
+any mixture-of-experts model, of which only the configuration and the tokenizer are
+used::
+
+    python bench/wall_clock.py MODEL --data-parallel-size 4
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.cost import CostModel
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.fit import Fit, fit
+from vllm.benchmarks.dp_balance.results import versions, write_json
+from vllm.benchmarks.dp_balance.scenario import (
+    Scenario,
+    Workload,
+    simulate_and_measure,
+)
+from vllm.benchmarks.dp_balance.steps import read_server_logs
+
+RESULTS = Path(__file__).parent / "results"
+POLICIES = ("off", "cap", "align", "adaptive")
+DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
+"""Constants of the emulated device, in seconds."""
+SLOTS, MAX_TOKENS = 8, 512
+INPUT, OUTPUT, RANGE = 400, 60, 0.4
+"""Tokens, and by which share of them the lengths vary."""
+START_S, STOP_S = 300, 60
+SEEDS = range(5)
+"""Of the simulation; the lengths are those that were sent."""
+FIGURES = (
+    "output_throughput",
+    "steady_output_throughput",
+    "mean_tpot_ms",
+    "mean_ttft_ms",
+    "mean_e2el_ms",
+)
+
+
+@contextlib.contextmanager
+def server(model: str, ranks: int, policy: str, log: Path) -> Iterator[str]:
+    """A server on the emulated device; yields its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = [
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--data-parallel-size", str(ranks), "--data-parallel-balance", policy),
+        *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
+        *("--max-model-len", "2048", "--enforce-eager", "--no-async-scheduling"),
+        *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
+        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
+                *options,
+            ],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        )
+        try:
+            deadline = time.monotonic() + START_S
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"error: {log}: the server did not start")
+                time.sleep(1)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def bench(model: str, url: str, prompts: int, concurrency: int, result: Path) -> None:
+    """Runs `vllm bench serve`; the result has the lengths of all requests."""
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *("--backend", "openai", "--base-url", url, "--model", model),
+        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
+        *("--random-output-len", str(OUTPUT), "--random-range-ratio", str(RANGE)),
+        *("--num-prompts", str(prompts), "--max-concurrency", str(concurrency)),
+        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"),
+        *("--save-result", "--save-detailed", "--result-dir", str(result.parent)),
+        *("--result-filename", result.name),
+    ]
+    with result.with_suffix(".log").open("wb") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+
+
+def steady_throughput(saved: dict[str, list[Any]]) -> float:
+    """Output tokens per second until the last request was sent."""
+    start, last = min(saved["start_times"]), max(saved["start_times"])
+    tokens = sum(
+        sent + offset <= last
+        for sent, ttft, itls in zip(
+            saved["start_times"], saved["ttfts"], saved["itls"], strict=True
+        )
+        for offset in accumulate(itls, initial=ttft)
+    )
+    return tokens / (last - start)
+
+
+def main() -> None:
+    """Measures, calibrates, simulates and writes the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--data-parallel-size", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--num-prompts", type=int, default=160)
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES))
+    parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    ranks = args.data_parallel_size
+    concurrency = ranks * SLOTS
+    runs: dict[str, list[dict[str, float]]] = {policy: [] for policy in args.policy}
+    fits: dict[str, list[Fit]] = {policy: [] for policy in args.policy}
+    total = args.repeats * len(args.policy)
+    with tqdm(desc=f"DP {ranks}", total=total, unit="run", disable=None) as bar:
+        for repeat in range(args.repeats):
+            for policy in args.policy:
+                path = args.folder / f"dp{ranks}-{policy}-{repeat}.json"
+                log = path.with_suffix(".server.log")
+                if not path.exists():
+                    with server(args.model, ranks, policy, log) as url:
+                        bench(args.model, url, args.num_prompts, concurrency, path)
+                saved = json.loads(path.read_text())
+                saved["steady_output_throughput"] = steady_throughput(saved)
+                runs[policy].append({name: saved[name] for name in FIGURES})
+                found = fit(*read_server_logs([log], ranks))
+                fits[policy].append(found)
+                bar.update()
+    scenario = Scenario(
+        RankLimits(ranks, SLOTS, MAX_TOKENS),
+        _mean_cost(fits["off"]),
+        Workload(None, trace=args.folder / f"dp{ranks}-off-0.json"),
+        Traffic(max_concurrency=concurrency),
+    )
+    document = {
+        "command": "python bench/wall_clock.py MODEL --data-parallel-size "
+        f"{ranks} --num-prompts {args.num_prompts} --repeats {args.repeats}",
+        "versions": versions(),
+        "cores": os.cpu_count(),
+        "device": DEVICE,
+        "calibration": {
+            policy: [asdict(found) for found in of_policy]
+            for policy, of_policy in fits.items()
+        },
+        "measured": {policy: _summary(found) for policy, found in runs.items()},
+        "simulated": {policy: _simulated(scenario, policy) for policy in runs},
+        # The host's own time differs from server to server on a busy machine.
+        "simulated_with_own_host_time": {
+            policy: _simulated(replace(scenario, cost=_mean_cost(found)), policy)
+            for policy, found in fits.items()
+        },
+        "runs": runs,
+    }
+    write_json(RESULTS / f"wall_clock_dp{ranks}.json", document)
+    print(f"Wrote {RESULTS}/wall_clock_dp{ranks}.json")
+
+
+def _mean_cost(fits: list[Fit]) -> CostModel:
+    costs = [asdict(found.cost) for found in fits]
+    return CostModel(**{k: statistics.fmean(c[k] for c in costs) for k in costs[0]})
+
+
+def _simulated(scenario: Scenario, policy: str) -> dict[str, dict[str, float]]:
+    return _summary([asdict(simulate_and_measure(scenario, policy, s)) for s in SEEDS])
+
+
+def _summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and spread (greatest less least) of each figure."""
+    columns = {name: [run[name] for run in runs] for name in FIGURES}
+    return {
+        "mean": {name: statistics.fmean(values) for name, values in columns.items()},
+        "spread": {name: max(v) - min(v) for name, v in columns.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()

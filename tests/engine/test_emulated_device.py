@@ -1,0 +1,111 @@
+"""The emulated device in a real server: it waits as its cost model says."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.benchmarks.dp_balance.fit import fit
+from vllm.benchmarks.dp_balance.steps import read_server_logs
+
+from balance_tools.server import Server
+from vllm_balance.reference import emulated_config
+from vllm_balance.reference.emulated_config import EmulatedDeviceConfig
+
+RANKS = 2
+DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04, "output_jitter": 0.5}
+OPTIONS = [
+    *("--data-parallel-size", str(RANKS), "--max-num-seqs", "4"),
+    *("--max-num-batched-tokens", "256", "--max-model-len", "1024"),
+    *("--enforce-eager", "--no-enable-prefix-caching", "--seed", "0"),
+]
+
+
+def device(**options: Any) -> list[str]:
+    return ["--additional-config", json.dumps({"emulated_device": DEVICE | options})]
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [
+        [rng.randrange(3, 200) for _ in range(rng.randrange(5, 500))]
+        for _ in range(count)
+    ]
+
+
+def serve(server: Server, count: int) -> list[list[int]]:
+    """Requests that come and go at random, so that the load of the ranks varies."""
+    rng = random.Random(1)
+    lengths = [rng.randrange(5, 40) for _ in range(count)]
+    with ThreadPoolExecutor(7) as pool:
+        return list(pool.map(server.completion, prompts(count), lengths))
+
+
+@pytest.mark.timeout(600)
+def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> None:
+    options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]
+    with Server(tmp_path, moe_model, *options, *device()) as server:
+        lengths = [len(tokens) for tokens in serve(server, 60)]
+        assert min(lengths) >= 5
+        assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
+    found = fit(*read_server_logs([server.log], RANKS))
+    assert found.t0.value == pytest.approx(DEVICE["t0"], rel=0.05)
+    assert found.a.value == pytest.approx(DEVICE["a"], rel=0.05)
+    assert found.b.value == pytest.approx(DEVICE["b"], rel=0.05)
+    assert found.c.value == pytest.approx(DEVICE["c"], rel=0.10)
+    assert found.phi.value == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.timeout(600)
+def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
+    tmp_path: Path, moe_model: Path
+) -> None:
+    # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
+    options = [
+        *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
+        *("--num-gpu-blocks-override", "80"),
+    ]
+    quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
+    with Server(tmp_path, moe_model, *options, *quick) as server:
+        asked = prompts(12)
+        first = server.complete(asked, 100, concurrency=12, ignore_eos=False)
+        again = server.complete(asked, 100, concurrency=3, ignore_eos=False)
+        assert first == again
+        lengths = {len(tokens) for tokens in first}
+        assert len(lengths) > 3
+        assert min(lengths) >= 50
+        assert max(lengths) <= 100
+        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
+        full = server.complete(asked[:2], 30)
+        assert [len(tokens) for tokens in full] == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("fast", "give an object, not 'fast'"),
+        ({"t0": 1}, "lacks a, b, c"),
+        (DEVICE | {"speed": 1}, "unknown speed; choose from a, b, c"),
+        (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
+        (DEVICE | {"time_scale": 0}, "time_scale must be above 0"),
+        (DEVICE | {"output_jitter": 1}, "output_jitter from 0 to below 1"),
+    ],
+)
+def test_bad_option_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"emulated_device: .*{message}"):
+        EmulatedDeviceConfig.parse(options)
+
+
+def test_what_it_cannot_emulate_is_refused() -> None:
+    config = SimpleNamespace(
+        additional_config={"emulated_device": DEVICE},
+        parallel_config=SimpleNamespace(world_size=2),
+        speculative_config=None,
+        kv_transfer_config=None,
+        use_v2_model_runner=False,
+    )
+    with pytest.raises(ValueError, match="--tensor-parallel-size"):
+        emulated_config.check(config)

@@ -1,0 +1,89 @@
+"""The switches of vllm-ascend's balance patch mean `--data-parallel-balance cap`.
+
+With the patched plugin itself; stand-ins only for torch_npu and CANN.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("legacy_switches.py")
+VARIABLE = {"VLLM_ASCEND_BALANCE_SCHEDULING": "1"}
+SWITCH = {"enable_balance_scheduling": True}
+
+
+def case(ranks: int = 2, environment: Any = None, **arguments: Any) -> dict[str, Any]:
+    return {"ranks": ranks, "environment": environment or {}, "arguments": arguments}
+
+
+CASES = {
+    "variable": case(environment=VARIABLE),
+    "additional_config": case(additional_config=SWITCH),
+    "scheduler_config": case(additional_config={"scheduler_config": SWITCH}),
+    "none": case(),
+    "one rank": case(ranks=1, environment=VARIABLE),
+    "prefill node": case(
+        data_parallel_balance="cap",
+        kv_transfer_config={
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_producer",
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    moe_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """What became of each case, from one run of the program."""
+    # The materialised plugin alone: vllm is the installed one.
+    folder = tmp_path_factory.mktemp("plugin")
+    assert (REPOSITORY / "vllm_ascend" / "platform.py").is_file(), "run make vendor"
+    (folder / "vllm_ascend").symlink_to(REPOSITORY / "vllm_ascend")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONSAFEPATH", None)
+    result = subprocess.run(
+        [sys.executable, PROGRAM, moe_model, json.dumps(list(CASES.values()))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    listed = json.loads(result.stdout.rstrip().splitlines()[-1])
+    return dict(zip(CASES, listed, strict=True))
+
+
+@pytest.mark.parametrize(
+    "switch", ["variable", "additional_config", "scheduler_config"]
+)
+def test_a_legacy_switch_means_cap(switch, outcomes):
+    outcome = outcomes[switch]
+    assert outcome["policy"] == "cap"
+    assert not outcome["copy_is_on"]
+    assert any("deprecated" in line for line in outcome["logged"])
+
+
+def test_without_a_switch_balance_stays_off(outcomes):
+    assert outcomes["none"]["policy"] == "off"
+    assert not any("balance" in line for line in outcomes["none"]["logged"])
+
+
+def test_a_switch_on_one_rank_is_ignored_with_a_warning(outcomes):
+    outcome = outcomes["one rank"]
+    assert outcome["policy"] == "off"
+    assert any(
+        "is ignored" in line and "at least two data parallel ranks" in line
+        for line in outcome["logged"]
+    )
+
+
+def test_the_plugins_own_check_covers_the_flag(outcomes):
+    assert "only supports PD-mixed mode" in outcomes["prefill node"]["error"]

@@ -1,0 +1,144 @@
+"""The fast engine takes the same steps as real schedulers with real gates."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.cost import CostModel
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.fast import FastEngine
+from vllm.benchmarks.dp_balance.loop import Step
+from vllm.benchmarks.dp_balance.policies import OWN
+from vllm.benchmarks.dp_balance.real import RealEngine
+from vllm.benchmarks.dp_balance.routing import LOAD_BALANCERS
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.v1.core.sched.balance.rows import Snapshot
+
+POLICIES = (
+    *OWN,
+    "cap:margin=1",
+    "adaptive:ttft_budget=1.5",
+    "interval-2",
+    "interval-5",
+    "sglang-3",
+    "sglang-30",
+)
+CASES = 60
+COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
+
+
+def generated(case: int) -> tuple[Scenario, str]:
+    """A scenario and a policy; together the cases have every policy and balancer."""
+    rng = random.Random(case)
+    ranks = rng.choice([2, 3, 4, 8])
+    slots = rng.choice([1, 2, 4, 8])
+    limits = RankLimits(ranks, slots, rng.choice([slots, 16, 64, 256, 1024]))
+    limits = replace(
+        limits, max_num_batched_tokens=max(slots, limits.max_num_batched_tokens)
+    )
+    workload = Workload(
+        num_prompts=rng.choice([10, 40, 80]),
+        input_len=rng.choice(["1", "100", "uniform:1:300", "lognormal:80:1:400"]),
+        output_len=rng.choice(["1", "30", "normal:40:0.1", "lognormal:20:1:100"]),
+    )
+    slots_in_all = ranks * slots
+    traffic = rng.choice(
+        [
+            Traffic(max_concurrency=slots_in_all),
+            Traffic(max_concurrency=max(1, slots_in_all * 3 // 4)),
+            Traffic(max_concurrency=2 * slots_in_all),
+            Traffic(request_rate=0.2 * slots_in_all),
+            Traffic(request_rate=2.0, burstiness=0.3),
+            Traffic(max_concurrency=slots_in_all, request_rate=4.0),
+        ]
+    )
+    scenario = Scenario(
+        limits,
+        COST,
+        workload,
+        traffic,
+        load_balancer=LOAD_BALANCERS[case % len(LOAD_BALANCERS)],
+        skew=1.0,
+        snapshot_lag=rng.choice([0, 0, 1]),
+    )
+    return scenario, POLICIES[case % len(POLICIES)]
+
+
+def trace(
+    monkeypatch: pytest.MonkeyPatch, scenario: Scenario, policy: str, seed: int
+) -> tuple[list[object], list[Snapshot]]:
+    """The steps, and the rows without the KV cache, which the fast engine has not."""
+    engine: type = FastEngine if scenario.engine == "fast" else RealEngine
+    rows: list[Snapshot] = []
+    exchange = engine.exchange
+
+    def spy(self: object, wave: int, step: int, now: float) -> Snapshot:
+        snapshot: Snapshot = exchange(self, wave, step, now)
+        rows.append(snapshot._replace(kv_usage_ppm=()))
+        return snapshot
+
+    monkeypatch.setattr(engine, "exchange", spy)
+    steps: list[object] = []
+    simulate(scenario, policy, seed, on_step=lambda step: steps.append(_plain(step)))
+    monkeypatch.undo()
+    return steps, rows
+
+
+def _plain(step: Step) -> Step:
+    loads = step.loads._replace(
+        **{name: tuple(getattr(step.loads, name)) for name in step.loads._fields}
+    )
+    return step._replace(loads=loads)
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, policy = generated(case)
+    fast = trace(monkeypatch, scenario, policy, case)
+    real = trace(monkeypatch, replace(scenario, engine="real"), policy, case)
+    for number, (mine, theirs) in enumerate(zip(fast[0], real[0], strict=False)):
+        assert mine == theirs, f"step {number}, {policy}, {scenario}"
+    assert len(fast[0]) == len(real[0])
+    for number, (ours, gates) in enumerate(zip(fast[1], real[1], strict=True)):
+        assert ours == gates, f"rows of step {number}, {policy}, {scenario}"
+
+
+def test_the_cases_hold_prompts_back() -> None:
+    held = 0
+    for case in range(CASES):
+        steps: list[Step] = []
+        simulate(*generated(case), case, on_step=steps.append)
+        held += any(any(step.held) for step in steps)
+    assert held > CASES / 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
+    scenario = Scenario(
+        RankLimits(2, 4, 256, kv_blocks=20),
+        COST,
+        Workload(24, "uniform:20:90", "uniform:40:120"),
+        Traffic(max_concurrency=12),
+        engine="real",
+    )
+    prefilled = 0
+
+    def count(step: Step) -> None:
+        nonlocal prefilled
+        prefilled += sum(step.loads.prefill)
+
+    run = simulate(scenario, policy, on_step=count)
+    prompts = sum(request.prompt_len for request in run.requests)
+    assert prefilled > prompts, "nothing was preempted: the case tests nothing"
+    assert all(request.done > request.first_token for request in run.requests)
+
+
+@pytest.mark.parametrize("engine", ["fast", "real"])
+def test_impossible_kv_cache_is_refused(engine: str) -> None:
+    scenario = Scenario(
+        RankLimits(2, 4, 256, kv_blocks=5), COST, Workload(4, "90", "10"), engine=engine
+    )
+    with pytest.raises(UsageError, match="--num-gpu-blocks"):
+        simulate(scenario, "off")

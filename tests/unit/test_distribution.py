@@ -1,0 +1,135 @@
+"""The choice of a wheel and the settings it is built with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomlkit
+from packaging.requirements import Requirement
+
+from balance_tools.distribution import (
+    SETTINGS_NAME,
+    Choice,
+    choice_from,
+    load_settings,
+    merge_entry_points,
+)
+from balance_tools.errors import ToolError
+from balance_tools.seriesfile import read_series_file
+from balance_tools.seriesfile import series_sha256 as tools_series_sha256
+from balance_tools.upstream_metadata import read_upstream_metadata
+from vllm_balance.fingerprint import series_sha256
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_reference_wheel_is_the_default() -> None:
+    assert choice_from({}).target == "reference"
+    assert choice_from({"VLLM_BALANCE_TARGET": ""}).target == "reference"
+
+
+def test_each_variable_is_read() -> None:
+    choice = Choice("ascend", "cp312", "aarch64", "prebuilt")
+    assert choice_from(choice.environment()) == choice
+    assert choice.name == "ascend-cp312-aarch64"
+
+
+@pytest.mark.parametrize("name", ["TARGET", "PYTHON", "ARCH", "KERNELS"])
+def test_a_wrong_value_is_named(name: str) -> None:
+    with pytest.raises(ToolError, match=f"VLLM_BALANCE_{name}: expected one of"):
+        choice_from({f"VLLM_BALANCE_{name}": "a3"})
+
+
+def test_kernels_from_source_are_refused_with_the_reason() -> None:
+    variables = {"VLLM_BALANCE_TARGET": "ascend", "VLLM_BALANCE_KERNELS": "source"}
+    with pytest.raises(ToolError, match="needs the CANN toolkit"):
+        choice_from(variables)
+
+
+def test_versions_end_in_the_label_of_the_target() -> None:
+    settings = load_settings(ROOT / SETTINGS_NAME)
+    versions = {
+        name: settings.local_version("0.23.0", target)
+        for name, target in settings.targets.items()
+    }
+    assert versions == {
+        "reference": f"0.23.0+balance.{settings.revision}.reference",
+        "ascend": f"0.23.0+balance.{settings.revision}.a2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[distribution", "expected TOML"), ("[distribution]\n", "expected an entry")],
+)
+def test_broken_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / SETTINGS_NAME
+    with pytest.raises(ToolError, match="found no file"):
+        load_settings(path)
+    path.write_text(text)
+    with pytest.raises(ToolError, match=message):
+        load_settings(path)
+
+
+def test_an_entry_point_stands_once() -> None:
+    one = {"group": {"a": "m:f"}}
+    assert merge_entry_points(one, {"group": {"b": "m:g"}, "other": {}}) == {
+        "group": {"a": "m:f", "b": "m:g"},
+        "other": {},
+    }
+    with pytest.raises(ToolError, match="'a' of group once, found it twice"):
+        merge_entry_points(one, one)
+
+
+def test_upstream_declarations_are_read_from_its_sdist(tmp_path: Path) -> None:
+    egg_info = tmp_path / "pkg.egg-info"
+    egg_info.mkdir()
+    (tmp_path / "PKG-INFO").write_text(
+        "Metadata-Version: 2.4\nName: pkg\nVersion: 1.0\nClassifier: A\nClassifier: B\n"
+    )
+    (egg_info / "entry_points.txt").write_text("[Group.x]\nName = m:f\n\n[g]\nb = m\n")
+    (egg_info / "requires.txt").write_text(
+        "base\n\n[:python_version > '3.11']\nsix\n\n[audio]\nav>=1\nscipy\n\n[video]\n"
+    )
+    found = read_upstream_metadata(tmp_path, "pkg")
+    assert (found.name, found.version) == ("pkg", "1.0")
+    assert found.values("Classifier") == ["A", "B"]
+    assert found.entry_points == {"Group.x": {"Name": "m:f"}, "g": {"b": "m"}}
+    assert found.extras == {"audio": ["av>=1", "scipy"], "video": []}
+
+
+def test_missing_declarations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"PKG-INFO: expected this file"):
+        read_upstream_metadata(tmp_path, "pkg")
+
+
+def test_the_build_needs_only_its_declared_requirements() -> None:
+    pyproject = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()
+    tools = {Requirement(x).name for x in pyproject["dependency-groups"]["tools"]}
+    declared = {Requirement(x).name for x in pyproject["build-system"]["requires"]}
+    code = "import sys, balance_tools.wheel_setup; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'tools'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(result.stdout.split())
+    assert "setuptools" in loaded
+    assert loaded & {name.replace("-", "_") for name in tools - declared} == set()
+
+
+def test_an_installed_wheel_hashes_a_series_as_the_tools_do(tmp_path: Path) -> None:
+    folder = tmp_path / "patches" / "vllm"
+    assert series_sha256(tmp_path, "vllm") == tools_series_sha256(())
+    folder.mkdir(parents=True)
+    (folder / "series").write_text("# order\nb.patch\n\na.patch # why\n")
+    (folder / "a.patch").write_bytes(b"one\n")
+    (folder / "b.patch").write_bytes(b"two\r\n")
+    expected = tools_series_sha256(read_series_file(folder))
+    assert series_sha256(tmp_path, "vllm") == expected

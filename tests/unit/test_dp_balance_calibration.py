@@ -1,0 +1,147 @@
+"""Calibration recovers known constants, and says what the data cannot tell."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.cost import CostModel
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.fit import Fit, fit
+from vllm.benchmarks.dp_balance.loop import Step
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.benchmarks.dp_balance.steps import (
+    StepSample,
+    read_client_result,
+    read_server_logs,
+)
+
+VARIED = Workload(300, "lognormal:600:1:4000", "lognormal:150:0.8:1000")
+
+
+def cost(phi: float, noise: float = 0.05) -> CostModel:
+    return CostModel(t0=0.036, a=4e-4, b=2e-4, c=0.03, phi=phi, noise=noise)
+
+
+def scenario(
+    model: CostModel, workload: Workload = VARIED, concurrency: int = 100
+) -> Scenario:
+    limits = RankLimits(4, 32, 4096)
+    return Scenario(limits, model, workload, Traffic(max_concurrency=concurrency))
+
+
+def fitted(run: Scenario) -> Fit:
+    samples: list[StepSample] = []
+
+    def keep(step: Step) -> None:
+        prefill, decodes, _ = step.loads
+        samples.append(
+            StepSample(step.seconds, tuple(map(float, prefill)), tuple(decodes))
+        )
+
+    simulate(run, "off", on_step=keep)
+    return fit(samples)
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.9])
+def test_constants_are_recovered(phi: float) -> None:
+    model = cost(phi)
+    found = fitted(scenario(model))
+    assert found.t0.value == pytest.approx(model.t0, rel=0.05)
+    assert found.a.value == pytest.approx(model.a, rel=0.05)
+    assert found.b.value == pytest.approx(model.b, rel=0.05)
+    assert found.c.value == pytest.approx(model.c, rel=0.10)
+    assert found.phi.value == pytest.approx(phi, abs=0.1)
+
+
+def test_outliers_do_not_move_the_constants() -> None:
+    rng = random.Random(0)
+    samples: list[StepSample] = []
+
+    def keep(step: Step) -> None:
+        prefill, decodes, _ = step.loads
+        hiccup = 0.5 if rng.random() < 0.01 else 0.0
+        samples.append(
+            StepSample(step.seconds + hiccup, tuple(prefill), tuple(decodes))
+        )
+
+    simulate(scenario(cost(0.3)), "off", on_step=keep)
+    found = fit(samples)
+    assert found.t0.value == pytest.approx(0.036, rel=0.05)
+    assert found.c.value == pytest.approx(0.03, rel=0.10)
+
+
+def test_lone_equal_prompts_identify_neither_phi_nor_c() -> None:
+    lone = Scenario(
+        RankLimits(4, 32, 4096),
+        cost(0.5),
+        Workload(60, "500", "30"),
+        Traffic(request_rate=0.2),
+    )
+    found = fitted(lone)
+    assert found.phi.note
+    assert found.c.note
+    expected = 2e-4 * (0.5 + 0.5 / 4) + 0.03 / 500
+    assert found.b.value == pytest.approx(expected, rel=0.05)
+
+
+def test_steady_decodes_do_not_identify_a() -> None:
+    samples = [
+        StepSample(0.04 + i % 2 * 0.001, (0.0, 0.0), (8.0, 8.0)) for i in range(400)
+    ]
+    found = fit(samples)
+    assert found.a.note
+    assert found.t0.value == pytest.approx(0.0405, rel=0.01)
+
+
+def server_log(steps: int, step_ms: float, period_s: float) -> str:
+    """Two ranks; the second starts each step a millisecond after the first."""
+    return "\n".join(
+        f"(EngineCore_DP{rank} pid=7) INFO 12-31 10:{int(index * period_s) // 60:02}:"
+        f"{int(index * period_s) % 60:02} [core.py:428] Iteration({index}): 1 context "
+        f"requests, {10 * rank} context tokens, {index} generation requests, {index} "
+        f"generation tokens, iteration elapsed time: {step_ms + 1 - rank:.2f} ms"
+        for index in range(steps)
+        for rank in range(2)
+    )
+
+
+def test_server_log_is_read(tmp_path: Path) -> None:
+    text = server_log(3, 30.0, 0.03)
+    (path := tmp_path / "server.log").write_text(text.rpartition("\n")[0])
+    assert read_server_logs([path], 2).samples == [
+        StepSample(0.030, (0.0, 10.0), (0.0, 0.0)),
+        StepSample(0.030, (0.0, 10.0), (1.0, 1.0)),
+    ], "the third step was not logged by both ranks"
+
+
+def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:
+    (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
+    assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
+
+
+def test_client_result_gives_all_but_phi(tmp_path: Path) -> None:
+    run = simulate(scenario(cost(0.0, noise=0.0), concurrency=12), "off")
+    ends = [step.end for step in run.steps]
+    rng = random.Random(0)
+    result: dict[str, list[object]] = {
+        "start_times": [], "ttfts": [], "itls": [], "input_lens": []
+    }  # fmt: skip
+    for request in run.requests:
+        seen = [
+            end + rng.random() * 1e-3
+            for end in ends
+            if request.first_token <= end <= request.done
+        ]
+        result["start_times"].append(request.sent)
+        result["ttfts"].append(seen[0] - request.sent)
+        result["itls"].append([b - a for a, b in pairwise(seen)])
+        result["input_lens"].append(request.prompt_len)
+    (path := tmp_path / "result.json").write_text(json.dumps(result))
+    found = fit(read_client_result(path, 4, 4096))
+    assert found.phi.note
+    assert found.t0.value == pytest.approx(0.036, rel=0.05)
+    assert found.b.value == pytest.approx(2e-4, rel=0.05)
+    assert found.c.value == pytest.approx(0.03, rel=0.10)

@@ -1,0 +1,124 @@
+"""Bad input to `vllm bench dp-balance` gets one clear error each."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from vllm.benchmarks.dp_balance import calibrate, compare, recommend, report
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.results import read_json
+from vllm.benchmarks.dp_balance.workload import read_trace
+
+
+def run(module: object, *arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    module.add_cli_args(parser)  # type: ignore[attr-defined]
+    module.main(parser.parse_args(arguments))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--policy best", "--policy best: unknown; choose from off, cap"),
+        ("--policy interval-0", "--policy interval-0: unknown"),
+        ("--policy cap:margin", "--policy cap:margin: margin is not PARAMETER=NUMBER"),
+        ("--policy cap:x=1", "--policy cap:x=1: 'x' is not a parameter of balance"),
+        ("--policy cap:margin=-1", "--policy cap:margin=-1: margin must be 0 or more"),
+        ("--policy off:x=1", "--policy off:x=1: off has no parameters"),
+        ("--max-concurrency 0", "--max-concurrency 0: no request could ever be sent"),
+        ("--request-rate 0", "--request-rate 0.0: give a number above 0"),
+        ("--burstiness -1", "--burstiness -1.0"),
+        ("-dp 0", "--data-parallel-size 0"),
+        ("--max-num-seqs 0", "--max-num-seqs 0"),
+        ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
+        ("--num-gpu-blocks 100", "--num-gpu-blocks: .* add --engine real"),
+        ("--num-prompts 0", "--num-prompts 0"),
+        ("--num-seeds 0", "--num-seeds 0"),
+        ("--snapshot-lag -1", "--snapshot-lag -1"),
+        ("--input-len many", "--input-len many: not a distribution"),
+        ("--output-len uniform:9:3", "--output-len uniform:9:3"),
+        ("--output-len lognormal:9", "--output-len lognormal:9"),
+        ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
+        ("--cost t0=fast", "--cost t0=fast"),
+        ("--cost t0=-1", "cost model: t0 is -1.0"),
+        ("--skew -1 --load-balancer skewed", "--skew -1.0"),
+        ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
+        ("--calibration missing.json", "missing.json: cannot be read as JSON"),
+    ],
+)
+def test_option(arguments: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(compare, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "holds no request"),
+        ("no json", "line 1: not a JSON object"),
+        ('{"prompt": [1], "output_tokens": 3}\n[]', "line 2: not a JSON object"),
+        ('{"output_tokens": 3}', "line 1: has no prompt"),
+        ('{"prompt": "hello", "output_tokens": 3}', "give --tokenizer"),
+        ('{"prompt": [1], "output_tokens": 0}', "both must be whole numbers"),
+        ('{"prompt": [1]}', "None output tokens"),
+        ('{"prompt_tokens": "3", "output_tokens": 1}', "'3' prompt tokens"),
+        ('{"total_input_tokens": 9}', "--save-detailed"),
+    ],
+)
+def test_trace(lines: str, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / "trace.jsonl").write_text(lines)
+    with pytest.raises(UsageError, match=message):
+        read_trace(path)
+
+
+def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
+    (path := tmp_path / "trace.jsonl").write_text(
+        '{"prompt": "a b c", "output_tokens": 7}\n\n'
+        '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
+    )
+    assert read_trace(path, lambda text: len(text.split())) == [(3, 7), (5, 2)]
+    path.write_text(json.dumps({"input_lens": [4, 5], "output_lens": [1, 2]}))
+    assert read_trace(path) == [(4, 1), (5, 2)]
+
+
+def test_file_of_another_version_or_kind(tmp_path: Path) -> None:
+    (path := tmp_path / "result.json").write_text(
+        '{"format": "dp-balance calibrate", "format_version": 99}'
+    )
+    with pytest.raises(UsageError, match=r"format version 99; this is version 1"):
+        read_json(path, "calibrate")
+    with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
+        read_json(path, "simulate")
+
+
+def test_calibration_without_constants(tmp_path: Path) -> None:
+    (path := tmp_path / "result.json").write_text(
+        '{"format": "dp-balance calibrate", "format_version": 1}'
+    )
+    with pytest.raises(UsageError, match="has no cost model"):
+        run(compare, "--calibration", str(path))
+
+
+def test_calibrate(tmp_path: Path) -> None:
+    (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
+    with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
+        run(calibrate, "-dp", "2", "--server-log", str(path))
+    with pytest.raises(UsageError, match="not a detailed result"):
+        run(calibrate, "-dp", "2", "--serve-result", str(path))
+    with pytest.raises(UsageError, match="--data-parallel-size 1"):
+        run(calibrate, "-dp", "1", "--server-log", str(path))
+
+
+def test_recommend() -> None:
+    with pytest.raises(UsageError, match="--policy interval-2: a server does not"):
+        run(recommend, "--policy", "interval-2")
+    with pytest.raises(UsageError, match="name a policy to compare it with"):
+        run(recommend, "--policy", "off")
+
+
+def test_report(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="its folder does not exist"):
+        run(report, "--output", str(tmp_path / "none" / "page.html"))
+    with pytest.raises(UsageError, match=r"--timeline-seconds 0\.0"):
+        run(report, "--timeline-seconds", "0")

@@ -1,0 +1,227 @@
+"""The simulator: cost, clients, load balancers, rivals and whole runs."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from vllm.benchmarks.dp_balance.arrivals import Clients, Frontend, Traffic
+from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel, Loads
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.fast import FastEngine
+from vllm.benchmarks.dp_balance.loop import Step
+from vllm.benchmarks.dp_balance.rivals import HOLD, IntervalPolicy, SGLangDelayer
+from vllm.benchmarks.dp_balance.routing import make_load_balancer
+from vllm.benchmarks.dp_balance.scenario import (
+    Scenario,
+    Workload,
+    simulate,
+    simulate_and_measure,
+    with_shared_prefill,
+)
+from vllm.benchmarks.dp_balance.workload import SimRequest, draw_requests
+from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.core.sched.balance.rows import Snapshot
+
+LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
+PUBLISHED = Scenario(
+    LIMITS,
+    DEEPSEEK_V3_1,
+    Workload(512, "3500", "normal:1500:0.015"),
+    Traffic(max_concurrency=128),
+)
+
+
+def snapshot(**columns: tuple[int, ...]) -> Snapshot:
+    ranks = len(next(iter(columns.values())))
+    zeros = dict.fromkeys(Snapshot._fields, (0,) * ranks)
+    return Snapshot(**zeros | {"max_running": (4,) * ranks} | columns)
+
+
+def test_slowest_rank_counts() -> None:
+    cost = CostModel(t0=1.0, a=0.1, b=0.01, c=0.5, context=0.001)
+    assert cost.step_seconds(Loads([0, 0], [3, 5], [100, 0])) == pytest.approx(1.5)
+    assert cost.step_seconds(Loads([0, 0], [3, 5], [900, 0])) == pytest.approx(2.2)
+    with_prefill = Loads([100, 0], [3, 5], [0, 0])
+    assert cost.step_seconds(with_prefill) == pytest.approx(1 + 0.3 + 1.0 + 0.5)
+
+
+def test_phi_shares_prefill_among_the_ranks() -> None:
+    loads = Loads([100, 0], [0, 0], [0, 0])
+    cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, phi=1.0)
+    assert cost.step_seconds(loads) == pytest.approx(1.5)
+    assert replace(cost, phi=0.5).step_seconds(loads) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("a", -1.0), ("t0", 0.0), ("phi", 1.5), ("b", float("nan"))]
+)
+def test_impossible_constants_are_refused(field: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"cost model: {field}"):
+        replace(DEEPSEEK_V3_1, **{field: value})
+
+
+def test_closed_loop_keeps_its_concurrency() -> None:
+    requests = [SimRequest(i, 1, 1) for i in range(10)]
+    clients = Clients(
+        requests, Traffic(max_concurrency=3), Frontend(), random.Random(0)
+    )
+    assert len(clients.arrived(100.0)) == 3
+    clients.finished(5.0)
+    assert clients.next_arrival > 5.0
+    assert len(clients.arrived(100.0)) == 1
+    assert requests[3].sent == 5.0
+
+
+def test_open_loop_has_the_rate_asked_for() -> None:
+    requests = [SimRequest(i, 1, 1) for i in range(20_000)]
+    Clients(requests, Traffic(request_rate=50.0), Frontend(), random.Random(0))
+    assert requests[-1].sent == pytest.approx(20_000 / 50, rel=0.03)
+
+
+def test_balancer_of_0_23_prefers_the_lowest_rank_and_hates_queues() -> None:
+    balancer = make_load_balancer("0.23", 3, random.Random(0))
+    assert [balancer.choose() for _ in range(4)] == [0, 1, 2, 0]
+    balancer.publish([(1, 0), (0, 3), (0, 4)])
+    assert balancer.choose() == 1
+
+
+def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
+    balancer = make_load_balancer("0.30", 3, random.Random(0))
+    assert [balancer.choose() for _ in range(3)] == [0, 1, 2]
+    balancer.publish([(0, 0), (0, 0), (0, 0)])  # not yet seen by the coordinator
+    balancer.finished(1)
+    assert balancer.choose() == 1
+
+
+def test_skewed_and_sticky_routing_are_uneven() -> None:
+    for name in ("skewed", "sticky"):
+        balancer = make_load_balancer(name, 4, random.Random(0), skew=1.0)
+        ranks = [balancer.choose() for _ in range(4000)]
+        counts = sorted(ranks.count(rank) for rank in range(4))
+        assert counts[-1] > 1.5 * counts[0]
+
+
+def decisions(policy: IntervalPolicy, **columns: tuple[int, ...]) -> list[Decision]:
+    return policy.decide(snapshot(**columns))
+
+
+def test_interval_holds_all_ranks_off_the_beat() -> None:
+    policy = IntervalPolicy(2)
+    busy = {"running": (2, 2)}
+    assert decisions(policy, step=(1, 1), **busy) == [HOLD, HOLD]
+    assert decisions(policy, step=(2, 2), **busy) == [OPEN, OPEN]
+
+
+def test_interval_is_off_on_a_rank_with_a_standing_queue() -> None:
+    policy = IntervalPolicy(2)
+    assert decisions(policy, step=(1, 1), running=(4, 4), waiting=(1, 0)) == [
+        OPEN,
+        HOLD,
+    ]
+
+
+def test_interval_never_holds_a_rank_that_decodes_nothing() -> None:
+    policy = IntervalPolicy(2)
+    columns = {"running": (0, 1), "waiting": (0, 0), "pending": (0, 1)}
+    assert decisions(policy, step=(1, 1), **columns) == [OPEN, OPEN]
+
+
+def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
+    policy = SGLangDelayer(3)
+    some = snapshot(running=(2, 2), pending=(1, 0))
+    assert [policy.decide(some) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
+    assert policy.decide(snapshot(running=(2, 2), pending=(1, 1))) == OPEN
+
+
+def test_budget_is_charged_to_prompts_in_order() -> None:
+    engine = FastEngine(RankLimits(2, 4, 100))
+    for i, length in enumerate((30, 60, 60)):
+        request = SimRequest(i, length, 5)
+        request.sent = 0.25
+        engine.add(0, request)
+    engine.decide(Decision(admit=True, prefill_tokens=40, reason=""))
+    assert list(engine.schedule().prefill) == [40, 0]
+    assert [request.index for request in engine.update().first] == [0]
+    row = engine.exchange(0, 1, 1.0)
+    assert (row.running[0], row.waiting[0]) == (2, 1)
+    assert (row.pending[0], row.pending_tokens[0]) == (2, 110)
+    assert row.held_steps == (1, 0), "the third request had a slot and tokens"
+    assert row.wait_us == (750_000, 0), "counted from sending"
+    assert row.pending_age_us == (0, 0), "counted from when it was first seen"
+    assert engine.exchange(0, 2, 1.5).pending_age_us == (500_000, 0)
+
+
+def test_hold_stops_prompts_in_progress_too() -> None:
+    engine = FastEngine(RankLimits(2, 4, 50))
+    engine.add(1, SimRequest(0, 80, 5))
+    engine.schedule()
+    engine.update()
+    engine.decide(HOLD)
+    assert list(engine.schedule().prefill) == [0, 0]
+    assert list(engine.held) == [False, True]
+
+
+def test_fast_engine_refuses_a_limit_of_the_kv_cache() -> None:
+    with pytest.raises(UsageError, match="--engine real"):
+        FastEngine(replace(LIMITS, kv_blocks=100))
+
+
+def test_every_request_gets_its_tokens() -> None:
+    tokens = 0
+
+    def count(step: Step) -> None:
+        nonlocal tokens
+        tokens += sum(step.loads.prefill)
+
+    scenario = replace(PUBLISHED, workload=Workload(200, "uniform:1:9000", "20"))
+    run = simulate(scenario, "cap", on_step=count)
+    assert tokens == sum(request.prompt_len for request in run.requests)
+    assert sum(step.tokens for step in run.steps) == 200 * 20
+    for request in run.requests:
+        assert request.sent < request.first_token < request.done
+
+
+def test_a_run_can_be_repeated() -> None:
+    assert simulate_and_measure(PUBLISHED, "cap", 3) == simulate_and_measure(
+        PUBLISHED, "cap", 3
+    )
+
+
+def test_policies_are_asked_the_same_questions() -> None:
+    lengths = [
+        [request.output_len for request in simulate(PUBLISHED, policy).requests]
+        for policy in ("off", "cap")
+    ]
+    assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "throughput", "tpot_ms"), [("off", 1297, 86.85), ("cap", 1531, 70.63)]
+)
+def test_published_table_is_reproduced(
+    policy: str, throughput: float, tpot_ms: float
+) -> None:
+    runs = [simulate_and_measure(PUBLISHED, policy, seed) for seed in range(5)]
+    mean = sum(run.output_throughput for run in runs) / 5
+    assert mean == pytest.approx(throughput, rel=0.05)
+    assert sum(run.mean_tpot_ms for run in runs) / 5 == pytest.approx(tpot_ms, rel=0.05)
+
+
+def test_no_policy_passes_the_bound_and_sharing_beats_all() -> None:
+    oracle = simulate_and_measure(with_shared_prefill(PUBLISHED), "off")
+    assert oracle.bound_share < 1
+    for policy in ("off", "cap", "sglang-30"):
+        run = simulate_and_measure(PUBLISHED, policy)
+        assert run.output_throughput < oracle.output_throughput
+
+
+def test_requests_are_drawn_from_the_distribution() -> None:
+    rng = random.Random(0)
+    scenario = Workload(2000, "uniform:10:20", "lognormal:100:0.5:300")
+    requests = scenario.requests(rng)
+    assert {request.prompt_len for request in requests} == set(range(10, 21))
+    outputs = sorted(request.output_len for request in requests)
+    assert outputs[1000] == pytest.approx(100, rel=0.1)
+    assert outputs[-1] == 300
+    assert len(draw_requests(3, lambda _: 1, lambda _: 2, rng)) == 3

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+import pytest
+
+from balance_tools.__main__ import COMMANDS, main
+from repo_samples import SampleRepo
+
+
+@pytest.mark.parametrize("module", sorted(set(COMMANDS.values())))
+def test_every_command_is_listed_with_the_module_that_registers_it(module: str) -> None:
+    subparsers = argparse.ArgumentParser().add_subparsers()
+    importlib.import_module(f"balance_tools.{module}").add_parser(subparsers)
+    listed = {name for name, owner in COMMANDS.items() if owner == module}
+    assert set(subparsers.choices) == listed
+
+
+def test_an_unknown_command_is_refused_with_the_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["vender"])
+    assert caught.value.code == 2
+    assert "vendor" in capsys.readouterr().err
+
+
+def test_a_command_needs_no_module_of_another(repo: SampleRepo, tmp_path: Path) -> None:
+    hidden = repo.root / "tools" / "openai.py"
+    hidden.parent.mkdir()
+    hidden.write_text("raise ModuleNotFoundError('no openai', name='openai')\n")
+    code, out, _ = repo.run("vendor", "--only", "vllm")
+    assert (code, out[:12]) == (0, "vllm 0.23.0:")
+    code, _, err = repo.run("demo")
+    assert code == 1
+    (line,) = err.splitlines()
+    assert line.startswith("error: openai: expected this module for the tools")

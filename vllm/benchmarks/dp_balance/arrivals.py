@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Clients: when each request is sent, and when it reaches the ranks."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import UsageError
+from .workload import SimRequest
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How `vllm bench serve` would send: its options of the same names."""
+
+    max_concurrency: int | None = None
+    """Requests in flight at most; None for no limit."""
+    request_rate: float = float("inf")
+    """Requests per second on average; infinite to send at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distributed intervals; 1 is a Poisson process."""
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise UsageError(
+                f"--max-concurrency {self.max_concurrency}: no request could ever be "
+                "sent; give 1 or more."
+            )
+        if not self.request_rate > 0:
+            raise UsageError(
+                f"--request-rate {self.request_rate}: give a number above 0, or inf."
+            )
+        if not 0 < self.burstiness < float("inf"):
+            raise UsageError(f"--burstiness {self.burstiness}: give a number above 0.")
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether a new request waits for an old one to end."""
+        return self.max_concurrency is not None
+
+    def due_times(self, count: int, rng: random.Random) -> list[float]:
+        """Seconds at which each request may be sent at the earliest."""
+        if self.request_rate == float("inf"):
+            return [0.0] * count
+        scale = 1 / (self.request_rate * self.burstiness)
+        intervals = (rng.gammavariate(self.burstiness, scale) for _ in range(count))
+        return list(itertools.accumulate(intervals))
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """The way from the client to the ranks."""
+
+    serial_seconds: float = 0.001
+    """Time of the API server per request; one request after the other."""
+    jitter_seconds: float = 0.004
+    """Further delay of a request, uniform from 0 to this."""
+
+
+class Clients:
+    """Sends the requests in order, and tells which have arrived."""
+
+    def __init__(
+        self,
+        requests: Sequence[SimRequest],
+        traffic: Traffic,
+        frontend: Frontend,
+        rng: random.Random,
+    ) -> None:
+        self._requests = requests
+        self._frontend = frontend
+        self._rng = rng
+        self._due = traffic.due_times(len(requests), rng)
+        self._unsent = iter(requests)
+        self._in_transit: list[tuple[float, int]] = []
+        self._server_free = 0.0
+        self.last_sent = 0.0
+        """Seconds at which the last request so far was sent."""
+        for _ in range(traffic.max_concurrency or len(requests)):
+            self._send(0.0)
+
+    def _send(self, now: float) -> None:
+        request = next(self._unsent, None)
+        if request is None:
+            return
+        request.sent = max(now, self._due[request.index])
+        self.last_sent = request.sent
+        self._server_free = (
+            max(self._server_free, request.sent) + self._frontend.serial_seconds
+        )
+        delay = self._frontend.jitter_seconds * self._rng.random()
+        heapq.heappush(self._in_transit, (self._server_free + delay, request.index))
+
+    def finished(self, now: float) -> None:
+        """A request ended: the next one is sent, if it has waited for this."""
+        self._send(now)
+
+    @property
+    def next_arrival(self) -> float:
+        """Seconds at which the next request reaches the ranks; infinite if none."""
+        return self._in_transit[0][0] if self._in_transit else float("inf")
+
+    def arrived(self, now: float) -> list[tuple[float, SimRequest]]:
+        """Takes the requests that have arrived, each with its time."""
+        batch = []
+        while self._in_transit and self._in_transit[0][0] <= now:
+            time, index = heapq.heappop(self._in_transit)
+            batch.append((time, self._requests[index]))
+        return batch

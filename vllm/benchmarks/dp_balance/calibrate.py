@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""`calibrate`: the constants of the cost model of a server that runs."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from .errors import UsageError
+from .fit import Fit, fit
+from .options import add_result_args, result_path
+from .results import FORMAT_VERSION, print_table, versions, write_json
+from .steps import read_client_result, read_server_logs
+
+MIN_STEPS = 100
+"""Fewer steps are no basis for five constants."""
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `calibrate`."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--server-log",
+        type=Path,
+        nargs="+",
+        help="Log of `vllm serve --enable-logging-iteration-details` under load, one "
+        "per node. Identifies all constants if the load varies.",
+    )
+    source.add_argument(
+        "--serve-result",
+        type=Path,
+        help="Result of `vllm bench serve --save-result --save-detailed`. Cannot "
+        "identify phi.",
+    )
+    parser.add_argument("--data-parallel-size", "-dp", type=int, required=True)
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=4096,
+        help="As given to the server; used with --serve-result.",
+    )
+    add_result_args(parser)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Fits, prints the constants with their confidence, and saves them if asked to."""
+    if args.data_parallel_size < 2:
+        raise UsageError(
+            f"--data-parallel-size {args.data_parallel_size}: ranks wait for each "
+            "other only if there are 2 or more."
+        )
+    host_seconds = 0.0
+    if args.server_log:
+        samples, host_seconds = read_server_logs(
+            args.server_log, args.data_parallel_size
+        )
+    else:
+        samples = read_client_result(
+            args.serve_result, args.data_parallel_size, args.max_num_batched_tokens
+        )
+    if len(samples) < MIN_STEPS:
+        raise UsageError(
+            f"{args.serve_result or args.server_log[0]}: only {len(samples)} steps can "
+            f"be used, {MIN_STEPS} are needed; run a longer load."
+        )
+    fitted = fit(samples, host_seconds)
+    print_fit(fitted)
+    if args.save_result:
+        path = result_path(args, "calibrate")
+        document = {
+            "format": "dp-balance calibrate",
+            "format_version": FORMAT_VERSION,
+            "versions": versions(),
+            "cost": asdict(fitted.cost),
+            "fit": asdict(fitted),
+        }
+        write_json(path, document)
+        print(f"Saved to {path}")
+
+
+UNITS = (
+    ("t0", "empty step", 1e3, "ms"),
+    ("a", "per decode", 1e6, "µs"),
+    ("b", "per prompt token", 1e6, "µs"),
+    ("c", "step with any prefill", 1e3, "ms"),
+    ("phi", "share of b borne by all ranks", 1.0, ""),
+)
+
+
+def print_fit(fitted: Fit) -> None:
+    """Prints each constant with its 95 % interval, or why it is not known."""
+    rows = [["constant", "value", "±", "unit", "meaning"]]
+    for name, meaning, factor, unit in UNITS:
+        estimate = getattr(fitted, name)
+        value = f"{estimate.value * factor:.4g}"
+        width = f"{estimate.half_width * factor:.2g}"
+        rows.append(
+            [name, value, "?" if estimate.note else width, unit, f"   {meaning}"]
+        )
+    print_table(rows)
+    print(
+        f"{fitted.steps} steps; residual {fitted.residual:.1%} of the mean step; "
+        f"{fitted.host_seconds * 1e3:.3g} ms of the host between steps, which the "
+        "saved t0 includes."
+    )
+    for name, *_ in UNITS:
+        if note := getattr(fitted, name).note:
+            print(f"{name} cannot be identified: {note}.")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""One run in virtual time: clients, load balancer, ranks, policy and cost model."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.sched.balance.policy import OPEN
+from vllm.v1.core.sched.balance.rows import Snapshot
+
+from .arrivals import Clients, Frontend, Traffic
+from .cost import CostModel, Loads
+from .engine import Engine
+from .policies import Controller
+from .routing import PUBLISH_SECONDS, LoadBalancer
+from .workload import SimRequest
+
+SYNC_STEPS = 32
+"""vLLM's ranks agree only every so many steps that a wave has ended."""
+
+
+class Step(NamedTuple):
+    """What happened in one step, for traces and timelines."""
+
+    end: float
+    """Virtual seconds."""
+    seconds: float
+    loads: Loads
+    held: tuple[bool, ...]
+    counts: tuple[tuple[int, int], ...]
+    """(waiting, running) of every rank after the step."""
+
+
+class StepTotals(NamedTuple):
+    """One step, summed over the ranks."""
+
+    end: float
+    seconds: float
+    tokens: int
+    """Output tokens."""
+    decodes: int
+    prefill: int
+    max_prefill: int
+    balance: float
+    """Mean over maximum of the ranks' tokens; 1 if the step was empty."""
+
+
+class Run(NamedTuple):
+    """Everything that the metrics are computed from."""
+
+    requests: Sequence[SimRequest]
+    steps: Sequence[StepTotals]
+    last_sent: float
+    """Virtual seconds at which the last request was sent."""
+
+
+def run(
+    engine: Engine,
+    controller: Controller | None,
+    requests: Sequence[SimRequest],
+    traffic: Traffic,
+    load_balancer: LoadBalancer,
+    cost: CostModel,
+    rng: random.Random,
+    *,
+    frontend: Frontend | None = None,
+    snapshot_lag: int = 0,
+    on_step: Callable[[Step], None] | None = None,
+    on_done: Callable[[int], object] | None = None,
+) -> Run:
+    """Serves the requests and returns what happened.
+
+    Args:
+        engine: the ranks, without requests.
+        controller: decides from the rows of every step; None for no exchange.
+        requests: in the order in which they are sent.
+        traffic: when they are sent.
+        load_balancer: where they are sent.
+        cost: how long steps take.
+        rng: source of chance of the clients and of the noise.
+        frontend: the way from the clients to the ranks.
+        snapshot_lag: decisions are taken from the rows of so many steps before the
+            newest (asynchronous scheduling has a lag of 1).
+        on_step: called after every step.
+        on_done: called with the number of requests that ended in a step.
+    """
+    clients = Clients(requests, traffic, frontend or Frontend(), rng)
+    snapshots: deque[Snapshot] = deque(maxlen=snapshot_lag + 1)
+    totals: list[StepTotals] = []
+    left = len(requests)
+    now, published = 0.0, -1
+    wave = step = 0
+    while left:
+        if step == 0 and not engine.has_work():
+            now = max(now, clients.next_arrival)
+        if clients.next_arrival <= now:
+            counts = engine.counts()
+            for arrival, request in clients.arrived(now):
+                if (tick := int(arrival / PUBLISH_SECONDS)) != published:
+                    load_balancer.publish(counts)
+                    published = tick
+                engine.add(load_balancer.choose(), request)
+
+        loads = engine.schedule()
+        seconds = cost.step_seconds(loads)
+        if cost.noise:
+            seconds = cost.noisy(seconds, rng)
+        now += seconds
+        first, done = engine.update()
+        totals.append(_sum_up(now, seconds, loads, len(first)))
+        for request in first:
+            request.first_token = now
+        for request in sorted(done, key=lambda request: request.index):
+            request.done = now
+            load_balancer.finished(request.rank)
+            clients.finished(now)
+        if done:
+            left -= len(done)
+            if on_done is not None:
+                on_done(len(done))
+        if on_step is not None:
+            counts = tuple(engine.counts())
+            on_step(Step(now, seconds, loads, tuple(engine.held), counts))
+
+        step += 1
+        if step % SYNC_STEPS == 0 and not engine.has_work():
+            wave, step = wave + 1, 0
+            snapshots.clear()
+            engine.end_wave()
+            if controller is not None:
+                controller.reset()
+        elif controller is not None:
+            snapshots.append(engine.exchange(wave, step, now))
+            late_enough = len(snapshots) > snapshot_lag
+            engine.decide(controller.decide(snapshots[0]) if late_enough else OPEN)
+    return Run(requests, totals, clients.last_sent)
+
+
+def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:
+    decodes, prefill = sum(loads.decodes), sum(loads.prefill)
+    max_prefill = max(loads.prefill) if prefill else 0
+    if prefill:
+        most = max(map(int.__add__, loads.prefill, loads.decodes))
+    else:
+        most = max(loads.decodes)
+    ranks = len(loads.decodes)
+    balance = (decodes + prefill) / (ranks * most) if most else 1.0
+    return StepTotals(
+        end, seconds, decodes + first, decodes, prefill, max_prefill, balance
+    )

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The command line options that describe a scenario."""
+
+import argparse
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+
+from .arrivals import Traffic
+from .cost import DEEPSEEK_V3_1, CostModel
+from .engine import RankLimits
+from .errors import UsageError
+from .policies import OWN, RIVALS, make_controller
+from .results import read_json
+from .routing import LOAD_BALANCERS
+from .scenario import Scenario, Workload
+from .workload import LENGTH_HELP, CountTokens
+
+COST_FIELDS = tuple(field.name for field in fields(CostModel))
+
+
+def add_scenario_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `scenario_from` reads."""
+    server = parser.add_argument_group("server", "as given to `vllm serve`")
+    server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
+    server.add_argument("--max-num-seqs", type=int, default=32)
+    server.add_argument("--max-num-batched-tokens", type=int, default=4096)
+    server.add_argument(
+        "--num-gpu-blocks",
+        type=int,
+        default=None,
+        help="Blocks of 16 tokens in each rank's KV cache. Needs --engine real; "
+        "without it the KV cache never fills.",
+    )
+    server.add_argument(
+        "--load-balancer",
+        choices=LOAD_BALANCERS,
+        default="0.23",
+        help="vLLM's own, by version, or a router that does not look at the ranks: "
+        "skewed draws ranks and sticky sessions by Zipf's law.",
+    )
+    server.add_argument(
+        "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
+    )
+
+    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
+    load.add_argument(
+        "--num-prompts",
+        type=int,
+        default=None,
+        help="Default: 2048, or as many as the dataset has.",
+    )
+    load.add_argument("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
+    load.add_argument("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
+    load.add_argument(
+        "--dataset-path",
+        type=Path,
+        default=None,
+        help="Lengths from a custom dataset (.jsonl) or from a result saved with "
+        "--save-detailed, instead of --input-len and --output-len.",
+    )
+    load.add_argument(
+        "--tokenizer", default=None, help="Counts the tokens of the dataset's prompts."
+    )
+    load.add_argument(
+        "--max-concurrency",
+        type=int,
+        default=None,
+        help="Requests in flight. Default: as many as all ranks can run; without "
+        "limit if there is a --request-rate.",
+    )
+    load.add_argument(
+        "--request-rate",
+        type=float,
+        default=float("inf"),
+        help="Requests per second on average (default: inf).",
+    )
+    load.add_argument("--burstiness", type=float, default=1.0)
+
+    model = parser.add_argument_group("step time")
+    model.add_argument(
+        "--calibration",
+        type=Path,
+        default=None,
+        help="Constants that `vllm bench dp-balance calibrate` saved.",
+    )
+    model.add_argument(
+        "--cost",
+        default=None,
+        metavar="NAME=SECONDS,...",
+        help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
+        "DeepSeek-V3.1 as fitted to vllm-ascend #5212, or of the calibration.",
+    )
+    model.add_argument(
+        "--engine",
+        choices=("fast", "real"),
+        default="fast",
+        help="real: vLLM's own schedulers, a hundred times slower, with a KV cache.",
+    )
+    model.add_argument(
+        "--snapshot-lag",
+        type=int,
+        default=0,
+        help="Steps by which the policy sees the ranks too late; 1 resembles "
+        "asynchronous scheduling.",
+    )
+    model.add_argument("--seed", type=int, default=0)
+    model.add_argument("--num-seeds", type=int, default=1, help="Runs per policy.")
+
+
+def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
+    """Adds --policy."""
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=list(default),
+        metavar="NAME",
+        help=f"Any of {', '.join(OWN)}, and rivals {', '.join(RIVALS)} (N steps). "
+        "Parameters follow a colon: adaptive:ttft_budget=2. "
+        f"Default: {' '.join(default)}.",
+    )
+
+
+def add_result_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `vllm bench serve` about results."""
+    parser.add_argument(
+        "--save-result",
+        action="store_true",
+        help="Specify to save benchmark results to a json file",
+    )
+    parser.add_argument(
+        "--result-dir",
+        type=Path,
+        default=Path(),
+        help="Specify directory to save benchmark json results. "
+        "If not specified, results are saved in the current directory.",
+    )
+    parser.add_argument(
+        "--result-filename",
+        default=None,
+        help="Specify the filename to save benchmark json results. "
+        "If not specified, it names the command and the time.",
+    )
+
+
+def result_path(args: argparse.Namespace, kind: str) -> Path:
+    """Where --save-result saves."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = args.result_filename or f"dp-balance-{kind}-{stamp}.json"
+    return Path(args.result_dir) / name
+
+
+def add_progress_arg(parser: argparse.ArgumentParser) -> None:
+    """Adds --disable-tqdm."""
+    parser.add_argument(
+        "--disable-tqdm",
+        action="store_true",
+        help="Specify to disable tqdm progress bar.",
+    )
+
+
+def policies_from(args: argparse.Namespace) -> list[str]:
+    """The policies asked for, once each.
+
+    Raises:
+        UsageError: there is none of one of the names.
+    """
+    for name in args.policy:
+        make_controller(name)
+    return list(dict.fromkeys(args.policy))
+
+
+def seeds_from(args: argparse.Namespace) -> range:
+    """The seeds of the runs."""
+    if args.num_seeds < 1:
+        raise UsageError(f"--num-seeds {args.num_seeds}: give 1 or more.")
+    return range(args.seed, args.seed + args.num_seeds)
+
+
+def scenario_from(args: argparse.Namespace) -> Scenario:
+    """What the options describe.
+
+    Raises:
+        UsageError: they cannot be; the message names the option.
+    """
+    limits = RankLimits(
+        args.data_parallel_size,
+        args.max_num_seqs,
+        args.max_num_batched_tokens,
+        args.num_gpu_blocks,
+    )
+    num_prompts = args.num_prompts
+    if num_prompts is None and args.dataset_path is None:
+        num_prompts = 2048
+    concurrency = args.max_concurrency
+    if concurrency is None and args.request_rate == float("inf"):
+        concurrency = limits.ranks * limits.max_num_seqs
+    return Scenario(
+        limits=limits,
+        cost=cost_from(args),
+        workload=Workload(
+            num_prompts, args.input_len, args.output_len, args.dataset_path
+        ),
+        traffic=Traffic(concurrency, args.request_rate, args.burstiness),
+        load_balancer=args.load_balancer,
+        skew=args.skew,
+        snapshot_lag=args.snapshot_lag,
+        engine=args.engine,
+    )
+
+
+def cost_from(args: argparse.Namespace) -> CostModel:
+    """The cost model of --calibration and --cost.
+
+    Raises:
+        UsageError: one of them is not valid.
+    """
+    cost = DEEPSEEK_V3_1
+    if args.calibration is not None:
+        document = read_json(args.calibration, "calibrate")
+        values = document.get("cost")
+        if not isinstance(values, dict) or not set(values) <= set(COST_FIELDS):
+            raise UsageError(f"{args.calibration}: has no cost model.")
+        cost = CostModel(**values)
+    if args.cost is None:
+        return cost
+    changes: dict[str, float] = {}
+    for item in args.cost.split(","):
+        name, _, value = item.partition("=")
+        try:
+            if name not in COST_FIELDS:
+                raise ValueError
+            changes[name] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--cost {item}: give NAME=NUMBER with a name of "
+                f"{', '.join(COST_FIELDS)}."
+            ) from None
+    return replace(cost, **changes)
+
+
+def token_counter_from(args: argparse.Namespace) -> CountTokens | None:
+    """Counts tokens with --tokenizer; None without."""
+    if args.tokenizer is None or args.dataset_path is None:
+        return None
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(args.tokenizer)
+    return lambda prompt: len(tokenizer.encode(prompt))

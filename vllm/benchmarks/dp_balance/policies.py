@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Policies by name: those of the balance package, and rivals to compare them with."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from vllm.v1.core.sched.balance.policy import POLICIES, Decision, create_policy
+from vllm.v1.core.sched.balance.rows import Snapshot
+
+from .errors import UsageError
+from .rivals import IntervalPolicy, SGLangDelayer
+
+
+class Controller(Protocol):
+    """Takes the decision of a step from the rows of all ranks. Every policy of the
+    balance package is one."""
+
+    def decide(self, snapshot: Snapshot) -> Decision | Sequence[Decision]:
+        """One decision for all ranks, or one per rank."""
+        ...
+
+    def reset(self) -> None:
+        """A wave has ended."""
+        ...
+
+
+OWN = ("off", *POLICIES)
+"""The values of `--data-parallel-balance`."""
+
+RIVALS = ("interval-N", "sglang-N")
+"""Rules of other systems, N in steps; see `rivals`."""
+
+
+class PolicySpec(NamedTuple):
+    """A policy as named on the command line, `NAME[:PARAMETER=NUMBER,...]`."""
+
+    name: str
+    parameters: dict[str, float]
+
+    @classmethod
+    def parse(cls, text: str) -> "PolicySpec":
+        """Reads the text.
+
+        Raises:
+            UsageError: it has no such form.
+        """
+        name, _, rest = text.partition(":")
+        parameters: dict[str, float] = {}
+        for item in filter(None, rest.split(",")):
+            parameter, _, value = item.partition("=")
+            try:
+                number = float(value)
+            except ValueError:
+                raise UsageError(
+                    f"--policy {text}: {item} is not PARAMETER=NUMBER."
+                ) from None
+            parameters[parameter] = int(number) if number.is_integer() else number
+        return cls(name, parameters)
+
+    @property
+    def ttft_budget(self) -> float | None:
+        """Seconds that the ranks must know too; None if there is no budget."""
+        return self.parameters.get("ttft_budget")
+
+
+def make_controller(text: str) -> Controller | None:
+    """The policy of that name; None for "off", which exchanges nothing.
+
+    Raises:
+        UsageError: there is none of that name, or not with these parameters.
+    """
+    name, parameters = PolicySpec.parse(text)
+    if name in POLICIES:
+        try:
+            return create_policy(name, parameters)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--policy {text}: {error}.") from None
+    if parameters:
+        raise UsageError(f"--policy {text}: {name} has no parameters.")
+    if name == "off":
+        return None
+    kind, _, number = name.partition("-")
+    if number.isdecimal() and int(number) > 0:
+        if kind == "interval":
+            return IntervalPolicy(int(number))
+        if kind == "sglang":
+            return SGLangDelayer(int(number))
+    raise UsageError(
+        f"--policy {text}: unknown; choose from {', '.join(OWN + RIVALS)} (N steps, "
+        "1 or more)."
+    )

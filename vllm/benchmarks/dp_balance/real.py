@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The ranks' real schedulers and balance gates, in one process and virtual time.
+
+Nothing is computed: the model runner's answer is made up, one token for every request
+whose prompt is complete. The rows go from gate to gate without a process group.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import Decision
+from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from .cost import Loads
+from .engine import Outcome, RankLimits
+from .errors import UsageError
+from .routing import Counts
+from .workload import SimRequest
+
+BLOCK_SIZE = 16
+"""Tokens in a block of the KV cache."""
+
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 256,
+    "torch_dtype": "float32",
+}
+"""A configuration that the schedulers ask for; there are no weights."""
+
+
+class _VirtualGate(BalanceGate):
+    """A gate whose clock is given, and whose rows are carried by hand."""
+
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """This rank's row, as `exchange` would send it."""
+        self._count_hold()
+        row = self._measure(wave, step, now, wall=now)
+        self._last_exchange = now
+        return row
+
+    def take(self, decision: Decision) -> None:
+        """The decision, as `exchange` would apply it."""
+        self._apply(decision)
+
+    @property
+    def held(self) -> bool:
+        """Whether an admissible request was held back since the last decision."""
+        return self._held
+
+
+class _Rank:
+    """One scheduler with its gate."""
+
+    def __init__(
+        self, config: VllmConfig, kv_cache: KVCacheConfig, ttft_budget: float | None
+    ) -> None:
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=kv_cache,
+            block_size=BLOCK_SIZE,
+            log_stats=False,
+            structured_output_manager=StructuredOutputManager(config),
+        )
+        # The gate's own policy is not asked: one for all ranks decides.
+        self.gate = _VirtualGate(self.scheduler, "adaptive", ttft_budget)
+        self.scheduler.balance_gate = self.gate
+        self.requests: dict[str, SimRequest] = {}
+        self._output: SchedulerOutput | None = None
+        self._answer: ModelRunnerOutput | None = None
+        self._first: list[SimRequest] = []
+
+    def add(self, request: SimRequest) -> None:
+        """Hands a request to the scheduler."""
+        name = str(request.index)
+        self.requests[name] = request
+        self.scheduler.add_request(
+            Request(
+                request_id=name,
+                prompt_token_ids=[1] * request.prompt_len,
+                sampling_params=SamplingParams(
+                    max_tokens=request.output_len, ignore_eos=True
+                ),
+                pooling_params=None,
+                arrival_time=request.sent,
+            )
+        )
+
+    def schedule(self) -> tuple[int, int, int]:
+        """Starts a step; returns prompt tokens, decodes and their context."""
+        self._output = None
+        self._first = []
+        if not self.scheduler.has_requests():
+            return 0, 0, 0
+        requests = self.scheduler.requests
+        self._output = self.scheduler.schedule()
+        scheduled = self._output.num_scheduled_tokens
+        prefill = decodes = context = 0
+        sampled: list[list[int]] = []
+        for name, tokens in scheduled.items():
+            request = requests[name]
+            # Scheduling has advanced num_computed_tokens already.
+            before = request.num_computed_tokens - tokens
+            if before < request.num_tokens - 1 or request.num_output_tokens == 0:
+                prefill += tokens
+            else:
+                decodes += 1
+                context += before
+            complete = request.num_computed_tokens >= request.num_tokens
+            sampled.append([1] if complete else [])
+            if complete and request.num_output_tokens == 0:
+                self._first.append(self.requests[name])
+        names = list(scheduled)
+        self._answer = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+        )
+        return prefill, decodes, context
+
+    def update(self) -> Outcome:
+        """Ends the step."""
+        if self._output is None or self._answer is None:
+            return Outcome([], [])
+        answers = self.scheduler.update_from_output(self._output, self._answer)
+        done = [
+            self.requests.pop(output.request_id)
+            for per_client in answers.values()
+            for output in per_client.outputs
+            if output.finish_reason is not None
+        ]
+        return Outcome(self._first, done)
+
+
+class RealEngine:
+    """All ranks' schedulers."""
+
+    def __init__(
+        self,
+        limits: RankLimits,
+        max_model_len: int,
+        ttft_budget: float | None = None,
+    ) -> None:
+        """Makes the schedulers.
+
+        Args:
+            limits: the limits of each rank.
+            max_model_len: the longest request, prompt and output, in tokens.
+            ttft_budget: what the gates are told, in seconds.
+
+        Raises:
+            UsageError: the KV cache cannot hold the longest request.
+        """
+        blocks_per_request = -(-max_model_len // BLOCK_SIZE)
+        # One block more than is used: vLLM keeps a null block.
+        blocks = limits.kv_blocks or limits.max_num_seqs * blocks_per_request + 1
+        if blocks <= blocks_per_request:
+            raise UsageError(
+                f"--num-gpu-blocks {blocks}: a request of {max_model_len} tokens needs "
+                f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
+            )
+        config = _config(limits, max_model_len, blocks)
+        self._ranks = [
+            _Rank(config, _kv_cache(blocks), ttft_budget) for _ in range(limits.ranks)
+        ]
+        self.held: Sequence[bool] = [False] * limits.ranks
+
+    def add(self, rank: int, request: SimRequest) -> None:
+        """Hands a request to a rank."""
+        request.rank = rank
+        self._ranks[rank].add(request)
+
+    def has_work(self) -> bool:
+        """Whether any rank has an unfinished request."""
+        return any(rank.scheduler.has_unfinished_requests() for rank in self._ranks)
+
+    def counts(self) -> Counts:
+        """What the ranks tell the coordinator."""
+        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
+        return [(waiting, running) for running, waiting in counts]
+
+    def schedule(self) -> Loads:
+        """Starts a step on every rank."""
+        loads = [rank.schedule() for rank in self._ranks]
+        self.held = [rank.gate.held for rank in self._ranks]
+        prefill, decodes, context = zip(*loads, strict=True)
+        return Loads(prefill, decodes, context)
+
+    def update(self) -> Outcome:
+        """Ends the step."""
+        outcomes = [rank.update() for rank in self._ranks]
+        return Outcome(
+            [request for outcome in outcomes for request in outcome.first],
+            [request for outcome in outcomes for request in outcome.done],
+        )
+
+    def exchange(self, wave: int, step: int, now: float) -> Snapshot:
+        """The rows of all ranks, measured by their gates."""
+        rows = [rank.gate.measure(wave, step, now) for rank in self._ranks]
+        return Snapshot.from_rows(rows)
+
+    def decide(self, decisions: Decision | Sequence[Decision]) -> None:
+        """Sets what every rank, or each rank, may do in the next step."""
+        if isinstance(decisions, Decision):
+            decisions = [decisions] * len(self._ranks)
+        for rank, decision in zip(self._ranks, decisions, strict=True):
+            rank.gate.take(decision)
+
+    def end_wave(self) -> None:
+        """Forgets the decision and the holds."""
+        for rank in self._ranks:
+            rank.gate.reset()
+
+
+def _config(limits: RankLimits, max_model_len: int, blocks: int) -> VllmConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        model = {**_MODEL, "max_position_embeddings": max_model_len}
+        (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
+        model_config = ModelConfig(
+            model=folder,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+        )
+    cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
+    cache_config.num_gpu_blocks = blocks
+    config = VllmConfig(
+        model_config=model_config,
+        cache_config=cache_config,
+        parallel_config=ParallelConfig(),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=True,
+            async_scheduling=False,
+            is_encoder_decoder=False,
+        ),
+    )
+    register_all_kvcache_specs(config)
+    return config
+
+
+def _kv_cache(blocks: int) -> KVCacheConfig:
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )

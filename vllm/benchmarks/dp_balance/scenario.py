@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""A run described by plain values, so that it can be repeated, saved and compared."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .arrivals import Frontend, Traffic
+from .cost import CostModel
+from .engine import Engine, RankLimits
+from .errors import UsageError
+from .fast import FastEngine
+from .loop import Run, Step, run
+from .metrics import Metrics, measure
+from .policies import PolicySpec, make_controller
+from .routing import make_load_balancer
+from .workload import (
+    CountTokens,
+    SimRequest,
+    draw_requests,
+    parse_lengths,
+    read_trace,
+    requests_of,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Which requests are sent, in which order."""
+
+    num_prompts: int | None = 2048
+    """None for as many as the trace has."""
+    input_len: str = "3500"
+    output_len: str = "1500"
+    trace: Path | None = None
+    """Lengths from a file instead of the two distributions."""
+
+    def requests(
+        self, rng: random.Random, count_tokens: CountTokens | None = None
+    ) -> list[SimRequest]:
+        """Draws the requests; equal generators give equal requests."""
+        count = self.num_prompts
+        if count is not None and count < 1:
+            raise UsageError(f"--num-prompts {count}: give 1 or more.")
+        if self.trace is not None:
+            return requests_of(read_trace(self.trace, count_tokens), count)
+        if count is None:
+            raise UsageError("--num-prompts: needed unless there is a trace.")
+        return draw_requests(
+            count,
+            parse_lengths("--input-len", self.input_len),
+            parse_lengths("--output-len", self.output_len),
+            rng,
+        )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a run depends on, but the policy and the seed."""
+
+    limits: RankLimits
+    cost: CostModel
+    workload: Workload = field(default_factory=Workload)
+    traffic: Traffic = field(default_factory=Traffic)
+    frontend: Frontend = field(default_factory=Frontend)
+    load_balancer: str = "0.23"
+    skew: float = 0.5
+    snapshot_lag: int = 0
+    engine: str = "fast"
+
+
+def make_engine(
+    scenario: Scenario, requests: Sequence[SimRequest], ttft_budget: float | None
+) -> Engine:
+    """The engine of the scenario. Only the real one imports torch and vLLM."""
+    if scenario.engine == "fast":
+        return FastEngine(scenario.limits, ttft_budget)
+    if scenario.engine == "real":
+        from .real import RealEngine
+
+        longest = max(request.prompt_len + request.output_len for request in requests)
+        return RealEngine(
+            scenario.limits, max_model_len=longest, ttft_budget=ttft_budget
+        )
+    raise UsageError(f"--engine {scenario.engine}: unknown; choose fast or real.")
+
+
+def simulate(
+    scenario: Scenario,
+    policy: str,
+    seed: int = 0,
+    *,
+    count_tokens: CountTokens | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_done: Callable[[int], object] | None = None,
+) -> Run:
+    """Runs the scenario with a policy. The same arguments give the same run.
+
+    Raises:
+        UsageError: the scenario cannot be run; the message names the option.
+    """
+    if scenario.snapshot_lag < 0:
+        raise UsageError(f"--snapshot-lag {scenario.snapshot_lag}: give 0 or more.")
+    # Requests and clients draw from their own generators, so that all policies are
+    # asked the same questions.
+    requests = scenario.workload.requests(
+        random.Random(f"lengths {seed}"), count_tokens
+    )
+    rng = random.Random(f"clients {seed}")
+    balancer = make_load_balancer(
+        scenario.load_balancer,
+        scenario.limits.ranks,
+        random.Random(f"routing {seed}"),
+        scenario.skew,
+    )
+    controller = make_controller(policy)
+    return run(
+        make_engine(scenario, requests, PolicySpec.parse(policy).ttft_budget),
+        controller,
+        requests,
+        scenario.traffic,
+        balancer,
+        scenario.cost,
+        rng,
+        frontend=scenario.frontend,
+        snapshot_lag=scenario.snapshot_lag,
+        on_step=on_step,
+        on_done=on_done,
+    )
+
+
+def simulate_and_measure(scenario: Scenario, policy: str, seed: int = 0) -> Metrics:
+    """Runs the scenario and keeps only its figures."""
+    return measure(
+        simulate(scenario, policy, seed),
+        scenario.limits,
+        scenario.traffic.max_concurrency,
+        scenario.cost,
+    )
+
+
+def with_shared_prefill(scenario: Scenario) -> Scenario:
+    """The perfect-sharing oracle: every prompt token is spread over all ranks, so
+    that no rank waits for another one's prefill."""
+    return replace(scenario, cost=replace(scenario.cost, phi=1.0))

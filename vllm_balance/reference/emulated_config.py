@@ -1,0 +1,68 @@
+"""The option that chooses the emulated device: ``--additional-config`` with the key
+``emulated_device`` and the constants of a cost model."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vllm.benchmarks.dp_balance.cost import CostModel
+from vllm.benchmarks.dp_balance.errors import UsageError
+
+OPTION = "emulated_device"
+"""The key in ``--additional-config``."""
+
+WORKER = "vllm_balance.reference.emulated_device.EmulatedDevice"
+"""For ``ParallelConfig.worker_cls``."""
+
+
+@dataclass(frozen=True)
+class EmulatedDeviceConfig:
+    """What the option may say beside the constants of ``CostModel`` (seconds)."""
+
+    cost: CostModel
+    time_scale: float = 1.0
+    """Waits so many times longer, which makes the host's own time matter less."""
+    output_jitter: float = 0.0
+    """Requests end up to this share before their ``max_tokens``, unless they ignore
+    the end-of-sequence token. The same prompt always ends at the same length."""
+
+    @classmethod
+    def parse(cls, options: Any) -> "EmulatedDeviceConfig":
+        """Read the option; ValueError names what is wrong with it."""
+        where = f"--additional-config {OPTION}"
+        known = {field.name for field in fields(CostModel)}
+        own = {"time_scale", "output_jitter"}
+        if not isinstance(options, dict):
+            raise ValueError(f"{where}: give an object, not {options!r}")
+        if unknown := set(options) - known - own:
+            raise ValueError(
+                f"{where}: unknown {', '.join(sorted(unknown))}; choose from "
+                f"{', '.join(sorted(known | own))}"
+            )
+        missing = {"t0", "a", "b", "c"} - set(options)
+        if missing:
+            raise ValueError(f"{where}: lacks {', '.join(sorted(missing))} (seconds)")
+        try:
+            cost = CostModel(**{k: v for k, v in options.items() if k in known})
+            config = cls(cost, **{k: float(options[k]) for k in own & set(options)})
+        except (UsageError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not config.time_scale > 0 or not 0 <= config.output_jitter < 1:
+            raise ValueError(
+                f"{where}: time_scale must be above 0 and output_jitter from 0 to "
+                f"below 1, not {config.time_scale} and {config.output_jitter}"
+            )
+        return config
+
+
+def check(config: Any) -> None:
+    """Raise ValueError for a ``VllmConfig`` that the device cannot emulate."""
+    EmulatedDeviceConfig.parse(config.additional_config[OPTION])
+    parallel = config.parallel_config
+    for asked, flag in (
+        (parallel.world_size > 1, "--tensor-parallel-size, --pipeline-parallel-size"),
+        (config.speculative_config is not None, "--speculative-config"),
+        (config.kv_transfer_config is not None, "--kv-transfer-config"),
+        (config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER"),
+    ):
+        if asked:
+            raise ValueError(f"{flag}: the emulated device has none; leave it out")
