@@ -36,6 +36,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
 from vllm_balance.reference import tiny_models
 
 RUNNING, WAITING = 28, 32
