@@ -38,8 +38,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def origin(document: dict[str, Any]) -> str:
     """How the numbers came about."""
-    vllm, python = document["versions"]["vllm"], document["versions"]["python"]
-    return f"`{document['command']}`, vLLM {vllm}, Python {python}"
+    found = document["versions"]
+    return (
+        f"`{document['command']}`, vLLM {found['vllm']}, Python {found['python']}, "
+        f"policies {found.get('balance', 'of an earlier version')}"
+    )
 
 
 def seed(document: dict[str, Any]) -> str:
