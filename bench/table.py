@@ -184,10 +184,11 @@ def scale(document: dict[str, Any]) -> str:
         for ranks, rates in document["steps_per_second"].items()
         for policy, rate in rates.items()
     ]
+    imports = "with" if document["torch_imported"] else "without"
     return (
         "## Speed of the simulator\n\n"
-        "Per second of processor time, on one core; the process, vLLM's imports "
-        f"included, took at most {document['peak_memory_mib']:.0f} MiB.\n\n"
+        "Per second of processor time, on one core. The process took at most "
+        f"{document['peak_memory_mib']:.0f} MiB {imports} vLLM's own imports.\n\n"
         + table(["", "steps", "rank-steps"], rows)
         + f"\n\n{origin(document)}\n"
     )
