@@ -21,6 +21,11 @@ from vllm_balance.reference import tiny_models
 REPOSITORY = Path(__file__).parents[2]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long test_waves runs."""
+    parser.addoption("--waves", type=int, default=120, help="waves of test_waves.py")
+
+
 def vllm_folder() -> Path:
     """The folder of the vllm package that the tests and their servers use."""
     spec = importlib.util.find_spec("vllm")

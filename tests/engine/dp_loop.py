@@ -257,6 +257,9 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             )
             item = engine.preprocess_add_request(request)
             engine.input_queue.put_nowait((EngineCoreRequestType.ADD, item))
+        elif kind == "call":
+            call = (0, 0, *payload)
+            engine.input_queue.put_nowait((EngineCoreRequestType.UTILITY, call))
         elif kind == "abort":
             engine.input_queue.put_nowait((EngineCoreRequestType.ABORT, [payload]))
         else:
@@ -272,6 +275,8 @@ def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
             outbox.put((rank, "wave_complete", outputs.wave_complete))
         if outputs.start_wave is not None:
             outbox.put((rank, "start_wave", outputs.start_wave))
+        if outputs.utility_output is not None:
+            outbox.put((rank, "called", outputs.utility_output.failure_message))
         for output in outputs.outputs:
             if output.finish_reason is not None:
                 trace.finished += 1
@@ -308,6 +313,7 @@ class Ranks:
         ]
         self.wave = 0
         self.running = False
+        self.calls_under_way = 0
         self.unfinished: set[str] = set()
         for process in self.processes:
             process.start()
@@ -334,6 +340,9 @@ class Ranks:
             self._start_wave(payload, exclude=rank)
         elif kind == "finished":
             self.unfinished.discard(payload)
+        elif kind == "called":
+            assert payload is None, payload
+            self.calls_under_way -= 1
         assert not expect or kind == expect
 
     def _start_wave(self, wave: int, exclude: int) -> None:
@@ -350,6 +359,14 @@ class Ranks:
     def abort(self, rank: int, request_id: str) -> None:
         self.inboxes[rank].put(("abort", request_id))
         self.unfinished.discard(request_id)
+
+    def call(self, method: str, *arguments: Any, timeout: float = 60) -> None:
+        """Calls a method of every engine core, as the front-end does, and waits."""
+        for inbox in self.inboxes:
+            inbox.put(("call", (method, arguments)))
+        self.calls_under_way = len(self.inboxes)
+        while self.calls_under_way:
+            self._handle(self._next(timeout))
 
     def poll(self) -> None:
         """Handles what has come in, without waiting."""

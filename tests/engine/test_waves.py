@@ -1,0 +1,105 @@
+"""Waves without end in real engine loops: nothing hangs, is lost or is held over.
+
+The long run, three waves a second or so::
+
+    ENV/bin/pytest tests/engine/test_waves.py --waves 5000 --timeout 0
+"""
+
+import random
+import time
+
+import pytest
+
+from dp_loop import LoopEngine, Ranks, burst, loop_arguments
+
+SETTINGS = {
+    "cap": {"data_parallel_balance": "cap"},
+    "align": {"data_parallel_balance": "align"},
+    "adaptive": {"data_parallel_balance": "adaptive"},
+    "adaptive with a TTFT budget": {
+        "data_parallel_balance": "adaptive",
+        "data_parallel_balance_ttft": 0.05,
+    },
+}
+
+
+PREFILL_S_PER_TOKEN = 5e-5
+"""So that there is something to balance: the adaptive policy learns what it costs."""
+
+
+class CheckedEngine(LoopEngine):
+    """Checks what was scheduled against the gate's decision."""
+
+    def _record(self, output) -> None:
+        super()._record(output)
+        decision = self.scheduler.balance_gate.decision
+        new = {request.req_id for request in output.scheduled_new_reqs}
+        prompts = {
+            req_id: tokens
+            for req_id, tokens in output.num_scheduled_tokens.items()
+            if self._is_gated_prompt(self.scheduler.requests[req_id], tokens)
+        }
+        self.trace.closed += not decision.admit or decision.prefill_tokens is not None
+        if not decision.admit and new:
+            self._complain(f"{sorted(new)} admitted while closed")
+        budget = decision.prefill_tokens
+        if budget is not None and sum(prompts.values()) > budget:
+            self._complain(f"{prompts} scheduled with a budget of {budget}")
+        time.sleep(PREFILL_S_PER_TOKEN * sum(prompts.values()))
+        if self.step_counter == 0 and (not decision.admit or budget is not None):
+            self._complain(f"{decision} at the start of a wave")
+
+    @staticmethod
+    def _is_gated_prompt(request, tokens: int) -> bool:
+        before = request.num_computed_tokens - tokens
+        return before < request.num_prompt_tokens and not request.num_preemptions
+
+    def _complain(self, what: str) -> None:
+        where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
+        self.trace.violations.append(f"{where}: {what}")
+
+
+def stress(ranks: Ranks, rng: random.Random, waves: int) -> None:
+    """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
+    for wave in range(waves):
+        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts=rng.random() < 0.3)
+        if rng.random() < 0.5:
+            mode = rng.choice(["keep", "keep", "wait", "abort"])
+            ranks.call("pause_scheduler", mode, False)
+            burst(ranks, rng, f"p{wave}", rng.randint(0, 5))
+            ranks.call("resume_scheduler")
+        ranks.poll()
+        burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
+        if rng.random() < 0.7:
+            ranks.drain()
+    ranks.drain()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_waves(moe_model, setting, asynchronous, pytestconfig):
+    waves = pytestconfig.getoption("--waves") // (2 * len(SETTINGS))
+    arguments = loop_arguments(
+        moe_model,
+        async_scheduling=asynchronous,
+        additional_config={"kv_blocks": 18},  # one long request: others are preempted
+        cpu_distributed_timeout_seconds=30,
+        **SETTINGS[setting],
+    )
+    ranks = Ranks(3, CheckedEngine, **arguments)
+    try:
+        stress(ranks, random.Random(f"{setting}{asynchronous}{waves}"), waves)
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    traces = [trace for trace, _ in reports]
+    assert [leftover for _, leftover in reports] == [0, 0, 0]
+    assert [trace.violations for trace in traces] == [[], [], []]
+    assert traces[0].waves >= waves / 2
+    assert sum(trace.closed for trace in traces) > 0, "nothing was gated"
+    assert sum(trace.preemptions for trace in traces) > 0
+    print(
+        f"{setting}: {traces[0].waves} waves, {sum(t.finished for t in traces)} "
+        f"requests, {len(traces[0].steps)} steps with work on rank 0, "
+        f"{sum(t.preemptions for t in traces)} preemptions"
+    )
