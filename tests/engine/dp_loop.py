@@ -400,6 +400,24 @@ class Ranks:
                 process.join()
 
 
+def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
+    """Engine arguments of small ranks: four requests each, steps of 64 tokens.
+
+    `additional_config` is for this module: the KV cache blocks of a rank.
+    """
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "enforce_eager": True,
+        "additional_config": {"kv_blocks": 100},
+        "distributed_executor_backend": "uni",
+        **overrides,
+    }
+
+
 def _run_rank_on_port(port: int, *args: Any) -> None:
     """All ranks must meet at one port; each process would draw its own."""
     import vllm.config.parallel as parallel

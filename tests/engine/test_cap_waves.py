@@ -4,23 +4,16 @@ import random
 
 import pytest
 
-from dp_loop import CollectiveCounter, LoopEngine, Ranks, SeedRuleEngine, burst
+from dp_loop import (
+    CollectiveCounter,
+    LoopEngine,
+    Ranks,
+    SeedRuleEngine,
+    burst,
+    loop_arguments,
+)
 
 LIMIT = 4
-
-
-def arguments(model: str, **overrides):
-    return {
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "max_num_seqs": LIMIT,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 256,
-        "enforce_eager": True,
-        "additional_config": {"kv_blocks": 100},
-        "distributed_executor_backend": "uni",
-        **overrides,
-    }
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -32,7 +25,7 @@ def test_cap_follows_the_seeds_rule_through_many_waves(
     ranks = Ranks(
         3,
         SeedRuleEngine,
-        **arguments(
+        **loop_arguments(
             moe_model,
             data_parallel_balance="cap",
             async_scheduling=asynchronous,
@@ -62,7 +55,7 @@ def test_requests_stay_queued_while_a_rank_is_full(moe_model):
     first_steps = {}
     for policy in ("off", "cap"):
         ranks = Ranks(
-            2, LoopEngine, **arguments(moe_model, data_parallel_balance=policy)
+            2, LoopEngine, **loop_arguments(moe_model, data_parallel_balance=policy)
         )
         try:
             for number in range(LIMIT):
@@ -85,7 +78,7 @@ def test_requests_stay_queued_while_a_rank_is_full(moe_model):
 @pytest.mark.parametrize("policy", ["off", "cap"])
 def test_off_makes_no_collective_call_that_upstream_does_not_make(moe_model, policy):
     ranks = Ranks(
-        2, CollectiveCounter, **arguments(moe_model, data_parallel_balance=policy)
+        2, CollectiveCounter, **loop_arguments(moe_model, data_parallel_balance=policy)
     )
     try:
         for wave in range(3):
