@@ -52,7 +52,7 @@ env: $(VENV)  ## install the reference wheel into an environment and print its p
 	$(TOOL) env
 
 clean:  ## delete what was built; downloads in build/cache stay
-	find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +
 	rm -rf dist .venv
 
 $(VENV): pyproject.toml

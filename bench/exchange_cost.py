@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Times the exchange of rows: the gather at 2, 4 and 8 ranks, and the hook without it.
+"""Times the exchange of rows at 2, 4 and 8 ranks.
 
     build/env/reference/bin/python bench/exchange_cost.py --output FILE
 
 Run it with the interpreter of the environment that the reference wheel is installed
-in. Three ways to gather are compared, in turn: torch's blocking call; the call of the
-product, which can time out; and one that is started before 1 ms of other work and
-waited for afterwards. The ranks are processes of this machine over the loopback
-interface; with fewer processors than ranks the figures are those of the operating
-system's scheduler, not of gloo. Nothing else should run on the machine meanwhile.
+in; `hook_cost.py` times the rest of the hook. Three ways to gather are compared, in
+turn: torch's blocking call; the call of the product, which can time out; and one that
+is started before 1 ms of other work and waited for afterwards. The ranks are processes
+of this machine over the loopback interface; with fewer processors than ranks the
+figures are those of the operating system's scheduler, not of gloo. Nothing else should
+run on the machine meanwhile.
 """
 
 import argparse
@@ -20,7 +21,6 @@ import platform
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,14 +32,12 @@ import torch.distributed as dist
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.exchange import RowExchange
-from vllm.v1.core.sched.balance.policy import create_policy
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
-
-from vllm_balance.reference import tiny_models
+from vllm.v1.core.sched.balance.rows import Row
 
 RANKS = (2, 4, 8)
 STEP_US = 36_000
-"""The shortest step of the fitted deployment, in which nobody prefills."""
+"""The shortest step of the fitted deployment, in which nobody prefills: the exchange is
+put in relation to it."""
 BLOCK, BLOCKS = 50, 8
 WORK_S = 1e-3
 
@@ -125,50 +123,13 @@ def gathers(ranks: int) -> dict[str, dict[str, float]]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Median, smallest and largest, in microseconds."""
+    """Median, smallest and largest, in microseconds, and the share of a step."""
     return {
         "median_us": round(statistics.median(times), 1),
         "min_us": round(min(times), 1),
         "max_us": round(max(times), 1),
+        "percent_of_36_ms_step": round(100 * statistics.median(times) / STEP_US, 2),
     }
-
-
-def hook(model: Path, policy: str) -> dict[str, float]:
-    """Microseconds of `BalanceGate.exchange` of 4 ranks, the gather left out: 40
-    requests run, 20 could be admitted."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engine"))
-    import schedulers
-
-    ranks = 4
-    config = schedulers.engine_config(
-        model,
-        data_parallel_size=ranks,
-        data_parallel_balance=policy,
-        max_num_seqs=64,
-        max_num_batched_tokens=4096,
-        max_model_len=4096,
-    )
-    scheduler = schedulers.make_scheduler(config, num_blocks=6000)
-    for number in range(60):
-        if number == 40:
-            for _ in range(20):
-                schedulers.step(scheduler)
-        scheduler.add_request(schedulers.make_request(str(number), 1000, 2000))
-    assert len(scheduler.running) == 40
-    gate = scheduler.balance_gate
-    gate._policy = create_policy(policy)
-    gate._exchange.gather = lambda row, group, tell: Snapshot.from_rows([row] * ranks)
-    medians = []
-    for block in range(BLOCKS + 1):
-        times = []
-        for number in range(BLOCK):
-            start = time.perf_counter()
-            gate.exchange("group", 0, block * BLOCK + number, True, sys.exit)
-            times.append(time.perf_counter() - start)
-            gate.take_stats()
-        if block:
-            medians.append(statistics.median(times) * 1e6)
-    return spread(medians)
 
 
 def main() -> None:
@@ -184,21 +145,11 @@ def main() -> None:
         "blocks": BLOCKS,
         "calls_per_block": BLOCK,
         "gather": {},
-        "hook_without_gather": {},
     }
     for ranks in RANKS:
         report["gather"][ranks] = gathers(ranks)
         for name, figures in report["gather"][ranks].items():
             print(f"{ranks} ranks, {name}: {figures}")
-    for policy in ("cap", "align", "adaptive"):
-        with tempfile.TemporaryDirectory() as folder:
-            figures = hook(tiny_models.make("moe", Path(folder)), policy)
-        share = round(100 * figures["median_us"] / STEP_US, 3)
-        report["hook_without_gather"][policy] = {
-            **figures,
-            "percent_of_36_ms_step": share,
-        }
-        print(f"hook of {policy} without the gather: {figures}, {share} % of a step")
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -8,6 +8,7 @@ Run it with the interpreter of an environment that has this vLLM::
 import argparse
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -132,7 +133,11 @@ def scale() -> dict[str, object]:
                 rates[str(ranks)][policy] = rate
                 bar.update()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"steps_per_second": rates, "peak_memory_mib": peak}
+    return {
+        "steps_per_second": rates,
+        "peak_memory_mib": peak,
+        "torch_imported": "torch" in sys.modules,
+    }
 
 
 SUITES: dict[str, Callable[[], dict[str, object]]] = {

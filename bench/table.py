@@ -38,8 +38,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def origin(document: dict[str, Any]) -> str:
     """How the numbers came about."""
-    vllm, python = document["versions"]["vllm"], document["versions"]["python"]
-    return f"`{document['command']}`, vLLM {vllm}, Python {python}"
+    found = document["versions"]
+    return (
+        f"`{document['command']}`, vLLM {found['vllm']}, Python {found['python']}, "
+        f"policies {found.get('balance', 'of an earlier version')}"
+    )
 
 
 def seed(document: dict[str, Any]) -> str:
@@ -181,10 +184,11 @@ def scale(document: dict[str, Any]) -> str:
         for ranks, rates in document["steps_per_second"].items()
         for policy, rate in rates.items()
     ]
+    imports = "with" if document["torch_imported"] else "without"
     return (
         "## Speed of the simulator\n\n"
-        "Per second of processor time, on one core; the process, vLLM's imports "
-        f"included, took at most {document['peak_memory_mib']:.0f} MiB.\n\n"
+        "Per second of processor time, on one core. The process took at most "
+        f"{document['peak_memory_mib']:.0f} MiB {imports} vLLM's own imports.\n\n"
         + table(["", "steps", "rank-steps"], rows)
         + f"\n\n{origin(document)}\n"
     )
@@ -192,7 +196,8 @@ def scale(document: dict[str, Any]) -> str:
 
 def wall_clock(document: dict[str, Any], ranks: int) -> str:
     """Measured and simulated ratios to off."""
-    measured, simulated = document["measured"], document["simulated"]
+    measured = document["measured"]
+    predictions = document["simulated"], document["simulated_with_own_host_time"]
 
     def ratio(found: Case, policy: str, figure: str) -> float:
         value: float = found[policy]["mean"][figure] / found["off"]["mean"][figure]
@@ -200,38 +205,35 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
 
     rows = []
     for policy in measured:
-        off, here = measured["off"]["mean"], measured[policy]
-        cells = [policy]
-        for figure in (GAIN, "mean_tpot_ms", "mean_e2el_ms"):
+        if policy == "off":
+            continue
+        for figure, title in (
+            (GAIN, "throughput"),
+            ("mean_tpot_ms", "TPOT"),
+            ("mean_e2el_ms", "e2e"),
+        ):
             wall = ratio(measured, policy, figure)
-            predicted = ratio(simulated, policy, figure)
-            spread = here["spread"][figure] / off[figure] / 2
-            cells += [
-                f"{wall:.2f} ± {spread:.2f}",
-                f"{predicted:.2f}",
-                f"{(predicted - wall) * 100:+.0f}",
-            ]
-        rows.append(cells)
+            off = measured["off"]["mean"][figure]
+            spread = measured[policy]["spread"][figure] / off / 2
+            rows.append([f"{policy}, {title}", f"{wall:.2f} ± {spread:.2f}"])
+            for found in predictions:
+                predicted = ratio(found, policy, figure)
+                points = (predicted - wall) * 100
+                rows[-1].append(f"{predicted:.2f} ({points:+.0f})")
     host = {
         policy: sum(found["host_seconds"] for found in fits) / len(fits) * 1e3
         for policy, fits in document["calibration"].items()
     }
     spent = ", ".join(f"{policy} {ms:.1f}" for policy, ms in host.items())
-    head = [
-        "policy",
-        *(
-            title
-            for name in ("throughput", "TPOT", "e2e")
-            for title in (f"{name}, measured", "simulated", "points")
-        ),
-    ]
     return (
         f"## Wall clock, {ranks} ranks\n\n"
         "Real servers on the emulated device, on a machine with "
         f"{document['cores']} cores that did other work too; ratios to off, ± half "
-        "the range of the repeats. The simulation has the constants calibrated from "
-        f"the logs of off. Host time between steps, ms: {spent}.\n\n"
-        + table(head, rows)
+        "the range of the repeats, in parentheses the difference in points. The "
+        "prediction has the constants calibrated from the logs of off alone. A busy "
+        "machine gave the servers unequal time between steps, on average ms: "
+        f"{spent}; the last column allows for it.\n\n"
+        + table(["", "measured", "predicted", "with each server's own host time"], rows)
         + f"\n\n{origin(document)}\n"
     )
 

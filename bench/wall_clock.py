@@ -1,10 +1,11 @@
 """The same workload through real servers on the emulated device, policy by policy.
 
 Each policy is served and measured with ``vllm bench serve`` several times, in turn.
-Afterwards the step time is calibrated from the log of the first server and the same
-requests are simulated. Run it with the interpreter of an environment in which the
-reference wheel is installed; the model is any mixture-of-experts model, of which only
-the configuration and the tokenizer are used::
+Afterwards the step time is calibrated from the logs of "off" and the same requests are
+simulated. Runs whose result is in the folder already are not repeated. Run it with the
+interpreter of an environment in which the reference wheel is installed; the model is
+any mixture-of-experts model, of which only the configuration and the tokenizer are
+used::
 
     python bench/wall_clock.py MODEL --data-parallel-size 4
 """
@@ -21,7 +22,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,9 @@ def main() -> None:
             for policy in args.policy:
                 path = args.folder / f"dp{ranks}-{policy}-{repeat}.json"
                 log = path.with_suffix(".server.log")
-                with server(args.model, ranks, policy, log) as url:
-                    bench(args.model, url, args.num_prompts, concurrency, path)
+                if not path.exists():
+                    with server(args.model, ranks, policy, log) as url:
+                        bench(args.model, url, args.num_prompts, concurrency, path)
                 saved = json.loads(path.read_text())
                 saved["steady_output_throughput"] = steady_throughput(saved)
                 runs[policy].append({name: saved[name] for name in FIGURES})
@@ -182,11 +184,11 @@ def main() -> None:
             for policy, of_policy in fits.items()
         },
         "measured": {policy: _summary(found) for policy, found in runs.items()},
-        "simulated": {
-            policy: _summary(
-                [asdict(simulate_and_measure(scenario, policy, s)) for s in SEEDS]
-            )
-            for policy in runs
+        "simulated": {policy: _simulated(scenario, policy) for policy in runs},
+        # The host's own time differs from server to server on a busy machine.
+        "simulated_with_own_host_time": {
+            policy: _simulated(replace(scenario, cost=_mean_cost(found)), policy)
+            for policy, found in fits.items()
         },
         "runs": runs,
     }
@@ -197,6 +199,10 @@ def main() -> None:
 def _mean_cost(fits: list[Fit]) -> CostModel:
     costs = [asdict(found.cost) for found in fits]
     return CostModel(**{k: statistics.fmean(c[k] for c in costs) for k in costs[0]})
+
+
+def _simulated(scenario: Scenario, policy: str) -> dict[str, dict[str, float]]:
+    return _summary([asdict(simulate_and_measure(scenario, policy, s)) for s in SEEDS])
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:

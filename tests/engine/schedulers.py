@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -98,7 +99,7 @@ def pristine_module(path: str) -> ModuleType:
 
     Its own imports go to the installed, patched vllm.
     """
-    (source,) = ROOT.glob(f"build/pristine/vllm-[0-9]*/{path}")
+    (source,) = ROOT.glob(f"build/pristine/vllm-{__version__}/{path}")
     name = "pristine_" + Path(path).stem
     spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None

@@ -64,7 +64,10 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
     tmp_path: Path, moe_model: Path
 ) -> None:
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
-    options = [*OPTIONS, "--async-scheduling", "--num-gpu-blocks-override", "80"]
+    options = [
+        *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
+        *("--num-gpu-blocks-override", "80"),
+    ]
     quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
     with Server(tmp_path, moe_model, *options, *quick) as server:
         asked = prompts(12)
@@ -75,6 +78,7 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
         assert len(lengths) > 3
         assert min(lengths) >= 50
         assert max(lengths) <= 100
+        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
         full = server.complete(asked[:2], 30)
         assert [len(tokens) for tokens in full] == [30, 30]
 

@@ -9,6 +9,7 @@ import pytest
 from vllm.benchmarks.dp_balance.arrivals import Traffic
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fit import Fit, fit
 from vllm.benchmarks.dp_balance.loop import Step
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
@@ -115,6 +116,20 @@ def test_server_log_is_read(tmp_path: Path) -> None:
         StepSample(0.030, (0.0, 10.0), (0.0, 0.0)),
         StepSample(0.030, (0.0, 10.0), (1.0, 1.0)),
     ], "the third step was not logged by both ranks"
+
+
+def test_lines_that_ranks_write_at_once_are_read(tmp_path: Path) -> None:
+    text = server_log(3, 30.0, 0.03)
+    names = "(EngineCore_DP0 pid=7) ", "(EngineCore_DP1 pid=7) "
+    torn = text.replace(names[1], "").replace(names[0], "".join(names))
+    (path := tmp_path / "server.log").write_text(torn)
+    assert len(read_server_logs([path], 2).samples) == 3
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "server.log").write_text(server_log(9, 30.0, 0.03))
+    with pytest.raises(UsageError, match="most steps were logged by 2 ranks, not by 4"):
+        read_server_logs([path], 4)
 
 
 def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:

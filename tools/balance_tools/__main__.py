@@ -15,6 +15,7 @@ COMMANDS = {
     "vendor": "vendor",
     "lint-series": "lint",
     "check-placement": "check_placement",
+    "rebase": "rebase.command",
     "kernels": "kernels",
     "wheel": "wheel",
     "wheels": "wheel",

@@ -65,11 +65,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A node on the way down, with the scope and path that lead to its fields."""
+    """A node on the way down, with the scope and path that lead to its fields.
+
+    `head` is the `if` that starts the chain if the node is an `elif` of it. A chain
+    counts as one level however many branches upstream gives it: each branch belongs to
+    its own condition, `else` to the head.
+    """
 
     scope: str
     path: tuple[Step, ...]
     node: ast.AST
+    head: ast.AST | None = None
 
     def field(self, name: str) -> tuple[str, tuple[Step, ...]]:
         """Return scope and path of the list that is in field `name` of the node."""
@@ -77,7 +83,22 @@ class Cursor:
             return join_scope(self.scope, self.node.name), ()
         if isinstance(self.node, ast.Module):
             return "", ()
-        return self.scope, (*self.path, Step(element(self.node), name))
+        owner = self.node
+        if name == "orelse":
+            owner = self.head or self.node
+            name = "elif" if self._has_elif() else name
+        return self.scope, (*self.path, Step(element(owner), name))
+
+    def child(self, name: str, node: ast.AST) -> Cursor:
+        """Return the cursor of a node in field `name`."""
+        if name == "orelse" and self._has_elif():
+            return Cursor(self.scope, self.path, node, self.head or self.node)
+        return Cursor(*self.field(name), node)
+
+    def _has_elif(self) -> bool:
+        if not isinstance(self.node, ast.If):
+            return False
+        return len(self.node.orelse) == 1 and isinstance(self.node.orelse[0], ast.If)
 
 
 def join_scope(scope: str, name: str) -> str:
@@ -100,7 +121,7 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
             for index in range(len(nodes) + 1):
                 yield Gap(scope, path, nodes, index)
         for child in nodes:
-            yield from _gaps(Cursor(scope, path, child), wanted)
+            yield from _gaps(cursor.child(name, child), wanted)
 
 
 def _leads_to(scope: str, wanted: str) -> bool:
@@ -115,11 +136,10 @@ def differences(old: ast.AST, new: ast.AST) -> list[Difference]:
 def _compare(old: Cursor, new: Cursor) -> Iterator[Difference]:
     for name in old.node._fields:
         before, after = getattr(old.node, name, None), getattr(new.node, name, None)
-        places = (*old.field(name), *new.field(name))
         if isinstance(before, list) and isinstance(after, list):
-            yield from _compare_lists(places, _nodes(before), _nodes(after))
+            yield from _compare_lists(old, new, name, _nodes(before), _nodes(after))
         elif _nodes([before, after]):
-            yield from _compare_lists(places, _nodes([before]), _nodes([after]))
+            yield from _compare_lists(old, new, name, _nodes([before]), _nodes([after]))
 
 
 def _nodes(values: Sequence[object]) -> Nodes:
@@ -130,40 +150,28 @@ def _nodes(values: Sequence[object]) -> Nodes:
     )
 
 
-_Places = tuple[str, tuple[Step, ...], str, tuple[Step, ...]]
-
-
-def _compare_lists(places: _Places, old: Nodes, new: Nodes) -> Iterator[Difference]:
+def _compare_lists(
+    parent: Cursor, new_parent: Cursor, name: str, old: Nodes, new: Nodes
+) -> Iterator[Difference]:
     matcher = SequenceMatcher(
         None, [ast.dump(n) for n in old], [ast.dump(n) for n in new], autojunk=False
     )
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        if tag != "equal":
-            yield from _compare_runs(places, old, new, (i1, i2), (j1, j2))
-
-
-def _compare_runs(
-    places: _Places,
-    old: Nodes,
-    new: Nodes,
-    old_range: tuple[int, int],
-    new_range: tuple[int, int],
-) -> Iterator[Difference]:
-    """Pair what is one node with changes inside; the rest is put in or taken out."""
-    (i, i_end), (j, j_end) = old_range, new_range
-    old_scope, old_path, new_scope, new_path = places
-    for at_old, at_new in [*_pairs(old, new, old_range, new_range), (i_end, j_end)]:
-        if at_old > i or at_new > j:
-            yield Difference(
-                Gap(old_scope, old_path, old, i, at_old - i),
-                Gap(new_scope, new_path, new, j, at_new - j),
-            )
-        if at_old < i_end and at_new < j_end:
-            yield from _compare(
-                Cursor(old_scope, old_path, old[at_old]),
-                Cursor(new_scope, new_path, new[at_new]),
-            )
-        i, j = at_old + 1, at_new + 1
+    for tag, i, i_end, j, j_end in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        # Pair what is one node with changes inside; the rest is put in or taken out.
+        pairs = _pairs(old, new, (i, i_end), (j, j_end))
+        for at_old, at_new in [*pairs, (i_end, j_end)]:
+            if at_old > i or at_new > j:
+                yield Difference(
+                    Gap(*parent.field(name), old, i, at_old - i),
+                    Gap(*new_parent.field(name), new, j, at_new - j),
+                )
+            if at_old < i_end and at_new < j_end:
+                yield from _compare(
+                    parent.child(name, old[at_old]), new_parent.child(name, new[at_new])
+                )
+            i, j = at_old + 1, at_new + 1
 
 
 def _pairs(

@@ -18,7 +18,7 @@ EXACT, SIMILAR, DIFFERENT = 2, 1, 0
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _HEADERLESS = ("Try", "TryStar")
 _TRIVIAL = ("Pass", "Break", "Continue")
-_ENOUGH_IN_COMMON = 0.5  # share of the body's statements that two blocks must have
+_ENOUGH_IN_COMMON = 0.5  # share of their statements that two blocks must have
 _KNOWN: WeakKeyDictionary[ast.AST, Element] = WeakKeyDictionary()
 
 
@@ -30,7 +30,7 @@ class Element:
         kind: Name of the syntax class, such as `Assign`.
         text: Normalised syntax; of a compound statement, of its header only.
         key: What a reader would call the node by ("self.x = f"), "" if nothing.
-        inner: Keys of the statements in the bodies of a compound statement.
+        inner: Keys of all statements in the bodies of a compound statement.
     """
 
     kind: str
@@ -52,8 +52,8 @@ def similarity(one: Element, other: Element) -> int:
         return EXACT
     if one.key and one.key == other.key:
         return SIMILAR
-    union = one.inner | other.inner
-    if union and len(one.inner & other.inner) / len(union) >= _ENOUGH_IN_COMMON:
+    both = len(one.inner) + len(other.inner)
+    if both and 2 * len(one.inner & other.inner) / both >= _ENOUGH_IN_COMMON:
         same = one.inner == other.inner and one.text == other.text
         return EXACT if same else SIMILAR
     return DIFFERENT
@@ -68,13 +68,13 @@ def element(node: ast.AST) -> Element:
 
 def _element(node: ast.AST) -> Element:
     kind = type(node).__name__
-    inner = frozenset(
-        element(child).key or element(child).text
-        for field in _BLOCKS
-        for child in _block(node, field)
-        if not element(child).is_trivial
-    )
-    return Element(kind, header(node), _key(node), inner)
+    inner: set[str] = set()
+    for field in _BLOCKS:
+        for child in map(element, _block(node, field)):
+            inner |= child.inner
+            if not child.is_trivial:
+                inner.add(child.key or child.text)
+    return Element(kind, header(node), _key(node), frozenset(inner))
 
 
 def header(node: ast.AST) -> str:

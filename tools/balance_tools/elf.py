@@ -26,11 +26,6 @@ AI_CORE = 0x1029
 """e_machine of the kernels that the CANN compiler makes for the AI core."""
 AI_CPU_FOLDER = "aicpu_kernel"
 """The folder that CANN loads libraries for the device's Arm cores from."""
-EXTENSION_TAGS = {
-    "cp310": "cpython-310",
-    "cp311": "cpython-311",
-    "cp312": "cpython-312",
-}
 
 
 @dataclass(frozen=True)
@@ -89,11 +84,12 @@ def check_elf_files(files: Iterable[ElfFile], python: str, arch: str) -> None:
                 "that were built for the architecture of the wheel"
             )
         _, tagged, rest = file.path.name.partition(".cpython-")
-        if tagged and not f"cpython-{rest}".startswith(EXTENSION_TAGS[python] + "-"):
+        version = python.removeprefix("cp")
+        if tagged and not rest.startswith(f"{version}-"):
             raise ToolError(
-                f"{file.path}: expected an extension for {EXTENSION_TAGS[python]}, "
-                "found one for another Python; use kernels that were built for the "
-                "Python of the wheel"
+                f"{file.path}: expected an extension for cpython-{version}, found one "
+                "for another Python; use kernels that were built for the Python of the "
+                "wheel"
             )
     if not host:
         raise ToolError(

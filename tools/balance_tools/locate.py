@@ -11,14 +11,16 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from balance_tools.astdiff import Gap, Step, gaps
+from balance_tools.astdiff import Gap, Nodes, Step, gaps
 from balance_tools.elements import (
     DIFFERENT,
     EXACT,
     SIMILAR,
     Element,
+    defined_names,
     element,
     similarity,
+    used_names,
 )
 
 MOST_SHOWN = 80  # characters of a statement in a message
@@ -35,6 +37,8 @@ class Anchor:
         after: The node just after the hook, None at the end of the list.
         removed: Normalised nodes between the two that the patch takes out.
         leans: "before" or "after" if the hook shares names with just that neighbour.
+        uses: Dotted names that the hook reads.
+        binds: Dotted names that the hook binds.
         copies: How often each neighbour occurs in the scope.
     """
 
@@ -44,7 +48,13 @@ class Anchor:
     after: Element | None
     removed: tuple[str, ...]
     leans: str
+    uses: frozenset[str]
+    binds: frozenset[str]
     copies: tuple[int, int]
+
+    def is_independent_of(self, nodes: Nodes) -> bool:
+        """Whether it makes no difference to the names if the hook runs before these."""
+        return not (self.uses & defined_names(nodes) or self.binds & used_names(nodes))
 
     def opened(self, gap: Gap) -> Gap | None:
         """Widen a gap by the nodes that the patch takes out; None if others follow."""
@@ -125,6 +135,9 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
         if len(exact) == 1:
             return Place(exact[0])
         return NoPlace(f"{len(both)} places in {scope} look like the hook's")
+    alike = [gap for gap in candidates if DIFFERENT not in _score(anchor, gap)]
+    if len(alike) == 1:
+        return Place(alike[0], _changes(anchor, alike[0]))
     return _by_one_neighbour(anchor, candidates, everywhere)
 
 
@@ -157,11 +170,12 @@ def _by_one_neighbour(
             return Place(
                 first, (note,), tuple(replace(first, index=index) for index in others)
             )
-        if anchor.leans:
-            return Place(first if anchor.leans == "before" else second, (note,))
-        return NoPlace(
-            f"{note} in {scope}; the hook shares names with both or with neither"
-        )
+        if anchor.leans == "after":
+            return Place(second, (note,))
+        nodes = first.siblings[first.index : second.index]
+        if anchor.leans == "before" or anchor.is_independent_of(nodes):
+            return Place(first, (f"{note}; it went right behind the first",))
+        return NoPlace(f"{note} in {scope}, and they share names with the hook")
     gap = (after_before or before_after)[0]
     levels = _score(anchor, gap)
     if DIFFERENT in levels and EXACT not in levels:

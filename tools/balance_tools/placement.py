@@ -90,8 +90,12 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
     old, new = found.old, found.new
     before = element(old.before) if old.before else None
     after = element(old.after) if old.after else None
-    needs_before = defined_names(_some(old.before)) & used_names(new.inside)
-    needed_after = defined_names(new.inside) & used_names(_some(old.after))
+    uses, binds = used_names(new.inside), defined_names(new.inside)
+    needs_before = uses & defined_names(_some(old.before))
+    needed_after = binds & used_names(_some(old.after))
+    leans = ""
+    if bool(needs_before) != bool(needed_after):
+        leans = "before" if needs_before else "after"
     everywhere = list(gaps(tree, old.scope))
     return Anchor(
         scope=old.scope,
@@ -99,11 +103,9 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
         before=before,
         after=after,
         removed=dumps(old.inside),
-        leans="before"
-        if needs_before and not needed_after
-        else "after"
-        if needed_after and not needs_before
-        else "",
+        leans=leans,
+        uses=uses,
+        binds=binds,
         copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
     )
 

@@ -44,7 +44,7 @@ def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
                 vllm=sources.vllm,
                 vllm_ascend=sources.vllm_ascend,
                 kernel_sdist=_sdist(index, ascend_links, "vllm-ascend", version),
-                kernel_wheels=tuple(_artifact(index, link) for link in wheels),
+                kernel_wheels=tuple(artifact_of_link(index, link) for link in wheels),
             )
     if kernels is not None:
         raise ToolError(
@@ -96,7 +96,7 @@ def _sdist(
 ) -> Artifact:
     for link in links:
         if link.filename.endswith(".tar.gz") and _version_of(link) == version:
-            return _artifact(index, link)
+            return artifact_of_link(index, link)
     have = sorted(
         {_version_of(link) for link in links if link.filename.endswith(".tar.gz")}
     )
@@ -126,7 +126,7 @@ def _wheels(links: Sequence[Link], version: Version) -> list[Link]:
     )
 
 
-def _artifact(index: Index, link: Link) -> Artifact:
+def artifact_of_link(index: Index, link: Link) -> Artifact:
     """The lock's entry for a link; what the index does not say is found out."""
     release = release_of(link.filename)
     if release is None:

@@ -152,7 +152,7 @@ def test_a_budget_that_is_missed_already_is_no_reason():
     assert not learned(ttft_budget=0.2).decide(one_pending(wait=0.0)).admit
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     gaps=st.lists(st.integers(1, 40), min_size=5, max_size=40),
     budget=st.floats(1.0, 5.0),

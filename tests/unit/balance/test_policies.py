@@ -18,6 +18,7 @@ arrivals = st.lists(
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories())
 def test_ranks_that_see_the_same_rows_decide_alike(name, history):
     one, other = create_policy(name), create_policy(name)
@@ -26,6 +27,7 @@ def test_ranks_that_see_the_same_rows_decide_alike(name, history):
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories())
 def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
     policy = create_policy(name)
@@ -37,6 +39,7 @@ def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories(), data=st.data())
 def test_the_order_of_the_ranks_does_not_matter(name, history, data):
     order = data.draw(st.permutations(range(len(history[0]))))
@@ -47,6 +50,7 @@ def test_the_order_of_the_ranks_does_not_matter(name, history, data):
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories())
 def test_ranks_that_run_nothing_are_not_held(name, history):
     policy = create_policy(name)
@@ -59,6 +63,7 @@ def test_ranks_that_run_nothing_are_not_held(name, history):
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories(), bound=st.integers(1, 20))
 def test_a_hold_at_its_bound_is_released_whatever_the_rows(name, history, bound):
     policy = create_policy(name, max_hold_steps=bound)
@@ -71,7 +76,7 @@ def test_a_hold_at_its_bound_is_released_whatever_the_rows(name, history, bound)
 
 
 @names
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40)
 @given(arrivals=arrivals, bound=st.integers(1, 20))
 def test_served_by_a_policy_everything_ends_and_no_hold_exceeds_its_bound(
     name, arrivals, bound
@@ -90,6 +95,7 @@ def test_served_by_a_policy_everything_ends_and_no_hold_exceeds_its_bound(
 
 
 @names
+@settings(max_examples=40)
 @given(history=histories(), ranks=st.integers(1, 8))
 def test_the_number_of_ranks_may_change(name, history, ranks):
     policy = create_policy(name)

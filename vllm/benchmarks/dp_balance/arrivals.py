@@ -81,7 +81,6 @@ class Clients:
         """Seconds at which the last request so far was sent."""
         for _ in range(traffic.max_concurrency or len(requests)):
             self._send(0.0)
-        self._closed_loop = traffic.is_closed_loop
 
     def _send(self, now: float) -> None:
         request = next(self._unsent, None)
@@ -96,9 +95,8 @@ class Clients:
         heapq.heappush(self._in_transit, (self._server_free + delay, request.index))
 
     def finished(self, now: float) -> None:
-        """A request ended: in a closed loop the next one is sent."""
-        if self._closed_loop:
-            self._send(now)
+        """A request ended: the next one is sent, if it has waited for this."""
+        self._send(now)
 
     @property
     def next_arrival(self) -> float:

@@ -18,6 +18,8 @@ class Metrics:
 
     duration: float
     """Seconds from the first request sent to the last token."""
+    steady_duration: float
+    """Seconds from the first request sent to the last one sent."""
     completed: int
     total_input_tokens: int
     total_output_tokens: int
@@ -98,6 +100,7 @@ def measure(
     throughput = output / duration
     return Metrics(
         duration=duration,
+        steady_duration=run.last_sent - start,
         completed=len(requests),
         total_input_tokens=sum(request.prompt_len for request in requests),
         total_output_tokens=output,

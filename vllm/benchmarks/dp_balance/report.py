@@ -3,6 +3,7 @@
 """`report`: one page with the table, the frontier and the ranks' timelines."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -41,7 +42,8 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         "--timeline-seconds",
         type=float,
         default=8.0,
-        help="Length of the timelines, from the middle of the run. Default: "
+        help="Length of the timelines, from the middle of the time in which requests "
+        "are sent. Default: "
         "%(default)s.",
     )
     add_policy_arg(parser, OWN)
@@ -144,7 +146,10 @@ def _frontier(scenario: Scenario, by_level: dict[float, list[PolicyResult]]) -> 
         points: dict[str, list[chart.Point]] = {}
         for level, results in by_level.items():
             for result in results:
-                x, y = result.mean("output_throughput"), result.mean(figure) / unit
+                x = result.mean("steady_output_throughput")
+                if math.isnan(x):  # all requests were sent at once
+                    x = result.mean("output_throughput")
+                y = result.mean(figure) / unit
                 name = f"{result.policy}, {level:.0%} load: {x:.0f} tok/s, {y:.4g}"
                 points.setdefault(result.policy, []).append((x, y, name))
         return points
@@ -161,8 +166,8 @@ def _frontier(scenario: Scenario, by_level: dict[float, list[PolicyResult]]) -> 
     levels = ", ".join(f"{level:.0%}" for level in by_level)
     return Section(
         "Throughput and latency",
-        f"Each line goes through loads of {levels} of the scenario's; lower and "
-        "further to the right is better.",
+        f"Each line goes through loads of {levels} of the scenario's, and counts "
+        "until the last request was sent; lower and further to the right is better.",
         f'<ul class="legend">{legend}</ul><div class="charts">{"".join(charts)}</div>',
     )
 
@@ -176,7 +181,7 @@ def _timelines(
     )
     drawings = []
     for result in results:
-        start = max(0.0, result.runs[0].duration / 2 - seconds / 2)
+        start = max(0.0, result.runs[0].steady_duration / 2 - seconds / 2)
         steps = timeline.record(scenario, result.policy, seed, start, seconds)
         drawing = timeline.draw(steps, start, seconds, scenario.cost)
         drawings.append(

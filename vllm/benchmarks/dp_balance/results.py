@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Results as a table and as a JSON file that says how they came about."""
 
+import hashlib
 import json
 import platform
 import statistics
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from vllm.v1.core.sched.balance import policy
 
 from .errors import UsageError
 from .metrics import Metrics
@@ -84,12 +87,19 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What produced a result."""
+    """What produced a result; "balance" is a hash of the policies' sources."""
     try:
         vllm = version("vllm")
     except PackageNotFoundError:
         vllm = "source tree"
-    return {"vllm": vllm, "python": platform.python_version()}
+    sources = hashlib.sha256()
+    for path in sorted(Path(policy.__file__).parent.glob("*.py")):
+        sources.update(path.read_bytes())
+    return {
+        "vllm": vllm,
+        "python": platform.python_version(),
+        "balance": sources.hexdigest()[:12],
+    }
 
 
 def as_document(

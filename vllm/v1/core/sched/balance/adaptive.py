@@ -37,12 +37,11 @@ class AdaptiveParameters:
     load_exponent: float = 3.0
     """How much more the rent of a rank with more requests than the mean weighs; the
     fullest rank decides when the last request ends."""
-    tolerance: float = 0.02
+    tolerance: float = 0.03
     """Share of the throughput that may be given for shorter waits."""
-    spare_tolerance: float = 0.1
-    """The same, in addition, as far as the ranks have free slots."""
-    deadline_cycles: float = 6.0
-    """Age, in cycles at full load, at which a rank's pending work must be done."""
+    deadline_cycles: float = 2.0
+    """Age at which a rank's pending work must be served, in cycles, when a rank is
+    full; times ``log2(2 * ranks)``, because the oldest of more ranks is older."""
     window: float = 30.0
     """Seconds over which the traffic is measured."""
 
@@ -74,7 +73,8 @@ class Adaptive:
     - when less than two requests arrive per cycle: nothing is worth waiting for;
     - when a request would otherwise miss the operator's TTFT budget.
 
-    A rank whose oldest request has been pending for `deadline_cycles` is served whole.
+    A rank whose oldest request has been pending past a deadline (`deadline_cycles`)
+    is served whole.
 
     Everything is computed from gathered rows, in O(ranks log ranks).
     """
@@ -156,13 +156,16 @@ class Adaptive:
             return OPEN._replace(reason="ttft_budget")
         used = map(add, snapshot.running, requests)
         load = min(1.0, max(map(truediv, used, snapshot.max_running)))
-        tolerance = self._parameters.tolerance + self._parameters.spare_tolerance * (
-            1 - load
-        )
-        cycle = shortened_cycle(cycle, waste, tolerance)
+        cycle = shortened_cycle(cycle, waste, self._parameters.tolerance)
         self._accrue(snapshot, requests, seconds / total / cycle)
         floor = self._overdue(
-            snapshot, tokens, limit, self._parameters.deadline_cycles * cycle * load
+            snapshot,
+            tokens,
+            limit,
+            deadline=self._parameters.deadline_cycles
+            * math.log2(2 * len(requests))
+            * cycle
+            * load,
         )
         budget = best_level(
             [

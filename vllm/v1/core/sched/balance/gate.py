@@ -220,6 +220,11 @@ class BalanceGate:
         self._held = True
         return True
 
+    @property
+    def held(self) -> bool:
+        """Whether the gate kept back work in this step that could have been done."""
+        return self._held
+
     def clip(self, request: Request, num_new_tokens: int) -> int:
         """How many of the prompt tokens may be scheduled in this step.
 

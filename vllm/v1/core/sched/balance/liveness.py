@@ -4,8 +4,8 @@
 
 Gloo says that a collective call failed, not whose fault it was, and a rank that
 waits in a collective call of the model is in nobody's time-out. So a thread of every
-rank writes a beat to the group's store twice per second. Nobody reads the
-beats until a step takes too long or fails; the step itself pays nothing.
+rank writes a beat to the group's store twice per second. Nobody reads the beats until
+a step takes too long or fails; the step itself pays nothing.
 """
 
 import os

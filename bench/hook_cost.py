@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Times what balance adds to a step of a busy rank, without the gather itself.
+
+    python bench/hook_cost.py --output bench/results/hook-cost.json
+
+Needs the interpreter of an environment with this vLLM. A real scheduler has 32
+requests running and as many waiting; its row stands for those of the other ranks.
+The gate measures, decides and applies; `schedule` asks it for every waiting request
+that it looks at. Nothing else should run on the machine meanwhile.
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import POLICIES
+from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm_balance.reference import tiny_models
+
+RUNNING, WAITING = 28, 32
+STEP_US = 36_000
+"""A decode step of the published run (DeepSeek-V3.1, 4 ranks of 32)."""
+
+
+def busy_scheduler(model: Path) -> Any:
+    """A scheduler with four free slots, on a tiny model that is never run."""
+    config = EngineArgs(
+        model=str(model),
+        max_num_seqs=RUNNING + 4,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        enable_prefix_caching=False,
+        data_parallel_size=2,
+        data_parallel_balance="cap",
+    ).create_engine_config()
+    blocks = 20_000
+    config.cache_config.num_gpu_blocks = blocks
+    register_all_kvcache_specs(config)
+    spec = FullAttentionSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    scheduler = Scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=16,
+    )
+    for number in range(RUNNING + WAITING):
+        if number == RUNNING:
+            scheduler.schedule()
+        scheduler.add_request(
+            Request(
+                request_id=str(number),
+                prompt_token_ids=[1] * 100,
+                sampling_params=SamplingParams(max_tokens=2000, ignore_eos=True),
+                pooling_params=None,
+            )
+        )
+    return scheduler
+
+
+class OwnRow:
+    """Instead of the gather: every rank sent what this one did."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def begin_step(self) -> None:
+        """As `RowExchange.begin_step`."""
+
+    def gather(self, row: Row, group: object, tell_clients: object) -> Snapshot:
+        """As `RowExchange.gather`."""
+        return Snapshot.from_rows([row] * self._ranks)
+
+
+def measure(scheduler: Any, policy: str, ranks: int, calls: int) -> dict[str, Any]:
+    """Microseconds of the gate per step: median, and the spread of the calls."""
+    gate = BalanceGate(scheduler, policy)
+    gate._exchange = OwnRow(ranks)
+    waiting = list(scheduler.waiting)
+    times = []
+    for step in range(calls):
+        start = time.perf_counter_ns()
+        gate.exchange(None, 0, step, active=True, tell_clients=sys.exit)
+        for request in waiting[:4]:
+            if not gate.holds(request):
+                gate.clip(request, request.num_tokens)
+        times.append((time.perf_counter_ns() - start) / 1e3)
+        gate.take_stats()
+    tenths = statistics.quantiles(times[calls // 10 :], n=10)
+    median = statistics.median(times[calls // 10 :])
+    return {
+        "policy": policy,
+        "ranks": ranks,
+        "median_us": round(median, 1),
+        "p10_us": round(tenths[0], 1),
+        "p90_us": round(tenths[-1], 1),
+        "share_of_a_36_ms_step": round(median / STEP_US, 5),
+    }
+
+
+def main() -> None:
+    """Prints a table, and writes the results if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=3000, help="calls per figure")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = busy_scheduler(tiny_models.make("moe", Path(folder)))
+    results = [
+        measure(scheduler, policy, ranks, arguments.calls)
+        for policy in POLICIES
+        for ranks in (2, 4, 8, 64)
+    ]
+    print(f"{'policy':10} {'ranks':>5} {'median µs':>10} {'p90 µs':>8} {'share':>8}")
+    for row in results:
+        print(
+            f"{row['policy']:10} {row['ranks']:5} {row['median_us']:10} "
+            f"{row['p90_us']:8} {100 * row['share_of_a_36_ms_step']:7.2f}%"
+        )
+    if arguments.output:
+        report = {
+            "command": shlex.join(["python", *sys.argv]),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "calls": arguments.calls,
+            "results": results,
+        }
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A second source root below build/, with another lock and other series.
+
+Everything that git tracks is copied as it is in the work tree; downloads are shared.
+Whatever works on the repository (vendor, wheel, tests) works there in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
+from balance_tools.paths import Paths
+
+
+def make_checkout(
+    paths: Paths, folder: Path, lock: str, patches: dict[str, Path | None]
+) -> Paths:
+    """Make or update the source root at `folder`.
+
+    Args:
+        paths: The repository to copy.
+        folder: Where; what was built there before is kept.
+        lock: Text of its upstream.toml.
+        patches: Folder of the series by package; None for an empty series.
+
+    Raises:
+        ToolError: git cannot list the files.
+    """
+    run = subprocess.run(
+        ["git", "-C", str(paths.root), "ls-files", "-z"], capture_output=True
+    )
+    if run.returncode:
+        said = run.stderr.decode().strip()
+        raise ToolError(
+            f"{paths.root}: expected a git checkout, found {said}; run this in a clone"
+        )
+    other = Paths(folder)
+    for name in run.stdout.decode().split("\0"):
+        source, target = paths.root / name, folder / name
+        if name and source.is_file() and not name.startswith("patches/"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, target)
+    other.lock.write_text(lock, encoding="utf-8")
+    for package, series in patches.items():
+        remove_tree(other.patches(package))
+        if series is None:
+            other.patches(package).mkdir(parents=True)
+        else:
+            shutil.copytree(series, other.patches(package))
+    for shared in (paths.cache, paths.pristine):
+        shared.mkdir(parents=True, exist_ok=True)
+        link = other.build / shared.name
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
+    return other
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, but leave an equal one alone."""
+    if target.is_file() and target.read_bytes() == source.read_bytes():
+        return
+    shutil.copy2(source, target)

@@ -1,0 +1,167 @@
+"""The last step: write the new series, prove it, and put it in place of the old one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.export import export_patch, sorted_paths
+from balance_tools.files import remove_tree
+from balance_tools.lint import lint_in_place
+from balance_tools.patchfile import ADDED, REMOVED, Patch, parse_patch
+from balance_tools.paths import Paths
+from balance_tools.placement import placement_of
+from balance_tools.rebase.model import HookResult, PatchResult, Status
+from balance_tools.rebase.repo import NEW, Repo
+from balance_tools.rebase.session import (
+    FINISH,
+    Plan,
+    Session,
+    Work,
+    install,
+    install_file,
+)
+from balance_tools.series import Series, load_series, patched_files
+from balance_tools.seriesfile import SERIES
+
+
+def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
+    """Write the new series and lock into the work folder and prove them.
+
+    Returns:
+        The session with the final status of every patch.
+
+    Raises:
+        ToolError: what was written does not give the tree that was proven; a fault of
+            these tools.
+    """
+    remove_tree(work.final)
+    results: list[PatchResult] = []
+    for plan in session.plans:
+        mine = [result for result in session.results if result.package == plan.package]
+        results += _export_package(work, plan, series[plan.package], mine)
+    if session.lock:
+        (work.final / "upstream.toml").write_text(session.lock, encoding="utf-8")
+    return replace(session, results=tuple(results), stage=FINISH)
+
+
+def _export_package(
+    work: Work, plan: Plan, series: Series, results: list[PatchResult]
+) -> list[PatchResult]:
+    repo = Repo(work.repo(plan.package))
+    folder = work.final / plan.package
+    folder.mkdir(parents=True)
+    new_tip = repo.commit_of(NEW)
+    parent, found = new_tip, []
+    for patch, result in zip(series.patches, results, strict=True):
+        if not result.dropped:
+            raw = _diff(repo, patch, parent, result.commit)
+            (folder / patch.name).write_bytes(raw)
+            parent, result = result.commit, _final(repo, patch, raw, result, parent)
+        found.append(result)
+    _write_series_file(series, found, folder)
+    _prove(repo, plan, load_series(folder), parent)
+    return found
+
+
+def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
+    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).stdout
+    paths = sorted_paths(path for path in said.decode().split("\0") if path)
+    old = {path: repo.read(before, path) for path in paths}
+    new = {path: repo.read(after, path) for path in paths}
+    return export_patch(patch.header.raw, old, new, paths)
+
+
+def _final(
+    repo: Repo, patch: Patch, raw: bytes, result: PatchResult, parent: str
+) -> PatchResult:
+    """Say how much of the patch's text changed, and where its hooks are now."""
+    if result.status.needs_human:  # of a dry run
+        return result
+    new = parse_patch(patch.name, raw)
+    if raw == patch.raw:
+        status = Status.UNTOUCHED
+    elif _changes(new) == _changes(patch):
+        status = Status.CONTEXT_ONLY
+    else:
+        status = Status.CONTENT_CHANGED
+    hooks: tuple[HookResult, ...] = result.hooks
+    if any(hook.how == "hand" for hook in hooks):
+        hooks = tuple(
+            HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
+            for file in new.files
+            if file.path.endswith(".py") and not file.creates and not file.deletes
+            for hook in placement_of(
+                repo.read(parent, file.path) or b"",
+                repo.read(result.commit, file.path) or b"",
+                file.path,
+            )
+        )
+    else:
+        hooks = tuple(replace(hook, status=status) for hook in hooks)
+    return replace(result, status=status, hooks=hooks)
+
+
+def _changes(patch: Patch) -> list[tuple[str, str, bytes]]:
+    return [
+        (file.path, tag, line)
+        for file in patch.files
+        for hunk in file.hunks
+        for tag, line in hunk.lines
+        if tag in (ADDED, REMOVED)
+    ]
+
+
+def _write_series_file(
+    series: Series, results: list[PatchResult], folder: Path
+) -> None:
+    """Copy the series file, comments too, without the patches that were dropped."""
+    dropped = {result.name for result in results if result.dropped}
+    source = series.directory / SERIES
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    kept = [
+        line
+        for line in text.splitlines(keepends=True)
+        if line.split("#", 1)[0].strip() not in dropped or not line.strip()
+    ]
+    (folder / SERIES).write_text("".join(kept), encoding="utf-8")
+
+
+def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
+    tree = Path(plan.new_tree)
+    for path, content in patched_files(series, tree).items():
+        if content != repo.read(tip, path):
+            raise ToolError(
+                f"{series.directory}: {path} is not what was proven; this is a fault "
+                "of tools/rebase.sh, report it"
+            )
+    problems = list(lint_in_place(series, tree))
+    if problems:
+        raise ToolError(f"{problems[0]}; this is a fault of tools/rebase.sh, report it")
+
+
+def install_final(paths: Paths, work: Work, session: Session) -> None:
+    """Put the new series and lock in place; can be repeated after a crash."""
+    for plan in session.plans:
+        install(work.final / plan.package, paths.patches(plan.package))
+    install_file(work.final / paths.lock.name, paths.lock)
+
+
+def restore_former(paths: Paths, work: Work, session: Session) -> None:
+    """Put the series and the lock back as they were before the rebase."""
+    if not work.former.is_dir():
+        return
+    for plan in session.plans:
+        install(work.former / plan.package, paths.patches(plan.package))
+    install_file(work.former / paths.lock.name, paths.lock)
+
+
+def throw_away(work: Work) -> None:
+    """Remove the work folder; the journal goes last but one, so a crash is seen."""
+    for path in sorted(work.path.iterdir()):
+        if path != work.state:
+            remove_tree(path)
+    shutil.rmtree(work.path)

@@ -1,0 +1,104 @@
+"""What a rebase finds out: the closed set of statuses, and results that carry them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(Enum):
+    """What became of a patch, best first; the value is what people read.
+
+    `exit_code` is that of the command when this is the worst status.
+    """
+
+    UNTOUCHED = ("untouched", 0)
+    CONTEXT_ONLY = ("context-only", 0)
+    CONTENT_CHANGED = ("content-changed", 0)
+    ALREADY_UPSTREAM = ("already-upstream", 3)
+    TARGET_MOVED = ("target-moved", 4)
+    CONFLICT = ("conflict", 5)
+    TARGET_DELETED = ("target-deleted", 6)
+    BROKEN = ("broken", 7)
+
+    def __init__(self, label: str, exit_code: int) -> None:
+        self.label = label
+        self.exit_code = exit_code
+
+    @property
+    def needs_human(self) -> bool:
+        """Whether a person must decide before the rebase can go on."""
+        return self.exit_code != 0
+
+    @classmethod
+    def of(cls, label: str) -> Status:
+        """Return the status with this label; ValueError if there is none."""
+        for status in cls:
+            if status.label == label:
+                return status
+        raise ValueError(label)
+
+
+def worst(statuses: list[Status]) -> Status:
+    """Return the status that decides over the others."""
+    order = list(Status)
+    return max(statuses, key=order.index, default=Status.UNTOUCHED)
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """What became of one hook of a patch.
+
+    Attributes:
+        path: The file, relative to the tree.
+        scope: Function or class that holds the hook, "" for the module.
+        old_line: First line in the old patched file; 0 if the hook only takes out.
+        new_line: The same in the new one; 0 if it is not placed.
+        how: "git", "syntax" (placed by its anchors), "hand", or "" (not placed).
+        status: CONTEXT_ONLY when placed.
+        note: What upstream changed around it, or why it has no place.
+    """
+
+    path: str
+    scope: str
+    old_line: int
+    new_line: int
+    how: str
+    status: Status
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """What became of one patch; `commit` is its new commit, "" if dropped."""
+
+    package: str
+    name: str
+    status: Status
+    hooks: tuple[HookResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    commit: str = ""
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class FileOutcome:
+    """What to do with one file of a patch.
+
+    Attributes:
+        path: Where the patch wants it.
+        content: The new content, with conflict markers if `status` needs a human; None
+            deletes the file.
+        partial: The same without what could not be placed.
+        status: Of this file alone.
+        hooks: Results of its hooks.
+        target: Where upstream moved it, if that is proposed; else `path`.
+    """
+
+    path: str
+    content: bytes | None
+    partial: bytes | None
+    status: Status
+    hooks: tuple[HookResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    target: str = ""

@@ -1,0 +1,299 @@
+"""Decide what becomes of one file of a patch on the new release.
+
+Git's merge is taken if the syntax proves it; else the hooks are put at their places by
+syntax; else a person decides.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from balance_tools.errors import ToolError
+from balance_tools.locate import NoPlace, Place, locate
+from balance_tools.patchfile import FilePatch
+from balance_tools.placement import Hook, check_placement, parse_module, placement_of
+from balance_tools.rebase.markers import (
+    Labels,
+    label_conflicts,
+    mark_hooks,
+    what_changed,
+)
+from balance_tools.rebase.model import FileOutcome, HookResult, Status, worst
+from balance_tools.rebase.moved import Candidate
+from balance_tools.rebase.reapply import NotWholeLinesError, reapply
+from balance_tools.rebase.upstreamed import already_there, in_other_words
+
+FindMoved = Callable[[str, ast.AST], Candidate | None]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Every version of one file that a decision needs.
+
+    Attributes:
+        base: Old upstream with the patches before this one; None if the patch creates.
+        patched: The same with this patch; None if the patch deletes.
+        upstream: New upstream with the patches before this one; None if it is gone.
+        merged: What git made of it; None if deleted.
+        clean: Whether git merged without a conflict.
+        link: Where the path points to if it is a symbolic link in new upstream.
+        labels: Names of the sides, for conflict files.
+    """
+
+    base: bytes | None
+    patched: bytes | None
+    upstream: bytes | None
+    merged: bytes | None
+    clean: bool
+    link: str | None
+    labels: Labels
+
+
+def decide(
+    file: FilePatch,
+    sides: Sides,
+    find_moved: FindMoved,
+    read_upstream: Callable[[str], bytes | None],
+) -> FileOutcome:
+    """Return what to do with one file.
+
+    Args:
+        file: The part of the patch.
+        sides: The versions of the file.
+        find_moved: Finds where upstream moved a function of the old module.
+        read_upstream: Reads another file of new upstream (with earlier patches).
+    """
+    path = file.path
+    if sides.link is not None:
+        note = f"{path} is a symbolic link to {sides.link} in {sides.labels.new}"
+        return _not_placed(path, sides, Status.TARGET_MOVED, note)
+    if sides.base is None:
+        return _created(path, sides)
+    if sides.patched is None:
+        return _deleted(path, sides)
+    if not path.endswith(".py"):
+        return _text(path, sides)
+    try:
+        return _module(path, sides, find_moved, read_upstream)
+    except ToolError as error:
+        return _not_placed(path, sides, Status.CONFLICT, str(error))
+
+
+def _created(path: str, sides: Sides) -> FileOutcome:
+    if sides.upstream is None:
+        return FileOutcome(path, sides.patched, sides.patched, Status.CONTEXT_ONLY)
+    if sides.upstream == sides.patched:
+        return FileOutcome(
+            path, sides.upstream, sides.upstream, Status.ALREADY_UPSTREAM
+        )
+    note = f"{path}, which the patch creates, exists in {sides.labels.new}"
+    return _not_placed(path, sides, Status.CONFLICT, note)
+
+
+def _deleted(path: str, sides: Sides) -> FileOutcome:
+    if sides.upstream is None:
+        return FileOutcome(path, None, None, Status.ALREADY_UPSTREAM)
+    if sides.upstream == sides.base:
+        return FileOutcome(path, None, None, Status.CONTEXT_ONLY)
+    note = f"{path}, which the patch deletes, was changed in {sides.labels.new}"
+    return _not_placed(path, sides, Status.CONFLICT, note)
+
+
+def _text(path: str, sides: Sides) -> FileOutcome:
+    if sides.upstream is None:
+        note = f"{path} is gone in {sides.labels.new}"
+        return _not_placed(path, sides, Status.TARGET_DELETED, note)
+    if not sides.clean:
+        note = f"{path} is not Python: only git could place the hunk, and did not"
+        return _not_placed(path, sides, Status.CONFLICT, note)
+    same = sides.merged == sides.upstream
+    status = Status.ALREADY_UPSTREAM if same else Status.CONTEXT_ONLY
+    note = f"{path} is not Python: placed by git alone, look at it"
+    return FileOutcome(path, sides.merged, sides.merged, status, notes=(note,))
+
+
+def _not_placed(path: str, sides: Sides, status: Status, note: str) -> FileOutcome:
+    content = sides.upstream
+    if sides.merged is not None and not sides.clean:
+        content = label_conflicts(sides.merged, sides.labels, note)
+    return FileOutcome(path, content, sides.upstream, status, notes=(note,))
+
+
+def _module(
+    path: str,
+    sides: Sides,
+    find_moved: FindMoved,
+    read_upstream: Callable[[str], bytes | None],
+) -> FileOutcome:
+    base, patched = sides.base or b"", sides.patched or b""
+    hooks = placement_of(base, patched, path)
+    old_tree = parse_module(base, path)
+    if sides.upstream is None:
+        return _file_gone(path, sides, hooks, old_tree, find_moved, read_upstream)
+    new_tree = parse_module(sides.upstream, path)
+    there = [already_there(hook, new_tree) for hook in hooks]
+    if hooks and all(there) and sides.merged == sides.upstream and sides.clean:
+        results = tuple(
+            _result(path, hook, Status.ALREADY_UPSTREAM, "found at its place")
+            for hook in hooks
+        )
+        return FileOutcome(
+            path, sides.upstream, sides.upstream, Status.ALREADY_UPSTREAM, results
+        )
+    refused: list[tuple[Hook, HookResult]] = []
+    placed: list[tuple[Hook, Place]] = []
+    for hook, is_there in zip(hooks, there, strict=True):
+        verdict = _verdict(path, sides, hook, is_there, old_tree, new_tree, find_moved)
+        if isinstance(verdict, Place):
+            placed.append((hook, verdict))
+        else:
+            refused.append((hook, verdict))
+    try:
+        content, how = _content(path, sides, hooks, placed, bool(refused))
+    except NotWholeLinesError as error:
+        note = f"{path}: {error}; upstream formats this code otherwise"
+        return _not_placed(path, replace(sides, clean=True), Status.CONFLICT, note)
+    done = {id(hook): place for hook, place in placed}
+    results = tuple(
+        HookResult(
+            path,
+            hook.anchor.scope,
+            hook.line,
+            0,
+            how,
+            Status.CONTEXT_ONLY,
+            "; ".join(done[id(hook)].notes),
+        )
+        for hook, _ in placed
+    )
+    if not refused:
+        results = _with_lines(results, sides.upstream, content, path)
+        return FileOutcome(path, content, content, Status.CONTEXT_ONLY, results)
+    bad = tuple(result for _, result in refused)
+    marked = mark_hooks(
+        content, base, patched, [(h, r.note) for h, r in refused], sides.labels
+    )
+    status = worst([result.status for result in bad])
+    return FileOutcome(path, marked, content, status, (*results, *bad))
+
+
+def _result(path: str, hook: Hook, status: Status, note: str) -> HookResult:
+    return HookResult(path, hook.anchor.scope, hook.line, 0, "", status, note)
+
+
+def _verdict(
+    path: str,
+    sides: Sides,
+    hook: Hook,
+    is_there: bool,
+    old_tree: ast.Module,
+    new_tree: ast.Module,
+    find_moved: FindMoved,
+) -> Place | HookResult:
+    """Return the place of a hook, or why a person must decide."""
+    new = sides.labels.new
+    if is_there:
+        note = f"{new} has exactly this code at this place; drop it from the patch"
+        return _result(path, hook, Status.CONFLICT, note)
+    if shared := in_other_words(hook, old_tree, new_tree):
+        note = (
+            f"{new} itself now uses {', '.join(shared)}, which the hook brings: "
+            "perhaps it was merged in other words"
+        )
+        return _result(path, hook, Status.CONFLICT, note)
+    place = locate(hook.anchor, new_tree)
+    if isinstance(place, Place):
+        return place
+    return _result(
+        path, hook, *_why_not(path, hook, place, old_tree, new_tree, find_moved)
+    )
+
+
+def _why_not(
+    path: str,
+    hook: Hook,
+    place: NoPlace,
+    old_tree: ast.Module,
+    new_tree: ast.Module | None,
+    find_moved: FindMoved,
+) -> tuple[Status, str]:
+    scope = hook.anchor.scope
+    changed = what_changed(scope, old_tree, new_tree)
+    if not changed.endswith("is gone"):
+        return Status.CONFLICT, f"{place.reason} ({changed})"
+    moved = find_moved(scope, old_tree)
+    if moved is None:
+        return Status.TARGET_DELETED, f"{place.reason}, and nothing like it was found"
+    return Status.TARGET_MOVED, f"{place.reason}; perhaps it is now {moved}"
+
+
+def _content(
+    path: str,
+    sides: Sides,
+    hooks: list[Hook],
+    placed: list[tuple[Hook, Place]],
+    partly: bool,
+) -> tuple[bytes, str]:
+    """Return the file with every placed hook, and who placed them.
+
+    Raises:
+        NotWholeLinesError: a place shares its line with other code, or what was put
+            there does not pass the placement check.
+    """
+    upstream = sides.upstream or b""
+    if sides.clean and sides.merged is not None and not partly:
+        try:
+            if not check_placement(hooks, upstream, sides.merged, path):
+                return sides.merged, "git"
+        except ToolError:
+            pass  # git's merge is not Python: try by syntax
+    content = reapply(placed, sides.base or b"", sides.patched or b"", upstream)
+    found = check_placement([hook for hook, _ in placed], upstream, content, path)
+    if found:
+        raise NotWholeLinesError(str(found[0]))
+    return content, "syntax"
+
+
+def _with_lines(
+    results: tuple[HookResult, ...], upstream: bytes, content: bytes, path: str
+) -> tuple[HookResult, ...]:
+    """Fill in where the hooks stand now; both lists are in the order of the file."""
+    lines = [hook.line for hook in placement_of(upstream, content, path)]
+    if len(lines) != len(results):
+        return results
+    pairs = zip(results, lines, strict=True)
+    return tuple(replace(result, new_line=line) for result, line in pairs)
+
+
+def _file_gone(
+    path: str,
+    sides: Sides,
+    hooks: list[Hook],
+    old_tree: ast.Module,
+    find_moved: FindMoved,
+    read_upstream: Callable[[str], bytes | None],
+) -> FileOutcome:
+    """Propose the file to which upstream moved the functions of a deleted one."""
+    gone = f"{path} is gone in {sides.labels.new}"
+    scopes = [hook.anchor.scope for hook in hooks if hook.anchor.scope]
+    found = [find_moved(scope, old_tree) for scope in dict.fromkeys(scopes)]
+    likely = [candidate for candidate in found if candidate is not None]
+    if not likely:
+        note = f"{gone}; nothing like it is left"
+        return FileOutcome(path, None, None, Status.TARGET_DELETED, notes=(note,))
+    target = likely[0].path
+    upstream = read_upstream(target) or b""
+    blocks = [(hook, f"{gone}; perhaps here") for hook in hooks]
+    content = mark_hooks(
+        upstream, sides.base or b"", sides.patched or b"", blocks, sides.labels
+    )
+    results = tuple(
+        _result(path, hook, Status.TARGET_MOVED, f"perhaps in {target}")
+        for hook in hooks
+    )
+    note = f"{gone}; perhaps its code moved: {'; '.join(map(str, likely))}"
+    return FileOutcome(
+        path, content, None, Status.TARGET_MOVED, results, (note,), target
+    )

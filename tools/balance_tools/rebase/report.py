@@ -1,0 +1,90 @@
+"""The report of a rebase: Markdown for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from balance_tools.rebase.model import HookResult, PatchResult, Status, worst
+from balance_tools.rebase.session import Session
+
+
+def exit_code(session: Session) -> int:
+    """Return the exit code of the worst status; that of a dropped patch is 0."""
+    return worst(_statuses(session)).exit_code
+
+
+def _statuses(session: Session) -> list[Status]:
+    results = [r.status for r in session.results if not r.dropped]
+    return [*results, session.pending.result.status] if session.pending else results
+
+
+def write_report(folder: Path, session: Session, extra: str = "") -> Path:
+    """Write report.md and report.json into `folder`; return the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "format": 1,
+        "target": session.target,
+        "status": worst(_statuses(session)).label,
+        "exit_code": exit_code(session),
+        "stage": session.stage,
+        "packages": [
+            {"name": p.package, "from": p.old_label, "to": p.new_label}
+            for p in session.plans
+        ],
+        "patches": [asdict(result) for result in _all(session)],
+        "waits_for": list(session.pending.files) if session.pending else [],
+        "seconds": dict(session.seconds),
+    }
+    text = json.dumps(data, indent=1, default=lambda status: status.label)
+    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    report = folder / "report.md"
+    report.write_text(markdown(session) + extra, encoding="utf-8")
+    return report
+
+
+def _all(session: Session) -> list[PatchResult]:
+    waiting = [session.pending.result] if session.pending else []
+    return [*session.results, *waiting]
+
+
+def markdown(session: Session) -> str:
+    """Return the report as text."""
+    moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
+    lines = [f"# Rebase to {session.target}", "", moves, ""]
+    lines += ["| package | patch | status | hooks placed by |", "|---|---|---|---|"]
+    for result in _all(session):
+        status = f"{result.status.label}{', left out' if result.dropped else ''}"
+        row = (result.package, result.name, status, _how(result.hooks))
+        lines.append(f"| {' | '.join(row)} |")
+    for result in _all(session):
+        lines += ["", f"## {result.package}: {result.name}", ""]
+        lines += [f"- {note}" for note in result.notes]
+        if result.hooks:
+            lines += ["| file | in | line | by | remark |", "|---|---|---|---|---|"]
+            lines += [_row(hook) for hook in result.hooks]
+    if session.pending:
+        lines += ["", "## Waits for a decision", ""]
+        lines += [f"- edit {path}" for path in session.pending.files]
+        lines.append(
+            "- then tools/rebase.sh --continue; --skip leaves the patch out; --abort "
+            "goes back"
+        )
+    lines += ["", "## Time", "", "| step | seconds |", "|---|---|"]
+    lines += [f"| {name} | {value:.1f} |" for name, value in session.seconds.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _how(hooks: tuple[HookResult, ...]) -> str:
+    counts: dict[str, int] = {}
+    for hook in hooks:
+        counts[hook.how or "nobody"] = counts.get(hook.how or "nobody", 0) + 1
+    return ", ".join(f"{how} {count}" for how, count in counts.items()) or "–"
+
+
+def _row(hook: HookResult) -> str:
+    moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
+    note = hook.note.replace("|", "\\|")
+    cells = (hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note)
+    return f"| {' | '.join(cells)} |"
