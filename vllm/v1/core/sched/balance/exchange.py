@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The one collective call of balance scheduling: every rank's row to every rank."""
 
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -35,7 +34,7 @@ class RowExchange:
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""
-        if self._watch is not None and not self._watch.busy:
+        if self._watch is not None and not self._watch.in_step:
             self._watch.begin_step()
 
     def gather(
@@ -55,42 +54,45 @@ class RowExchange:
         if group is not self._group:
             self._follow(group, tell_clients)
         assert self._watch is not None
-        self._watch.begin_exchange(row.wave, row.step)
+        self._watch.end_step(row.wave, row.step)
         self._sent.copy_(torch.tensor(row, dtype=torch.int64))
         try:
             work = dist.all_gather(self._views, self._sent, group=group, async_op=True)
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
-            missing = self._watch.missing()
-            self._watch.rest()
             raise RuntimeError(
-                f"Data parallel balance: {missing}; the exchange after step {row.step} "
-                f"of wave {row.wave} failed on rank {group.rank()}, which waits "
-                f"{self._timeout:g} s at most."
+                f"Data parallel balance: {self._watch.missing()}; the exchange after "
+                f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
+                f"which waits {self._timeout:g} s at most."
             ) from error
+        snapshot = Snapshot.from_rows(self._received.tolist())
         self._watch.begin_step()
-        return Snapshot.from_rows(self._received.tolist())
+        return snapshot
 
     def _follow(
         self, group: dist.ProcessGroup, tell_clients: Callable[[], None]
     ) -> None:
-        self.close()
+        if self._watch is not None:
+            self._watch.close()
         self._group = group
         self._watch = RankWatch(group, self._timeout, tell_clients)
         self._received = torch.empty((group.size(), len(self._sent)), dtype=torch.int64)
         self._views = list(self._received.unbind())
 
-    def rest(self) -> None:
+    def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""
         if self._watch is not None:
-            self._watch.rest()
+            self._watch.end_step(wave, step)
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Ends the watch; after an error in a step, first says which ranks do not
-        answer, because such an error is mostly another rank's end."""
+        answer, because such an error is mostly another rank's end.
+
+        Args:
+            error: why the engine core ends, if not as it was told to.
+        """
         if self._watch is None:
             return
-        error = sys.exc_info()[1]
-        if self._watch.busy and isinstance(error, Exception):
+        if self._watch.in_step and isinstance(error, Exception):
             logger.error("Data parallel balance: %s.", self._watch.missing())
         self._watch.close()

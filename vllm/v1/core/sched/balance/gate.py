@@ -127,7 +127,7 @@ class BalanceGate:
         self._count_hold()
         if not active:
             self._end_hold()
-            self._exchange.rest()
+            self._exchange.rest(wave, step)
             self.reset()
             return
         if group is not self._group:
@@ -253,8 +253,8 @@ class BalanceGate:
         return loaded or request.num_preemptions > 0
 
     def shutdown(self) -> None:
-        """The engine core ends."""
-        self._exchange.close()
+        """The engine core ends, perhaps of an error that is being handled."""
+        self._exchange.close(sys.exc_info()[1])
 
     def take_stats(self) -> dict[str, object] | None:
         """What happened since the last call, for `SchedulerStats`."""

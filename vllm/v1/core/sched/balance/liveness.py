@@ -23,10 +23,14 @@ logger = init_logger(__name__)
 _BEATS_PER_TIMEOUT = 20
 _LONGEST_PERIOD_S = 0.5
 _PATIENCE_BEATS = 4
-"""A rank whose beat stands still for that many periods does not answer."""
+"""After an error: how many periods a beat must stand still to be taken for silent."""
 
 _LEFT, _FAILED = "left", "failed"
-"""The last beat of a rank that ends because of another one, or of an error."""
+"""The last beat of a rank that ends, and of one that ends by its own fault."""
+
+Beats = dict[int, str]
+"""The last beat of each rank that has one: a count, the wave and the step that it has
+come to; or its farewell. Empty if the store does not answer."""
 
 
 class RankWatch:
@@ -46,8 +50,7 @@ class RankWatch:
 
         Args:
             group: the data parallel process group.
-            timeout: seconds that a step may take before the ranks that do not
-                answer are looked for.
+            timeout: seconds that a step may take if a rank does not answer.
             tell_clients: tells the front-end that this engine is dead. Called by a
                 thread of the watch, when this process is about to be ended.
         """
@@ -55,137 +58,122 @@ class RankWatch:
         self._timeout, self._tell_clients = timeout, tell_clients
         self._period = min(_LONGEST_PERIOD_S, timeout / _BEATS_PER_TIMEOUT)
         self._store = dist.PrefixStore("balance", group.get_group_store())
-        self._beats = 0
-        self._farewell = ""
         self._position = (0, 0)
-        self._busy_since: float | None = None
-        self._exchanging = False
+        self._step_began: float | None = None
+        self._farewell = _LEFT
         self._closed = threading.Event()
-        self._beat()
-        # Two threads, because the store's calls have no time-out if the process that
-        # keeps the store is stopped.
-        for target in (self._show_life, self._watch_steps):
-            threading.Thread(target=target, daemon=True).start()
+        # Two threads, because a call of the store may never return: that of a process
+        # that was stopped.
+        self._life = threading.Thread(target=self._show_life, daemon=True)
+        self._life.start()
+        threading.Thread(target=self._watch_steps, daemon=True).start()
 
     def begin_step(self) -> None:
-        """This rank begins a step (or the previous one has ended)."""
-        self._busy_since, self._exchanging = time.monotonic(), False
+        """From now on this rank depends on the others, until `end_step`."""
+        self._step_began = time.monotonic()
 
-    def begin_exchange(self, wave: int, step: int) -> None:
-        """This rank has finished a step and waits for the others."""
-        self._position, self._exchanging = (wave, step), True
-
-    def rest(self) -> None:
-        """The wave has ended: there is nothing to wait for."""
-        self._busy_since, self._exchanging = None, False
+    def end_step(self, wave: int, step: int) -> None:
+        """This rank has come to the end of that step; the exchange has a time-out of
+        its own."""
+        self._position, self._step_began = (wave, step), None
 
     @property
-    def busy(self) -> bool:
-        """Whether this rank is in a step or waits for the others."""
-        return self._busy_since is not None
+    def in_step(self) -> bool:
+        """Whether this rank is in a step that depends on other ranks."""
+        return self._step_began is not None
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Says farewell and ends the threads."""
         self._closed.set()
+        self._life.join(_PATIENCE_BEATS * self._period)
 
     def missing(self) -> str:
-        """Who keeps this rank waiting, in words; then this rank must end.
+        """Says farewell; returns in words who keeps this rank waiting.
 
-        Takes four seconds at most, two more if the store does not answer.
+        Takes two to four seconds.
         """
-        before = self._read()
-        if before:
+        if before := self._read():
             time.sleep(_PATIENCE_BEATS * self._period)
-        return self._leave(before, self._read() if before else before)
+        now = self._read()
+        return self._leave(before if now else {}, now)
 
-    def _leave(self, before: dict[int, str], now: dict[int, str]) -> str:
-        """Lets the others know that this rank goes, and whether by its own fault:
-        they must not take it for the first that was lost."""
+    def _leave(self, before: Beats, now: Beats) -> str:
         silent = self._silent(before, now)
-        blamed = silent or [rank for rank, beat in now.items() if beat == _FAILED]
-        behind = self._behind(now)
-        self._farewell = _LEFT if blamed or behind else _FAILED
-        if now:
-            self._beat()
+        reasons = {
+            "no answer from {} (process ended or stopped)": silent,
+            "{} failed with an error of its own": _those_with(now, _FAILED),
+            "{} not there yet (the process is alive)": self._behind(now),
+            "{} left": _those_with(now, _LEFT),
+        }
+        blame = [words.format(_names(who)) for words, who in reasons.items() if who]
+        self._farewell = _LEFT if blame else _FAILED
+        self.close()
         if self._rank == 0:
             self._wait_for_others(silent)
-        if silent:
-            return f"no answer from {_names(silent)} (process ended or stopped)"
-        if blamed:
-            return f"{_names(blamed)} failed with an error of the process"
-        if behind:
-            return f"{_names(behind)} not there yet (the process is alive)"
-        return "all ranks answer"
+        return blame[0] if blame else "all other ranks answer"
 
     def _wait_for_others(self, silent: list[int]) -> None:
         """Lets the others find out too, before the store goes with this process."""
         others = set(range(1, self._size)) - set(silent)
         for _ in range(_PATIENCE_BEATS):
-            beats = self._read()
-            if all(beats.get(rank) in (_LEFT, _FAILED) for rank in others):
+            if others <= _gone(self._read()):
                 return
             time.sleep(self._period)
 
     def _show_life(self) -> None:
+        """Body of the first thread."""
+        count = 0
+        self._beat("0 0 0")
         while not self._closed.wait(self._period):
-            self._beat()
+            count += 1
+            wave, step = self._position
+            self._beat(f"{count} {wave} {step}")
+        self._beat(self._farewell)
 
-    def _watch_steps(self) -> None:
-        suspected: tuple[float, dict[int, str]] | None = None
-        while not self._closed.wait(self._period):
-            since = self._busy_since
-            if since is None or self._exchanging:  # the exchange has its own limit
-                suspected = None
-            else:
-                waited = time.monotonic() - since
-                if waited > self._timeout / 2 and (
-                    suspected is None or suspected[0] != since
-                ):
-                    suspected = since, self._read()
-                if waited > self._timeout and suspected is not None:
-                    self._end_if_stuck(since, suspected[1], self._read())
-
-    def _end_if_stuck(
-        self, since: float, before: dict[int, str], now: dict[int, str]
-    ) -> None:
-        """Ends this process if a rank has been silent for half of the time: the step
-        waits for that rank in a call that has no time-out of its own."""
-        if self._silent(before, now) and self._busy_since == since:
-            logger.error(
-                "Data parallel balance: %s, and rank %d cannot finish its step "
-                "without it. Ending rank %d %.0f s after its step began.",
-                self._leave(before, now),
-                self._rank,
-                self._rank,
-                time.monotonic() - since,
-            )
-            try:
-                self._tell_clients()
-            finally:
-                kill_process_tree(os.getpid())
-
-    def _beat(self) -> None:
-        self._beats += 1
-        wave, step = self._position
-        beat = self._farewell or f"{self._beats} {wave} {step}"
+    def _beat(self, beat: str) -> None:
         try:
             self._store.set(f"{self._rank}", beat)
         except RuntimeError:
             # Rank 0 is gone; `missing` says so to whom it concerns.
             logger.debug("Data parallel balance: no beat", exc_info=True)
 
-    def _read(self) -> dict[int, str]:
-        """The last beat of every rank that has one; empty if the store is silent.
+    def _watch_steps(self) -> None:
+        """Body of the second thread: ends this process if it is stuck in a call that
+        has no time-out of its own, and a rank has been silent for half of the time."""
+        while not self._closed.wait(self._period):
+            began = self._step_began
+            if began is None or time.monotonic() - began < self._timeout / 2:
+                continue
+            before = self._read()
+            if self._closed.wait(self._timeout / 2):
+                return
+            now = self._read()
+            if self._step_began == began and self._silent(before, now):
+                self._end_process(self._leave(before, now))
 
-        In a thread of its own, because of the calls without a time-out.
-        """
-        answer: SimpleQueue[dict[int, str]] = SimpleQueue()
+    def _end_process(self, reason: str) -> None:
+        logger.error(
+            "Data parallel balance: %s, and rank %d cannot finish its step without it "
+            "after %g s. Ending rank %d.",
+            reason,
+            self._rank,
+            self._timeout,
+            self._rank,
+        )
+        try:
+            self._tell_clients()
+        finally:
+            kill_process_tree(os.getpid())
+
+    def _read(self) -> Beats:
+        """In a thread of its own, because a call of the store may never return."""
+        answer: SimpleQueue[Beats] = SimpleQueue()
 
         def read() -> None:
             try:
                 ranks = [r for r in range(self._size) if self._store.check([f"{r}"])]
                 beats = self._store.multi_get([f"{rank}" for rank in ranks])
-            except RuntimeError:
+            except RuntimeError:  # rank 0 is gone
                 answer.put({})
             else:
                 answer.put(dict(zip(ranks, (b.decode() for b in beats), strict=True)))
@@ -196,26 +184,25 @@ class RankWatch:
         except Empty:
             return {}
 
-    def _silent(self, before: dict[int, str], now: dict[int, str]) -> list[int]:
+    def _silent(self, before: Beats, now: Beats) -> list[int]:
         """The ranks that do not answer, by their beats then and now."""
-        if not now:
-            return [0]
-        others = (rank for rank in range(self._size) if rank != self._rank)
-        return [
-            rank
-            for rank in others
-            if before.get(rank) == now.get(rank)
-            and now.get(rank) not in (_LEFT, _FAILED)
-        ]
+        if not now:  # a store that answered before may only be slow
+            return [] if before else [0]
+        others = set(range(self._size)) - {self._rank} - _gone(now)
+        return [rank for rank in sorted(others) if before.get(rank) == now.get(rank)]
 
-    def _behind(self, now: dict[int, str]) -> list[int]:
+    def _behind(self, now: Beats) -> list[int]:
         """The ranks that have not come as far as this one."""
-        return [
-            rank
-            for rank, beat in now.items()
-            if beat not in (_LEFT, _FAILED)
-            and tuple(map(int, beat.split()[1:])) < self._position
-        ]
+        here = sorted(now.keys() - _gone(now))
+        return [r for r in here if tuple(map(int, now[r].split()[1:])) < self._position]
+
+
+def _those_with(now: Beats, *farewells: str) -> list[int]:
+    return [rank for rank, beat in now.items() if beat in farewells]
+
+
+def _gone(now: Beats) -> set[int]:
+    return {*_those_with(now, _LEFT, _FAILED)}
 
 
 def _names(ranks: list[int]) -> str:
