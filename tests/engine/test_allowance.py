@@ -289,7 +289,7 @@ def test_ranks_served_by_a_policy_end_everything(
         now += 0.04 + 0.001 * max(tokens)
         gates = [scheduler.balance_gate for scheduler in ranks]
         for gate in gates:
-            gate._count_hold()
+            gate._count_hold(now)
         snapshot = Snapshot.from_rows(
             gate._measure(0, number, now=now, wall=now) for gate in gates
         )

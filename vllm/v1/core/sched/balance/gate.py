@@ -14,6 +14,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 logger = init_logger(__name__)
+
+_BOUND_WARNING_PERIOD_S = 60.0
 
 
 def create_balance_gate(
@@ -82,6 +85,9 @@ class BalanceGate:
         self._exchange = RowExchange(_timeout(scheduler.vllm_config.parallel_config))
         self._stats = BalanceStats(policy=name)
         self._held_steps = 0
+        self._held_since = 0.0
+        self._bound_releases = 0
+        self._bound_warned = -_BOUND_WARNING_PERIOD_S
         self.reset()
 
     def _create_policy(self) -> Policy:
@@ -124,9 +130,10 @@ class BalanceGate:
                 the end of a wave.
             tell_clients: tells the front-end that this engine is dead.
         """
-        self._count_hold()
+        now = time.monotonic()
+        self._count_hold(now)
         if not active:
-            self._end_hold()
+            self._end_hold(now)
             self._exchange.rest(wave, step)
             self.reset()
             return
@@ -134,13 +141,29 @@ class BalanceGate:
             # Elastic expert parallelism: new ranks have nothing to remember, so
             # nobody may, or the ranks would decide differently.
             self._group, self._policy = group, self._create_policy()
-        now = time.monotonic()
         row = self._measure(wave, step, now, time.time())
         snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
         self._last_exchange = now
         self._apply(self._policy.decide(snapshot))
         self._stats.observe_step(self.decision, snapshot, exchanged - now)
+        longest = row.held_steps == max(snapshot.held_steps)
+        if self.decision == BOUND_REACHED and longest:
+            self._warn_of_bound(row.held_steps, now)
+
+    def _warn_of_bound(self, steps: int, now: float) -> None:
+        self._bound_releases += 1
+        if now - self._bound_warned < _BOUND_WARNING_PERIOD_S:
+            return
+        self._bound_warned = now
+        logger.warning(
+            "Data parallel balance: policy %s has held a request of this rank for %d "
+            "steps, the bound, and lets all ranks schedule one step as if it were off. "
+            "Releases of this kind so far: %d.",
+            self._name,
+            steps,
+            self._bound_releases,
+        )
 
     def _measure(self, wave: int, step: int, now: float, wall: float) -> Row:
         """This rank's row.
@@ -181,16 +204,20 @@ class BalanceGate:
             wait_us=int(max(waits, default=0.0) * 1e6),
         )
 
-    def _count_hold(self) -> None:
-        if self._held:
-            self._held_steps += 1
-            self._stats.observe_held_step()
-        else:
-            self._end_hold()
+    def _count_hold(self, now: float) -> None:
+        """Ends a step, at a time in seconds of a clock that does not go back."""
+        began = now if self._last_exchange is None else self._last_exchange
+        if not self._held:
+            self._end_hold(began)
+            return
+        if not self._held_steps:
+            self._held_since = began
+        self._held_steps += 1
+        self._stats.observe_held_step()
 
-    def _end_hold(self) -> None:
+    def _end_hold(self, now: float) -> None:
         if self._held_steps:
-            self._stats.observe_hold_end(self._held_steps)
+            self._stats.observe_hold_end(self._held_steps, now - self._held_since)
             self._held_steps = 0
 
     def _pending(self) -> list[Request]:
