@@ -13,20 +13,14 @@ figures are those of the operating system's scheduler, not of gloo. Nothing else
 run on the machine meanwhile.
 """
 
-import argparse
-import json
 import multiprocessing
-import os
-import platform
-import shlex
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
+import record
 import torch
 import torch.distributed as dist
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
@@ -38,7 +32,8 @@ RANKS = (2, 4, 8)
 STEP_US = 36_000
 """The shortest step of the fitted deployment, in which nobody prefills: the exchange is
 put in relation to it."""
-BLOCK, BLOCKS = 50, 8
+BLOCK = 50
+"""Calls of one way before the next one has its turn."""
 WORK_S = 1e-3
 
 
@@ -88,71 +83,56 @@ def variants(group: dist.ProcessGroup) -> dict[str, Callable[[], float]]:
     }
 
 
-def run_rank(rank: int, ranks: int, port: int, results: Any) -> None:
+def run_rank(rank: int, ranks: int, port: int, count: int, results: Any) -> None:
     """Body of a rank's process."""
     torch.set_num_threads(1)
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", port, rank, ranks, "gloo"
     )
     calls = variants(group)
-    medians: dict[str, list[float]] = {name: [] for name in calls}
-    for block in range(BLOCKS + 1):
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for block in range(-1, count // BLOCK):
         for name, call in calls.items():
-            times = [call() for _ in range(BLOCK)]
-            if block:  # the first one warms up
-                medians[name].append(statistics.median(times) * 1e6)
+            block_us = [call() * 1e6 for _ in range(BLOCK)]
+            if block >= 0:  # the first one warms up
+                times[name] += block_us
     dist.barrier(group=group)
     if rank == 0:
-        results.put(medians)
+        results.put(times)
 
 
-def gathers(ranks: int) -> dict[str, dict[str, float]]:
-    """Microseconds on rank 0: median of the blocks' medians, smallest and largest."""
+def measure(ranks: int, count: int) -> list[dict[str, Any]]:
+    """Microseconds on rank 0, for each way to gather."""
     context = multiprocessing.get_context("fork")
     results, port = context.Queue(), get_open_port()
     processes = [
-        context.Process(target=run_rank, args=(rank, ranks, port, results))
+        context.Process(target=run_rank, args=(rank, ranks, port, count, results))
         for rank in range(ranks)
     ]
     for process in processes:
         process.start()
-    medians = results.get(timeout=300)
+    times = results.get(timeout=300)
     for process in processes:
         process.join()
-    return {name: spread(times) for name, times in medians.items()}
-
-
-def spread(times: list[float]) -> dict[str, float]:
-    """Median, smallest and largest, in microseconds, and the share of a step."""
-    return {
-        "median_us": round(statistics.median(times), 1),
-        "min_us": round(min(times), 1),
-        "max_us": round(max(times), 1),
-        "percent_of_36_ms_step": round(100 * statistics.median(times) / STEP_US, 2),
-    }
+    rows = []
+    for name, times_us in times.items():
+        figures = record.spread(times_us)
+        share = round(figures["median_us"] / STEP_US, 5)
+        rows.append(
+            {"ranks": ranks, "way": name, **figures, "share_of_a_36_ms_step": share}
+        )
+    return rows
 
 
 def main() -> None:
     """Prints the figures, and writes them if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
-    report: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors",
-        "load_average_before": [round(load, 1) for load in os.getloadavg()],
-        "torch": torch.__version__,
-        "blocks": BLOCKS,
-        "calls_per_block": BLOCK,
-        "gather": {},
-    }
+    arguments = record.parser(__doc__, calls=400).parse_args()
+    results = []
     for ranks in RANKS:
-        report["gather"][ranks] = gathers(ranks)
-        for name, figures in report["gather"][ranks].items():
-            print(f"{ranks} ranks, {name}: {figures}")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        for row in measure(ranks, arguments.calls):
+            print(f"{row['ranks']} ranks, {row['way']}: {row['median_us']} µs")
+            results.append(row)
+    record.write(arguments, results)
 
 
 if __name__ == "__main__":
