@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
 )
@@ -21,29 +23,27 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from balance_tools.server import Server, free_port
-from hugging_face import NEW_TOKENS, Sample
+from hugging_face import NEW_TOKENS, Sample, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
+MODES = {
+    "whole prompts, no prefix caching, two API servers": (
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
+        *("--max-model-len", "512", "--no-enable-prefix-caching"),
+        *("--api-server-count", "2"),
+    ),
+    "prompts in pieces of 48, pipeline of worker processes": (
+        *("--max-num-batched-tokens", "48"),
+        *("-pp", "2", "--distributed-executor-backend", "mp"),
+    ),
+}
 NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": 3,
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 3,
-}
-MODES = {
-    "prompts in one piece, no prefix caching": (
-        *("--no-enable-chunked-prefill", "--no-enable-prefix-caching"),
-        *("--max-num-batched-tokens", "512", "--max-model-len", "512"),
-    ),
-    "prompts in pieces of 48, worker processes": (
-        *("--max-num-batched-tokens", "48"),
-        *("--distributed-executor-backend", "mp"),
-    ),
-    "n-gram speculation": ("--speculative-config", json.dumps(NGRAM)),
-    "two API servers": ("--api-server-count", "2"),
-    "pipeline parallel": ("-pp", "2", "--distributed-executor-backend", "mp"),
 }
 
 
@@ -66,6 +66,37 @@ def test_mode(
         assert_decided(server)
 
 
+def test_speculation_and_structured_output(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Grammars are compiled while other requests are held."""
+    speculation = ("--speculative-config", json.dumps(NGRAM))
+    with (
+        Server(tmp_path, moe_model, *BALANCE, *speculation) as server,
+        ThreadPoolExecutor(16) as pool,
+    ):
+
+        def ask(number: int) -> str:
+            body = {
+                "model": str(moe_model),
+                "prompt": [5 + number, 6, 7],
+                "max_tokens": 8,
+                "temperature": 0,
+                "structured_outputs": {"regex": f"[ab]{{{1 + number % 6}}}c"},
+            }
+            answer = server.post("/v1/completions", body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        texts = pool.map(ask, range(48))
+        assert_equal(server, moe_samples, concurrency=8)
+        for number, text in enumerate(texts):
+            assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert sum(accepted.values()) > 0
+        assert_decided(server)
+
+
 def test_priorities(moe_model: Path, moe_samples: list[Sample], tmp_path: Path) -> None:
     """Urgent requests overtake others at the gate and preempt them: the same tokens."""
     few_blocks = ("--block-size", "16", "--num-gpu-blocks-override", "40")
@@ -84,26 +115,59 @@ def test_priorities(moe_model: Path, moe_samples: list[Sample], tmp_path: Path) 
         assert_decided(server)
 
 
-def test_structured_output(moe_model: Path, tmp_path: Path) -> None:
-    """Grammars are compiled while other requests are held."""
+LORA_LAYERS, LORA_RANK = ("q_proj", "v_proj", "o_proj"), 8
+
+
+def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
+    """An adapter as large as the weights that it adapts, and the two merged."""
+    draw = torch.Generator().manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapter = {}
+    for name, weight in model.named_parameters():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith(LORA_LAYERS):
+            continue
+        rows, columns = weight.shape
+        down = torch.randn((LORA_RANK, columns), generator=draw) / columns**0.5
+        up = torch.randn((rows, LORA_RANK), generator=draw) * (2 / LORA_RANK**0.5)
+        adapter[f"base_model.model.{layer}.lora_A.weight"] = down
+        adapter[f"base_model.model.{layer}.lora_B.weight"] = up
+        weight.data += up @ down
+    merged, lora = folder / "merged", folder / "lora"
+    model.save_pretrained(merged)
+    lora.mkdir()
+    save_file(adapter, lora / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "target_modules": LORA_LAYERS,
+        "bias": "none",
+    }
+    (lora / "adapter_config.json").write_text(json.dumps(config))
+    return lora, merged
+
+
+def test_lora(moe_model: Path, moe_samples: list[Sample], tmp_path: Path) -> None:
+    """Requests of the model and of an adapter share the steps."""
+    lora, merged = make_adapter(moe_model, tmp_path)
+    options = (
+        *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
+        *("--lora-modules", f"adapted={lora}", "--lora-target-modules", *LORA_LAYERS),
+    )
     with (
-        Server(tmp_path, moe_model, *BALANCE) as server,
-        ThreadPoolExecutor(16) as pool,
+        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        ThreadPoolExecutor(2) as pool,
     ):
+        expected = {str(moe_model): moe_samples, "adapted": samples(merged)}
 
-        def ask(number: int) -> str:
-            body = {
-                "model": str(moe_model),
-                "prompt": [5 + number, 6, 7],
-                "max_tokens": 8,
-                "structured_outputs": {"regex": f"[ab]{{{1 + number % 6}}}c"},
-            }
-            answer = server.post("/v1/completions", body)
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["choices"][0]["text"])
+        def complete(model: str) -> list[list[int]]:
+            prompts = [sample.prompt for sample in expected[model]]
+            return server.complete(prompts, NEW_TOKENS, 8, model=model)
 
-        for number, text in enumerate(pool.map(ask, range(48))):
-            assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
+        for model, got in zip(expected, pool.map(complete, expected), strict=True):
+            assert got == [list(sample.tokens) for sample in expected[model]]
         assert_decided(server)
 
 

@@ -86,8 +86,8 @@ def draw(steps: Sequence[Step], start: float, seconds: float, cost: CostModel) -
         for state, boxes in paths.items()
     )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height(ranks)}" role="img" aria-label="timeline of the '
-        f'ranks">{labels}{bands}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {height(ranks)}" role="img" '
+        f'aria-label="timeline of the ranks">{labels}{bands}</svg>'
     )
 
 
