@@ -249,6 +249,8 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
     scheduler.add_request(request)
     step(scheduler)
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.running, row.waiting, row.pending) == (0, 1, 0), "in transfer"
     scheduler.balance_gate._apply(HOLD)
     output = scheduler.schedule()
     assert not output.num_scheduled_tokens, "its KV cache has not arrived"

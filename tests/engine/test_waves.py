@@ -103,3 +103,26 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
         f"requests, {len(traces[0].steps)} steps with work on rank 0, "
         f"{sum(t.preemptions for t in traces)} preemptions"
     )
+
+
+def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
+    """`align` would wait for 50 steps for it if it counted as running something."""
+
+    class Patient(LoopEngine):
+        def _record(self, output) -> None:
+            super()._record(output)
+            held = self.scheduler.balance_gate._held_steps
+            self.trace.closed = max(self.trace.closed, held)
+
+    arguments = loop_arguments(moe_model, data_parallel_balance="align")
+    ranks = Ranks(2, Patient, **arguments)
+    try:
+        for number in range(30):
+            ranks.submit(0, f"request-{number}", 20, 20)
+        ranks.drain()
+        (busy, _), (idle, _) = ranks.stop()
+    finally:
+        ranks.kill()
+    assert busy.finished == 30
+    assert not idle.steps
+    assert busy.closed <= 2, "held for so many steps"
