@@ -298,17 +298,34 @@ class OtherRankIsFull:
     """Instead of the gather: this rank's row, and that of a rank that is full."""
 
     def gather(self, row, group, tell_clients):
+        self.row = row
         return Snapshot.from_rows([row, row._replace(running=4, held_steps=0)])
 
     def rest(self, wave, step):
         """The wave has ended."""
 
 
-def exchanges(gate, steps):
+def exchanges(gate, steps, group=None):
     """Ends so many steps in which the gate was asked for an admissible request."""
     for number in range(steps):
         gate.holds(make_request("held", 10, 5))
-        gate.exchange(None, 0, number, active=True, tell_clients=print)
+        gate.exchange(group, 0, number, active=True, tell_clients=print)
+
+
+def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
+    """New ranks have nothing to remember, so that nobody may."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    exchanges(gate, 3, group="before")
+    policy, row = gate._policy, gate._exchange.row
+    assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
+    exchanges(gate, 1, group="after")
+    row = gate._exchange.row
+    assert gate._policy is not policy
+    assert row.step_time_us == 0, "in this step the group was changed"
+    assert row.held_steps == 3, "the bound of a hold holds on"
 
 
 def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):

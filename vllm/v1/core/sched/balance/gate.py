@@ -96,7 +96,7 @@ class BalanceGate:
         return create_policy(self._name, {"ttft_budget": self._ttft_budget})
 
     def reset(self) -> None:
-        """Forgets the wave: the next step is scheduled as if balance were off."""
+        """Forgets the steps so far: the next is scheduled as if balance were off."""
         self._policy.reset()
         self._scheduled.clear()
         self._last_exchange: float | None = None
@@ -141,6 +141,7 @@ class BalanceGate:
             # Elastic expert parallelism: new ranks have nothing to remember, so
             # nobody may, or the ranks would decide differently.
             self._group, self._policy = group, self._create_policy()
+            self.reset()
         row = self._measure(wave, step, now, time.time())
         snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
