@@ -168,6 +168,18 @@ def test_the_row_counts_what_could_prefill(config):
     assert 0 < row.kv_usage_ppm < 1_000_000
 
 
+def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
+    """Else nothing would be pending, and what could run would be held."""
+    scheduler = make_scheduler(config)
+    for number in range(6):
+        scheduler.add_request(make_request(f"grammar-{number}", 10, 5))
+    for request in scheduler.waiting:
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    scheduler.add_request(make_request("ready", 20, 5))
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
+
+
 def test_rows_of_different_steps_are_an_error():
     row = Row(*[0] * len(Row._fields))
     with pytest.raises(RuntimeError, match="rank 1: wave 0 step 5"):
@@ -246,6 +258,15 @@ def test_an_engine_that_became_dense_or_single_is_refused(
         check_balance_scheduler(scheduler, dense)
 
 
+def test_an_engine_in_the_process_of_its_caller_is_refused(
+    config, scheduler, monkeypatch
+):
+    """There the scheduler is stepped without the data parallel loop."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.raises(ValueError, match="runs in its caller's process"):
+        check_balance_scheduler(scheduler, config)
+
+
 def test_ranks_with_another_policy_are_refused(config):
     parallel_config = config.parallel_config
     check_same_balance(1, {"data_parallel_balance": "cap"}, parallel_config)
@@ -318,8 +339,11 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     gate = scheduler.balance_gate
     gate._exchange = OtherRankIsFull()
-    exchanges(gate, 3, group="before")
-    policy, row = gate._policy, gate._exchange.row
+    exchanges(gate, 1, group="before")
+    policy = gate._policy
+    exchanges(gate, 2, group="before")
+    row = gate._exchange.row
+    assert gate._policy is policy
     assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
     exchanges(gate, 1, group="after")
     row = gate._exchange.row

@@ -228,9 +228,13 @@ class BalanceGate:
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         queues = chain(scheduler.skipped_waiting, scheduler.waiting)
-        for request in islice(queues, max(slots, 0)):
-            if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                continue  # waits for something else than a slot
+        # The others wait for something else than a slot, and take none.
+        ready = (
+            request
+            for request in queues
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        )
+        for request in islice(ready, max(slots, 0)):
             free_blocks -= -(-request.num_tokens // scheduler.block_size)
             if free_blocks < 0:
                 break
