@@ -153,6 +153,7 @@ def test_the_row_counts_what_could_prefill(config):
         "wave": 3,
         "step": 8,
         "running": 1,
+        "decoding": 0,
         "waiting": 2,
         "pending": 2,
         "pending_tokens": 36 + 50,

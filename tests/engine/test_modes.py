@@ -138,13 +138,14 @@ def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
 def test_lora_and_whole_prompts(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    """Requests of the model and of an adapter share the steps."""
+    """Requests of the model and of an adapter share the steps; two API servers."""
     lora, merged = make_adapter(moe_model, tmp_path)
     options = (
         *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
         *("--lora-modules", f"adapted={lora}", "--lora-target-modules", *LORA_LAYERS),
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
         *("--max-model-len", "512", "--no-enable-prefix-caching"),
+        *("--api-server-count", "2"),
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options) as server,

@@ -3,7 +3,13 @@
 """LoRA operators that leave requests without an adapter alone."""
 
 import torch
+from vllm.lora.punica_wrapper import utils
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.utils import torch_utils
+
+# The CPU worker replaces this function, because there is no pinned memory. This module
+# still has the other one if it was imported before, as with several API servers.
+utils.async_tensor_h2d = torch_utils.async_tensor_h2d
 
 
 class ReferencePunicaWrapper(PunicaWrapperCPU):

@@ -176,7 +176,8 @@ class BalanceGate:
             wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler = self._scheduler
-        pending = self._pending()
+        in_progress = [r for r in scheduler.running if r.is_prefill_chunk]
+        pending = in_progress + self._ready()
         waits = [max(0.0, wall - request.arrival_time) for request in pending]
         if self._ttft_budget is not None:
             waits = [wait for wait in waits if wait < self._ttft_budget]
@@ -187,6 +188,7 @@ class BalanceGate:
             wave=wave,
             step=step,
             running=running,
+            decoding=running - len(in_progress),
             waiting=waiting,
             pending=len(pending),
             pending_tokens=sum(
@@ -221,10 +223,10 @@ class BalanceGate:
             self._stats.observe_hold_end(self._held_steps, now - self._held_since)
             self._held_steps = 0
 
-    def _pending(self) -> list[Request]:
-        """Requests that could prefill in the next step."""
+    def _ready(self) -> list[Request]:
+        """Waiting requests that could be admitted in the next step."""
         scheduler = self._scheduler
-        pending = [request for request in scheduler.running if request.is_prefill_chunk]
+        admissible: list[Request] = []
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         queues = chain(scheduler.skipped_waiting, scheduler.waiting)
@@ -238,8 +240,8 @@ class BalanceGate:
             free_blocks -= -(-request.num_tokens // scheduler.block_size)
             if free_blocks < 0:
                 break
-            pending.append(request)
-        return pending
+            admissible.append(request)
+        return admissible
 
     # Called by the scheduler.
 
