@@ -69,10 +69,8 @@ WORKLOADS: dict[str, Scenario] = {
 """By a name for the table."""
 
 KV_LIMITED = {
-    name: replace(scenario, limits=replace(RANKS, kv_blocks=kv_blocks), engine="real")
-    for name, scenario, kv_blocks in (
-        ("3500/1500 ±1.5 %, KV cache for 24 of 32", FIXED, 24 * 313),
-        ("lognormal 600/300, KV cache for about 24 of 32", CHAT, 24 * 50),
+    "lognormal 600/300, KV cache for about 24 of 32": replace(
+        CHAT, limits=replace(RANKS, kv_blocks=24 * 50), engine="real"
     )
 }
 """Real schedulers whose KV cache is full before their slots are: they preempt, and no

@@ -67,7 +67,7 @@ def test_speculation_grammars_and_priorities(
     options = (
         *("--speculative-config", json.dumps(NGRAM)),
         *("--scheduling-policy", "priority", "--max-model-len", "320"),
-        *("--block-size", "16", "--num-gpu-blocks-override", "40"),
+        *("--block-size", "16", "--num-gpu-blocks-override", "24"),
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options) as server,
@@ -95,7 +95,6 @@ def test_speculation_grammars_and_priorities(
             assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
         for got in completions:
             assert got == [list(sample.tokens) for sample in moe_samples]
-        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
         assert sum(accepted.values()) > 0
         assert_decided(server)
