@@ -1,6 +1,7 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# RELEASE   options of `make release`
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
@@ -15,7 +16,7 @@ ifneq ($(TARGET),reference)
 WHEEL_OPTIONS += --python $(PYTHON) --arch $(ARCH) --kernels $(KERNELS)
 endif
 
-.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
+.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -48,6 +49,9 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH and KERN
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 	$(TOOL) wheels
 
+release: $(VENV)  ## build and verify a release in dist/; RELEASE=--trial for a trial
+	$(TOOL) release $(RELEASE)
+
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env
 
@@ -60,5 +64,5 @@ $(VENV): pyproject.toml
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	$(PYTHON3) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	.venv/bin/python -m pip install --quiet --group tools --group release --group test --group demo
 	@touch $@

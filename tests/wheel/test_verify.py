@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HERE, ROOT, Build
+from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
 from stub_wheels import write_stub
 
@@ -77,7 +77,7 @@ def test_modified(tampered: Environment, name: str) -> None:
     (line,) = findings(tampered)
     assert line.startswith(f"{path}: ")
     assert "found modified" in line
-    assert "pip install --force-reinstall --no-deps vllm-0.23.0+balance.1.a2-" in line
+    assert f"pip install --force-reinstall --no-deps vllm-{VERSION}.a2-" in line
 
 
 def test_missing(tampered: Environment) -> None:
@@ -123,7 +123,7 @@ def test_stock_vllm_laid_over_ours(tampered: Environment, tmp_path: Path) -> Non
     stock = write_stub(tmp_path, "vllm", "0.23.0", files={"vllm/__init__.py": "x = 1"})
     tampered.pip("install", "--ignore-installed", "--no-deps", str(stock))
     (line,) = findings(tampered)
-    assert "expected only vllm 0.23.0+balance.1.a2, found vllm 0.23.0;" in line
+    assert f"expected only vllm {VERSION}.a2, found vllm 0.23.0;" in line
 
 
 def test_another_checkout(pristine: Environment, tmp_path: Path) -> None:
