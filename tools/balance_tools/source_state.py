@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from balance_tools.files import sha256_of
-
-RECORD = "commit.json"
+from balance_tools.manifest import files_of_ours
+from vllm_balance.checkout import PACKAGES, RECORD
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,18 @@ def _of_checkout(root: Path) -> SourceState:
 
 
 def _of_archive(root: Path) -> SourceState:
-    """Dirty where a file of the archive is not as it was packed, or was dirty then."""
+    """Dirty: a file is not as it was packed, one was added, or it was dirty then."""
     data = json.loads((root / RECORD).read_text(encoding="utf-8"))
     changed = any(
         not (root / name).is_file() or sha256_of(root / name) != sha256
         for name, sha256 in data["files"].items()
     )
-    return SourceState(data["commit"], data["dirty"] or changed)
+    added = any(
+        f"{package}/{path}" not in data["files"]
+        for package in PACKAGES
+        for path in files_of_ours(root / package)
+    )
+    return SourceState(data["commit"], data["dirty"] or changed or added)
 
 
 def _git(root: Path, *arguments: str) -> str:

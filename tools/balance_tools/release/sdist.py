@@ -13,12 +13,12 @@ import tarfile
 from pathlib import Path
 
 from balance_tools.source_state import (
-    RECORD,
     commit_time_s,
     render_record,
     source_files,
     source_state,
 )
+from vllm_balance.checkout import RECORD
 
 NAME = "vllm_balance"
 """Not `vllm`: pip must never take it for a wheel's source and try to build it."""
