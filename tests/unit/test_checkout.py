@@ -62,24 +62,15 @@ def sha256(text: str) -> str:
 @pytest.fixture
 def built(checkout: Path) -> BuildInfo:
     """What a wheel says that was built from it."""
-    return BuildInfo(
-        wheel="vllm-1.whl",
-        distributions={},
-        upstreams={},
-        target="reference",
-        device=None,
-        arch=None,
-        kernels=None,
-        kernel_wheel=None,
-        commit=git(checkout, "rev-parse", "HEAD"),
-        dirty=False,
-        lock_sha256=lock_sha256(checkout),
-        series_sha256={name: series_sha256(checkout, name) for name in PACKAGES},
-        own_files={name: sha256(text) for name, text in OWN.items()},
-        left_out=["vllm_balance/reference"],
-        hooks={},
-        lock="",
-    )
+    known = {
+        "wheel": "vllm-1.whl",
+        "commit": git(checkout, "rev-parse", "HEAD"),
+        "lock_sha256": lock_sha256(checkout),
+        "series_sha256": {name: series_sha256(checkout, name) for name in PACKAGES},
+        "own_files": {name: sha256(text) for name, text in OWN.items()},
+        "left_out": ["vllm_balance/reference"],
+    }
+    return BuildInfo(**dict.fromkeys(BuildInfo.__annotations__) | known)
 
 
 def named(built: BuildInfo, checkout: Path) -> list[str]:
