@@ -7,7 +7,6 @@ and home and the folder for temporary files are empty.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import venv
 from collections.abc import Mapping
@@ -36,9 +35,10 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
     """Install the reference wheel in a new environment, serve, uninstall.
 
     `folder` is new, with a short path: sockets are made below it. `requirements` is a
-    site-packages folder that has all that the wheel requires; without one, pip fetches
-    it. Returns what vLLM left in home and the folder for temporary files, relative to
-    `folder`. Raises ToolError for whatever does not work, or stays in the environment.
+    site-packages folder that has pip and all that the wheel requires; without one, pip
+    fetches it. Returns what vLLM left in home and the folder for temporary files,
+    relative to `folder`. Raises ToolError for whatever does not work, or stays in the
+    environment.
     """
     environment = folder / "env"
     python = environment / "bin" / "python"
@@ -46,7 +46,7 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
     for name in ("home", "tmp", "work"):
         (folder / name).mkdir(parents=True)
     with progress("trying out the reference wheel on its own", 6, "step") as report:
-        venv.create(environment, with_pip=True)
+        venv.create(environment, with_pip=requirements is None)
         if requirements is not None:
             _link_packages(requirements, environment)
         before = _files(environment)
@@ -102,13 +102,9 @@ def _variables(folder: Path) -> dict[str, str]:
 def _link_packages(source: Path, environment: Path) -> None:
     """Fill the environment with links to the packages of another, without ours."""
     (target,) = environment.glob("lib/python*/site-packages")
-    shutil.copytree(
-        source,
-        target,
-        copy_function=os.link,
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("vllm*", "pip", "pip-*", "__pycache__"),
-    )
+    for entry in source.iterdir():
+        if not entry.name.startswith("vllm") and entry.name != "__pycache__":
+            (target / entry.name).symlink_to(entry)
 
 
 def _run(variables: Mapping[str, str], *command: object) -> str:
