@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import re
+import subprocess
 from pathlib import Path
 
 import pip._internal.resolution.resolvelib.factory as pip_factory
@@ -20,12 +21,14 @@ OF_UPSTREAM = (
     "vllm/distributed/device_communicators/shm_broadcast.py",
     "vllm/envs.py",
     "vllm/platforms/__init__.py",
+    "vllm/utils/cpu_resource_utils.py",
     "vllm/v1/engine/core_client.py",
     "vllm/v1/engine/exceptions.py",
     "vllm/v1/engine/utils.py",
     "vllm_ascend/platform.py",
     "vllm_ascend/utils.py",
 )
+STANDARD = (argparse, subprocess, pip_factory)
 MOST_UNKNOWN = 12
 """Letters and digits that may be a value, such as the name of a file."""
 
@@ -37,7 +40,7 @@ def templates() -> list[Template]:
     files = [root / name for name in OF_UPSTREAM]
     for folder in ("vllm_balance", "tools", "vllm/v1/core/sched/balance"):
         files += (root / folder).rglob("*.py")
-    files += [Path(module.__file__ or "") for module in (argparse, pip_factory)]
+    files += [Path(module.__file__ or "") for module in STANDARD]
     with pytest.raises(OSError, match="libascendcl") as loader:
         ctypes.CDLL("libascendcl.so")
     return [*read_templates(files), Template((str(loader.value),))]

@@ -1,12 +1,13 @@
 """A wheel on a machine with nothing but Python: install, serve, uninstall, look.
 
-"Nothing but Python": the only programs that are found are those of the new environment,
-and home and the folder for temporary files are empty.
+"Nothing but Python": the only programs that are found are those of the new environment
+and `lscpu`, and home and the folder for temporary files are empty.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import venv
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ for found in importlib.metadata.distributions():
         print(os.path.normpath(found.locate_file(file)))
 """
 NAMED_FILES = 5
+NEEDED = "lscpu"
+"""vLLM's CPU worker asks it; it is in util-linux, which no Linux distribution lacks."""
 
 
 def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list[str]:
@@ -43,8 +46,9 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
     environment = folder / "env"
     python = environment / "bin" / "python"
     variables = _variables(folder)
-    for name in ("home", "tmp", "work"):
+    for name in ("home", "tmp", "work", "programs"):
         (folder / name).mkdir(parents=True)
+    (folder / "programs" / NEEDED).symlink_to(_program(NEEDED))
     with progress("trying out the reference wheel on its own", 6, "step") as report:
         venv.create(environment, with_pip=requirements is None)
         if requirements is not None:
@@ -93,10 +97,17 @@ def _variables(folder: Path) -> dict[str, str]:
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "XDG_"))},
         "HOME": str(home),
-        "PATH": str(folder / "env" / "bin"),
+        "PATH": f"{folder / 'env' / 'bin'}:{folder / 'programs'}",
         "PYTHONPATH": "",
         "TMPDIR": str(folder / "tmp"),
     }
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise ToolError(f"{name}: expected it on PATH, found none; install util-linux")
+    return found
 
 
 def _link_packages(source: Path, environment: Path) -> None:
