@@ -122,8 +122,8 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan, wheel_root), encoding="utf-8")
-    if plan.kernel_wheel is not None and plan.target.device_type is not None:
-        add_kernels(plan.paths, plan.kernel_wheel, plan.target.device_type, wheel_root)
+    if plan.kernels is not None:
+        add_kernels(plan.kernels, wheel_root)
     # Where the packages of this wheel go too: a RECORD names them relative to it.
     library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
     for info in further_dist_infos(plan):
