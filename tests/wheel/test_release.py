@@ -227,5 +227,7 @@ def test_the_reference_wheel_serves_and_leaves_nothing(
     reference_wheel: Path, installed: Environment, short: Path
 ) -> None:
     """With nothing but Python: no other program is found, and home is empty."""
-    try_out(reference_wheel, short, installed.packages)
+    left = try_out(reference_wheel, short, installed.packages)
     assert not list((short / "env").rglob("*vllm*"))
+    # Upstream's cache and its sockets, as docs/install.md says.
+    assert [f for f in left if not f.startswith(("home/.cache/vllm/", "tmp/"))] == []
