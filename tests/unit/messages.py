@@ -44,7 +44,7 @@ def read_templates(files: Iterable[Path]) -> list[Template]:
         if isinstance(target, ast.Name) and isinstance(node.value.value, str)
     }
     found = {
-        Template(tuple(re.split(r"\0|%[sd]|%\([a-z_]+\)s", text)))
+        Template(tuple(re.split(r"\0|%[a-z]|%\([a-z_]+\)s|\{\}", text)))
         for tree in trees
         for node in ast.walk(tree)
         if (text := _text(node, constants))
