@@ -12,6 +12,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register `release`."""
     summary = "Make and verify everything that a release has, in dist/release-VERSION."
     parser = subparsers.add_parser("release", help=summary, description=summary)
+    parser.set_defaults(run=_run, parser=parser)
     parser.add_argument(
         "--trial",
         action="store_true",
@@ -23,7 +24,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with --trial: build only",
     )
-    parser.set_defaults(run=_run, parser=parser)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -40,7 +40,9 @@ class Content:
 
     path: Path
     info: BuildInfo
+    """Its build.json."""
     metadata: Message
+    """That of its own dist-info; those beside it only require it."""
 
 
 def read_wheel(path: Path) -> Content:
