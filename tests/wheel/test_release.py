@@ -22,7 +22,7 @@ from balance_tools.files import sha256_of
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.release import make
-from balance_tools.release.sbom import read_wheel
+from balance_tools.release.sbom import Content
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
 from balance_tools.source_state import source_files
@@ -146,7 +146,7 @@ def test_the_bill_of_materials_is_valid_and_complete(
     for patch in paths.patches("vllm").glob("*.patch"):
         assert f'"patches/vllm/{patch.name}"' in text
         assert sha256_of(patch) in text
-    for line in read_wheel(wheel).metadata.get_all("Requires-Dist", []):
+    for line in Content.read(wheel).metadata.get_all("Requires-Dist", []):
         if "extra ==" not in line:
             assert f'"pkg:pypi/{canonicalize_name(Requirement(line).name)}"' in text
 

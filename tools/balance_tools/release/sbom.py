@@ -44,18 +44,18 @@ class Content:
     metadata: Message
     """That of its own dist-info; those beside it only require it."""
 
-
-def read_wheel(path: Path) -> Content:
-    """Read the record and the metadata of a wheel."""
-    with zipfile.ZipFile(path) as wheel:
-        record = json.loads(wheel.read("vllm_balance/build.json"))
-        (name,) = [
-            name
-            for name in wheel.namelist()
-            if name.endswith(".dist-info/METADATA") and name.count("/") == 1
-        ]
-        metadata = email.message_from_bytes(wheel.read(name))
-    return Content(path, BuildInfo(**record), metadata)
+    @classmethod
+    def read(cls, wheel: Path) -> Content:
+        """Read the record and the metadata of a wheel."""
+        with zipfile.ZipFile(wheel) as archive:
+            record = json.loads(archive.read("vllm_balance/build.json"))
+            (name,) = [
+                name
+                for name in archive.namelist()
+                if name.endswith(".dist-info/METADATA") and name.count("/") == 1
+            ]
+            metadata = email.message_from_bytes(archive.read(name))
+        return cls(wheel, BuildInfo(**record), metadata)
 
 
 def render_sbom(
@@ -71,7 +71,7 @@ def render_sbom(
     `wheels` and `sdist` are the files of the release `version`, whose commit was made
     at `time_s`, in seconds since 1970: no time of a build is in a release.
     """
-    contents = [read_wheel(path) for path in wheels]
+    contents = [Content.read(path) for path in wheels]
     whole = "\n".join(sha256_of(path) for path in (*wheels, sdist))
     bom = Bom(serial_number=uuid5(NAMESPACE_URL, whole))
     bom.metadata.timestamp = datetime.fromtimestamp(time_s, tz=timezone.utc)
