@@ -1,13 +1,14 @@
 """The gate in the real scheduler: what is held, what is not, and what is refused."""
 
 import inspect
+import itertools
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.core.sched.balance.policy import OPEN, Decision, create_policy
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.validation import (
     check_balance_scheduler,
@@ -130,10 +131,13 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     close(scheduler)
     scheduler.add_request(make_request("held", 10, 5))
     step(scheduler)
-    scheduler.balance_gate.exchange(group=None, wave=0, step=32, active=False)
+    scheduler.balance_gate.exchange(
+        group=None, wave=0, step=32, active=False, tell_clients=print
+    )
     stats = scheduler.balance_gate.take_stats()
     assert stats["held_steps"] == 1
     assert stats["hold_lengths"] == [1]
+    assert [seconds >= 0 for seconds in stats["hold_seconds"]] == [True]
     assert scheduler.balance_gate.decision == OPEN
     assert step(scheduler).num_scheduled_tokens == {"held": 10}
 
@@ -264,7 +268,11 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
     gate._stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
     gate._stats.observe_held_step()
-    gate._stats.observe_hold_end(3)
+    gate._stats.observe_hold_end(3, 0.25)
+    wide = full._replace(max_tokens=64)
+    for budget in (16, None, 100):
+        grant = Decision(admit=True, prefill_tokens=budget, reason="test")
+        gate._stats.observe_step(grant, Snapshot.from_rows([wide, wide]), 0.001)
     stats = SchedulerStats(dp_balance_stats=gate.take_stats())
     assert gate.take_stats() is None, "each report is sent once"
     logger.record(stats, None, engine_idx=1)
@@ -276,7 +284,62 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     assert value("vllm:dp_balance_held_steps_total", engine="1") == 1
     assert value("vllm:dp_balance_held_steps_total", engine="0") == 0
     assert value("vllm:dp_balance_hold_length_steps_sum", engine="1") == 3
-    assert value("vllm:dp_balance_exchange_seconds_count", engine="1") == 1
-    assert value("vllm:dp_balance_ratio_sum", engine="1") == 1
+    assert value("vllm:dp_balance_hold_length_seconds_sum", engine="1") == 0.25
+    assert value("vllm:dp_balance_prefill_budget_tokens_count", engine="1") == 3
+    granted = 16 + 64 + 64
+    assert value("vllm:dp_balance_prefill_budget_tokens_sum", engine="1") == granted
+    assert value("vllm:dp_balance_exchange_seconds_count", engine="1") == 4
+    assert value("vllm:dp_balance_ratio_sum", engine="1") == 4
     labels = {"policy": "cap", "decision": "hold", "reason": "rank_full"}
     assert value("vllm:dp_balance_decisions_total", engine="1", **labels) == 1
+
+
+class OtherRankIsFull:
+    """Instead of the gather: this rank's row, and that of a rank that is full."""
+
+    def gather(self, row, group, tell_clients):
+        return Snapshot.from_rows([row, row._replace(running=4, held_steps=0)])
+
+    def rest(self, wave, step):
+        """The wave has ended."""
+
+
+def exchanges(gate, steps):
+    """Ends so many steps in which the gate was asked for an admissible request."""
+    for number in range(steps):
+        gate.holds(make_request("held", 10, 5))
+        gate.exchange(None, 0, number, active=True, tell_clients=print)
+
+
+def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
+    clock = iter(range(100, 200, 10))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock) / 2)
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    gate._policy = create_policy("cap", max_hold_steps=2)
+    # 50: cap decides to hold, 60 and 70: held. The bound; 80: not held any more.
+    exchanges(gate, 4)
+    stats = gate.take_stats()
+    assert stats["hold_lengths"] == [2]
+    assert stats["hold_seconds"] == [20.0]
+
+
+def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(
+        "vllm.v1.core.sched.balance.gate.logger.warning",
+        lambda text, *arguments: warnings.append(text % arguments),
+    )
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    gate._policy = create_policy("cap", max_hold_steps=3)
+    exchanges(gate, 5)
+    assert len(warnings) == 1
+    assert "policy cap has held a request of this rank for 3 steps" in warnings[0]
+    exchanges(gate, 20)
+    assert len(warnings) == 1
+    exchanges(gate, 20)
+    assert len(warnings) == 2
+    assert "so far: 9." in warnings[1]
