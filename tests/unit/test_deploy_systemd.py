@@ -48,10 +48,12 @@ def test_systemd_has_nothing_to_complain_about(root: Path) -> None:
 def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
     tmp_path: Path,
 ) -> None:
-    toolkit = tmp_path / "ascend-toolkit"
-    toolkit.mkdir()
-    (toolkit / "set_env.sh").write_text("export FROM_CANN='set by CANN'\n")
-    program = ["sh", "-c", 'echo "$FROM_CANN|$0|$1"', "a b", "c"]
+    """Files that fail or read arguments, as the vendor's do, change nothing."""
+    for folder in ("ascend-toolkit", "nnal/atb"):
+        (tmp_path / folder).mkdir(parents=True)
+        script = 'export FOUND="$FOUND($*)"; false\n'
+        (tmp_path / folder / "set_env.sh").write_text(script)
+    program = ["sh", "-c", 'echo "$FOUND|$0|$1"', "a b", "c"]
 
     def run(home: Path) -> str:
         command = [str(SYSTEMD / "with-cann"), *program]
@@ -60,5 +62,5 @@ def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
             command, env=environment, capture_output=True, text=True, check=True
         ).stdout
 
-    assert run(tmp_path) == "set by CANN|a b|c\n"
+    assert run(tmp_path) == "()(--cxx_abi=1)|a b|c\n"
     assert run(tmp_path / "none") == "|a b|c\n"
