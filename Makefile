@@ -1,6 +1,7 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# HOSTS     --every: test-hosts with three hosts too
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
@@ -15,7 +16,12 @@ ifneq ($(TARGET),reference)
 WHEEL_OPTIONS += --python $(PYTHON) --arch $(ARCH) --kernels $(KERNELS)
 endif
 
-.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
+# A network and processes of its own: whatever happens, nothing of it is left behind.
+NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
+	--net --pid --fork --kill-child --mount-proc
+HOSTS ?=
+
+.PHONY: help demo test test-unit test-wheel test-engine test-hosts lint vendor wheel wheels env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -38,6 +44,9 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine
+
+test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
+	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
 
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
