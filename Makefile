@@ -1,11 +1,10 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
-# HOSTS     --every: test-hosts with three hosts too
-# TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS: of an Ascend wheel
+# HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
+# TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
-PYTHON ?= cp311
 ARCH ?= $(shell uname -m)
 KERNELS ?= prebuilt
 
@@ -13,7 +12,8 @@ VENV := .venv/.made
 TOOL := PYTHONPATH=tools .venv/bin/python -m balance_tools
 WHEEL_OPTIONS := --target $(TARGET)
 ifneq ($(TARGET),reference)
-WHEEL_OPTIONS += --python $(PYTHON) --arch $(ARCH) --kernels $(KERNELS)
+WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
+    $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
@@ -51,7 +51,7 @@ test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iprout
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
 
-wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH and KERNELS
+wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS, SOC
 	$(TOOL) wheel $(WHEEL_OPTIONS)
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
