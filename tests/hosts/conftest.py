@@ -15,13 +15,10 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["NO_PROXY"] = "*"
 
-from deployment import MODES, Group
+from deployment import CAP, MODES, Group
 from hugging_face import Sample, samples
 from netns import in_own_namespace, network
 from vllm_balance.reference import tiny_models
-
-CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")
-"""Two places a rank are full soon, so that the gate holds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

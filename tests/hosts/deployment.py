@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import requests
 
 from balance_tools.serve_process import ServeProcess
 from balance_tools.server import Server
 from netns import INTERFACE, Host
+
+CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")
+"""Two places a rank are full soon, so that the gate holds."""
 
 MODES = ("internal", "hybrid", "external")
 RANKS = 2
@@ -14,6 +24,9 @@ RANKS = 2
 
 TIMEOUT_S = 10
 """How long a step may take before the ranks that do not answer are looked for."""
+
+RESTART_S = 2
+"""How long a process that has ended stays so, when the hosts are supervised."""
 
 HTTP_PORT, RPC_PORT = 8000, 13345
 
@@ -46,13 +59,13 @@ class Group:
                 if "--headless" in own:
                     process = ServeProcess(
                         *(folder, name, model, *arguments),
-                        environment=_environment(host),
+                        environment=environment(host),
                         enter=host.enter,
                     )
                 else:
                     process = Server(
                         *(folder, model, *arguments),
-                        environment=_environment(host),
+                        environment=environment(host),
                         address=host.address,
                         port=HTTP_PORT + place,
                         enter=host.enter,
@@ -94,6 +107,39 @@ class Group:
         for process in self._all():
             process.wait(timeout)
 
+    def kill(self, host: Host) -> None:
+        """End everything on a host at once, as its restart does."""
+        for process in self.processes[host]:
+            process.kill()
+
+    @contextlib.contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Start again what ends, as the units in deploy/systemd do."""
+        ended = threading.Event()
+
+        def supervise(process: ServeProcess) -> None:
+            while not ended.wait(0.2):
+                if process.exit_status() is not None and not ended.wait(RESTART_S):
+                    process.kill()  # what the first process has left behind
+                    process.start()
+
+        threads = [threading.Thread(target=supervise, args=[p]) for p in self._all()]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    def wait_until_healthy(self, timeout: float) -> None:
+        """Wait until all servers answer at once; they may end and start meanwhile."""
+        deadline = time.monotonic() + timeout
+        while not all(map(_healthy, self.servers)):
+            assert time.monotonic() < deadline, f"not healthy after {timeout:g} s"
+            time.sleep(0.5)
+
     def _all(self) -> list[ServeProcess]:
         return [process for found in self.processes.values() for process in found]
 
@@ -105,12 +151,20 @@ class Group:
             process.print_log_tail()
 
 
-def _environment(host: Host) -> dict[str, str]:
-    return {
+def environment(host: Host) -> dict[str, str]:
+    """What the processes of a host are told about it."""
+    return os.environ | {
         "VLLM_HOST_IP": host.address,
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S),
     }
+
+
+def _healthy(server: Server) -> bool:
+    try:
+        return requests.get(f"{server.url}/health", timeout=5).ok
+    except requests.RequestException:
+        return False
 
 
 def _options(mode: str, number: int) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 import time
@@ -48,22 +49,30 @@ class Traffic:
             client.result()
         assert not self._wrong, "\n".join(self._wrong)
 
-    def more(self, answers: int, timeout: float) -> None:
-        """Wait for so many more answers; AssertionError after `timeout` seconds."""
+    def more(self, answers: int, timeout: float) -> float:
+        """Wait for so many more answers; the seconds it took.
+
+        AssertionError after `timeout` seconds.
+        """
+        start = time.monotonic()
         with self._changed:
             wanted = self._answers + answers
             done = self._changed.wait_for(lambda: self._answers >= wanted, timeout)
         assert done, f"{wanted - self._answers} of {answers} answers still missing"
         assert not self._errors, self._errors[0]
+        return time.monotonic() - start
 
-    def refused(self, timeout: float) -> list[str]:
-        """Wait until every client has got an error; AssertionError if one does not."""
+    def refused(self, timeout: float) -> dict[str, int]:
+        """Wait until every client has got an error; how many have which.
+
+        AssertionError if one has none after `timeout` seconds.
+        """
         with self._changed:
             all_of_them = len(self._clients)
             self._changed.wait_for(lambda: len(self._errors) == all_of_them, timeout)
         missing = all_of_them - len(self._errors)
         assert not missing, f"{missing} clients have no error after {timeout:g} s"
-        return self._errors
+        return dict(collections.Counter(self._errors))
 
     def _ask(self, server: Server, samples: list[Sample]) -> None:
         for turn, sample in enumerate(itertools.cycle(samples)):
@@ -93,11 +102,10 @@ def _answer(server: Server, sample: Sample, length: int) -> tuple[str, list[int]
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    start = time.monotonic()
     try:
         response = server.post("/v1/completions", body)
     except requests.ConnectionError as error:
-        return f"{type(error).__name__} after {time.monotonic() - start:.0f} s", []
+        return type(error).__name__, []
     if response.status_code != 200:
         return f"HTTP {response.status_code}", []
     return "", response.json()["choices"][0]["token_ids"]
