@@ -242,17 +242,6 @@ def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynch
     assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
 
 
-def test_a_new_group_of_ranks_starts_with_a_new_policy(moe_model):
-    gate = make_scheduler(config_of(moe_model)).balance_gate
-    gate._exchange.gather = lambda row, group, tell: Snapshot.from_rows([row])
-    policies = []
-    for group in ("two ranks", "two ranks", "four ranks"):
-        gate.exchange(group, wave=0, step=1, active=True, tell_clients=print)
-        policies.append(gate._policy)
-    assert policies[0] is policies[1]
-    assert policies[1] is not policies[2]
-
-
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     workload=st.lists(

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.utils.network_utils import get_open_port
 
 from balance_tools.server import Server
 from dp_loop import LoopEngine, Ranks, loop_arguments
@@ -60,8 +62,9 @@ def errors_of(model: Path, engine_class: type, deaths: int) -> dict[int, str]:
         ranks.kill()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("how", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
+)
 def test_the_other_ranks_name_the_one_that_does_not_answer(moe_model, how, victim):
     """Rank 0 keeps the group's store; the others do not."""
     errors = errors_of(
@@ -79,11 +82,10 @@ def test_a_living_rank_that_does_not_come_is_named(moe_model):
         assert "rank 1 not there yet (the process is alive)" in error
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path, how):
+def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
     """Here they wait in upstream's all-reduce; it could be one of the model."""
     log = tmp_path / "log"
-    ranks = start(moe_model, failing(2, SYNC_AT, signal_itself(how)), log)
+    ranks = start(moe_model, failing(2, SYNC_AT, signal_itself(signal.SIGSTOP)), log)
     try:
         for process in ranks.processes[:2]:
             process.join(END_S)
@@ -101,24 +103,54 @@ def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
     errors = errors_of(moe_model, failing(1, FAILS_AT, fail), deaths=3)
     assert "out of memory" in errors.pop(1)
     for error in errors.values():
-        assert "balance: rank 1 failed with an error of the process" in error
+        assert "balance: rank 1 failed with an error of its own" in error
 
 
-def test_a_slow_step_of_all_ranks_is_no_error(moe_model):
-    """As when kernels are compiled: longer than the time, but everybody answers."""
+def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
+    """A step in which everybody answers, as when kernels are compiled; and a rank that
+    stops between two waves."""
 
     class Slow(LoopEngine):
         def _record(self, output) -> None:
             super()._record(output)
             if self.step_counter == FAILS_AT:
-                time.sleep(2 * TIMEOUT_S)
+                time.sleep(1.5 * TIMEOUT_S)
 
     ranks = start(moe_model, Slow)
     try:
         ranks.drain()
+        stopped = psutil.Process(ranks.processes[1].pid)
+        stopped.suspend()
+        time.sleep(1.5 * TIMEOUT_S)
+        stopped.resume()
+        ranks.submit(1, "late", 10, 20)
+        ranks.drain()
         assert [leftover for _, leftover in ranks.stop()] == [0, 0, 0]
     finally:
         ranks.kill()
+
+
+def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
+    """As elastic expert parallelism does it: rank 2 goes, the others form a group."""
+    port = get_open_port()
+
+    class Shrinking(LoopEngine):
+        def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+            if self.step_counter == FAILS_AT:
+                if self.dp_rank == 2:
+                    raise SystemExit
+                self.dp_group = stateless_init_torch_distributed_process_group(
+                    "127.0.0.1", port, self.dp_rank, 2, "gloo"
+                )
+            if self.step_counter == FAILS_AT + 10:
+                time.sleep(1.5 * TIMEOUT_S)  # rank 2 has long gone
+            if self.step_counter == FAILS_AT + 20 and self.dp_rank == 1:
+                signal_itself(signal.SIGKILL)()
+            return super()._has_global_unfinished_reqs(local_unfinished)
+
+    (error,) = errors_of(moe_model, Shrinking, deaths=1).values()
+    assert "balance: no answer from rank 1 (process ended" in error
+    assert f"the exchange after step {FAILS_AT + 21} of wave 0 failed" in error
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

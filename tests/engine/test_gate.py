@@ -153,6 +153,7 @@ def test_the_row_counts_what_could_prefill(config):
         "wave": 3,
         "step": 8,
         "running": 1,
+        "decoding": 0,
         "waiting": 2,
         "pending": 2,
         "pending_tokens": 36 + 50,
@@ -166,6 +167,18 @@ def test_the_row_counts_what_could_prefill(config):
         "wait_us": 0,
     }
     assert 0 < row.kv_usage_ppm < 1_000_000
+
+
+def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
+    """Else nothing would be pending, and what could run would be held."""
+    scheduler = make_scheduler(config)
+    for number in range(6):
+        scheduler.add_request(make_request(f"grammar-{number}", 10, 5))
+    for request in scheduler.waiting:
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    scheduler.add_request(make_request("ready", 20, 5))
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
 
 
 def test_rows_of_different_steps_are_an_error():
@@ -246,6 +259,15 @@ def test_an_engine_that_became_dense_or_single_is_refused(
         check_balance_scheduler(scheduler, dense)
 
 
+def test_an_engine_in_the_process_of_its_caller_is_refused(
+    config, scheduler, monkeypatch
+):
+    """There the scheduler is stepped without the data parallel loop."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.raises(ValueError, match="runs in its caller's process"):
+        check_balance_scheduler(scheduler, config)
+
+
 def test_ranks_with_another_policy_are_refused(config):
     parallel_config = config.parallel_config
     check_same_balance(1, {"data_parallel_balance": "cap"}, parallel_config)
@@ -298,17 +320,37 @@ class OtherRankIsFull:
     """Instead of the gather: this rank's row, and that of a rank that is full."""
 
     def gather(self, row, group, tell_clients):
+        self.row = row
         return Snapshot.from_rows([row, row._replace(running=4, held_steps=0)])
 
     def rest(self, wave, step):
         """The wave has ended."""
 
 
-def exchanges(gate, steps):
+def exchanges(gate, steps, group=None):
     """Ends so many steps in which the gate was asked for an admissible request."""
     for number in range(steps):
         gate.holds(make_request("held", 10, 5))
-        gate.exchange(None, 0, number, active=True, tell_clients=print)
+        gate.exchange(group, 0, number, active=True, tell_clients=print)
+
+
+def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
+    """New ranks have nothing to remember, so that nobody may."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    exchanges(gate, 1, group="before")
+    policy = gate._policy
+    exchanges(gate, 2, group="before")
+    row = gate._exchange.row
+    assert gate._policy is policy
+    assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
+    exchanges(gate, 1, group="after")
+    row = gate._exchange.row
+    assert gate._policy is not policy
+    assert row.step_time_us == 0, "in this step the group was changed"
+    assert row.held_steps == 3, "the bound of a hold holds on"
 
 
 def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):

@@ -28,17 +28,6 @@ from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
-MODES = {
-    "whole prompts, no prefix caching, two API servers": (
-        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
-        *("--max-model-len", "512", "--no-enable-prefix-caching"),
-        *("--api-server-count", "2"),
-    ),
-    "prompts in pieces of 48, pipeline of worker processes": (
-        *("--max-num-batched-tokens", "48"),
-        *("-pp", "2", "--distributed-executor-backend", "mp"),
-    ),
-}
 NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": 3,
@@ -56,24 +45,33 @@ def assert_decided(*servers: Server) -> None:
     assert min(decisions.values()) > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_mode(
-    mode: str, moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+def test_a_pipeline_of_worker_processes(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    with Server(tmp_path, moe_model, *BALANCE, *MODES[mode]) as server:
+    """With prompts in pieces, and prefixes that are cached the second time."""
+    options = (
+        *("-pp", "2", "--distributed-executor-backend", "mp"),
+        *("--max-num-batched-tokens", "48"),
+    )
+    with Server(tmp_path, moe_model, *BALANCE, *options) as server:
         assert_equal(server, moe_samples, concurrency=16)
-        assert_equal(server, moe_samples, concurrency=3)  # prefixes cached by now
+        assert_equal(server, moe_samples, concurrency=8)
         assert_decided(server)
 
 
-def test_speculation_and_structured_output(
+def test_speculation_grammars_and_priorities(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    """Grammars are compiled while other requests are held."""
-    speculation = ("--speculative-config", json.dumps(NGRAM))
+    """Grammars are compiled while other requests are held; urgent requests overtake
+    others at the gate and preempt them."""
+    options = (
+        *("--speculative-config", json.dumps(NGRAM)),
+        *("--scheduling-policy", "priority", "--max-model-len", "320"),
+        *("--block-size", "16", "--num-gpu-blocks-override", "24"),
+    )
     with (
-        Server(tmp_path, moe_model, *BALANCE, *speculation) as server,
-        ThreadPoolExecutor(16) as pool,
+        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        ThreadPoolExecutor(18) as pool,
     ):
 
         def ask(number: int) -> str:
@@ -88,30 +86,17 @@ def test_speculation_and_structured_output(
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["text"])
 
-        texts = pool.map(ask, range(48))
-        assert_equal(server, moe_samples, concurrency=8)
-        for number, text in enumerate(texts):
-            assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
-        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
-        assert sum(accepted.values()) > 0
-        assert_decided(server)
-
-
-def test_priorities(moe_model: Path, moe_samples: list[Sample], tmp_path: Path) -> None:
-    """Urgent requests overtake others at the gate and preempt them: the same tokens."""
-    few_blocks = ("--block-size", "16", "--num-gpu-blocks-override", "40")
-    policy = ("--scheduling-policy", "priority", "--max-model-len", "320")
-    prompts = [sample.prompt for sample in moe_samples]
-    with (
-        Server(tmp_path, moe_model, *BALANCE, *few_blocks, *policy) as server,
-        ThreadPoolExecutor(3) as pool,
-    ):
-
         def complete(priority: int) -> list[list[int]]:
+            prompts = [sample.prompt for sample in moe_samples]
             return server.complete(prompts, NEW_TOKENS, 8, priority=priority)
 
-        for got in pool.map(complete, (9, 5, 0)):
+        completions = pool.map(complete, (9, 0))
+        for number, text in enumerate(pool.map(ask, range(48))):
+            assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
+        for got in completions:
             assert got == [list(sample.tokens) for sample in moe_samples]
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert sum(accepted.values()) > 0
         assert_decided(server)
 
 
@@ -149,12 +134,17 @@ def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
     return lora, merged
 
 
-def test_lora(moe_model: Path, moe_samples: list[Sample], tmp_path: Path) -> None:
-    """Requests of the model and of an adapter share the steps."""
+def test_lora_and_whole_prompts(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Requests of the model and of an adapter share the steps; two API servers."""
     lora, merged = make_adapter(moe_model, tmp_path)
     options = (
         *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
         *("--lora-modules", f"adapted={lora}", "--lora-target-modules", *LORA_LAYERS),
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
+        *("--max-model-len", "512", "--no-enable-prefix-caching"),
+        *("--api-server-count", "2"),
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options) as server,
@@ -179,7 +169,7 @@ def two_nodes(
     common = (
         *(*BALANCE, "--data-parallel-size-local", "1"),
         *("--data-parallel-address", "127.0.0.1"),
-        *("--data-parallel-rpc-port", str(free_port())),
+        *("--data-parallel-rpc-port", str(free_port()), "--enable-expert-parallel"),
     )
     servers = [Server(folder, model, *common, *own) for own in (first, second)]
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
@@ -249,6 +239,8 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
     scheduler.add_request(request)
     step(scheduler)
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.running, row.waiting, row.pending) == (0, 1, 0), "in transfer"
     scheduler.balance_gate._apply(HOLD)
     output = scheduler.schedule()
     assert not output.num_scheduled_tokens, "its KV cache has not arrived"

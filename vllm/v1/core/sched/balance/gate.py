@@ -96,7 +96,7 @@ class BalanceGate:
         return create_policy(self._name, {"ttft_budget": self._ttft_budget})
 
     def reset(self) -> None:
-        """Forgets the wave: the next step is scheduled as if balance were off."""
+        """Forgets the steps so far: the next is scheduled as if balance were off."""
         self._policy.reset()
         self._scheduled.clear()
         self._last_exchange: float | None = None
@@ -141,6 +141,7 @@ class BalanceGate:
             # Elastic expert parallelism: new ranks have nothing to remember, so
             # nobody may, or the ranks would decide differently.
             self._group, self._policy = group, self._create_policy()
+            self.reset()
         row = self._measure(wave, step, now, time.time())
         snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
@@ -175,7 +176,8 @@ class BalanceGate:
             wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler = self._scheduler
-        pending = self._pending()
+        in_progress = [r for r in scheduler.running if r.is_prefill_chunk]
+        pending = in_progress + self._ready()
         waits = [max(0.0, wall - request.arrival_time) for request in pending]
         if self._ttft_budget is not None:
             waits = [wait for wait in waits if wait < self._ttft_budget]
@@ -186,6 +188,7 @@ class BalanceGate:
             wave=wave,
             step=step,
             running=running,
+            decoding=running - len(in_progress),
             waiting=waiting,
             pending=len(pending),
             pending_tokens=sum(
@@ -220,21 +223,25 @@ class BalanceGate:
             self._stats.observe_hold_end(self._held_steps, now - self._held_since)
             self._held_steps = 0
 
-    def _pending(self) -> list[Request]:
-        """Requests that could prefill in the next step."""
+    def _ready(self) -> list[Request]:
+        """Waiting requests that could be admitted in the next step."""
         scheduler = self._scheduler
-        pending = [request for request in scheduler.running if request.is_prefill_chunk]
+        admissible: list[Request] = []
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         queues = chain(scheduler.skipped_waiting, scheduler.waiting)
-        for request in islice(queues, max(slots, 0)):
-            if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                continue  # waits for something else than a slot
+        # The others wait for something else than a slot, and take none.
+        ready = (
+            request
+            for request in queues
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        )
+        for request in islice(ready, max(slots, 0)):
             free_blocks -= -(-request.num_tokens // scheduler.block_size)
             if free_blocks < 0:
                 break
-            pending.append(request)
-        return pending
+            admissible.append(request)
+        return admissible
 
     # Called by the scheduler.
 
