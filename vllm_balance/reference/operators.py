@@ -2,7 +2,9 @@
 
 Seam: ``Platform.import_kernels``. vLLM's CPU build compiles these from ``csrc/cpu``;
 its attention backend, block table and rejection sampler call them by name. The schemas
-are those of the compiled library, so that upstream's callers stay as they are.
+are those of the compiled library, so that upstream's callers stay as they are. Where
+they differ between the releases that this distribution supports, both stand here: as
+arguments with a default, or as two overloads, of which torch takes the one that fits.
 
 Shapes: a key or value cache is ``[blocks, kv heads, block size, head size]``, a token
 tensor is ``[tokens, heads, head size]``. A slot is ``block * block size + offset``.
@@ -61,7 +63,8 @@ def compute_slot_mapping(
 @_operator(
     "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, "
     "int head_dim, Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, "
-    "bool casual, int window_size, str isa_hint, bool enable_kv_split) -> Tensor"
+    "bool casual, int window_size, str isa_hint, bool enable_kv_split, "
+    'Tensor? dynamic_causal=None, str kv_cache_dtype="auto") -> Tensor'
 )
 def get_scheduler_metadata(*_: object) -> torch.Tensor:
     """The plan of the compiled attention's threads: there is none here."""
@@ -152,6 +155,57 @@ def attention_with_kv_cache(
                 scores = scores.masked_fill(~visible, float("-inf"))
             result = _weigh(scores, values, sinks).to(output.dtype)
         output[new] = result.transpose(0, 1)
+
+
+@_operator(
+    "cpu_attention_with_kv_cache.one_window(Tensor query, Tensor key_cache, "
+    "Tensor value_cache, Tensor(a3!) output, Tensor query_start_loc, Tensor seq_lens, "
+    "float scale, bool causal, Tensor? alibi_slopes, SymInt sliding_window_size, "
+    "Tensor block_table, float softcap, Tensor scheduler_metadata, Tensor? s_aux, "
+    "Tensor? dynamic_causal, float k_scale=1.0, float v_scale=1.0, "
+    'str kv_cache_dtype="auto") -> ()'
+)
+def attention_with_one_window(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    output: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    causal: bool,
+    alibi_slopes: torch.Tensor | None,
+    window: int,
+    block_table: torch.Tensor,
+    softcap: float,
+    scheduler_metadata: torch.Tensor,
+    sinks: torch.Tensor | None,
+    dynamic_causal: torch.Tensor | None,
+    *_: object,
+) -> None:
+    """The same as later releases call it: ``window`` tokens, its own included."""
+    if dynamic_causal is not None:
+        raise NotImplementedError(
+            "reference platform: attention must be causal, or not, for all requests of "
+            "a batch; serve another model"
+        )
+    attention_with_kv_cache(
+        query,
+        key_cache,
+        value_cache,
+        output,
+        query_start_loc,
+        seq_lens,
+        scale,
+        causal,
+        alibi_slopes,
+        window - 1 if window > 0 else -1,
+        window - 1 if window > 0 and not causal else -1,
+        block_table,
+        softcap,
+        scheduler_metadata,
+        sinks,
+    )
 
 
 def _sequence(cache: torch.Tensor, blocks: torch.Tensor, tokens: int) -> torch.Tensor:
