@@ -78,8 +78,8 @@ def test_equals_hugging_face(
         assert sorted(served) == list(range(ranks))
         assert min(served.values()) > 0, f"a rank served nothing: {served}"
         assert sum(server.metric("vllm:prefix_cache_hits_total").values()) > 0
-    word = "enabled" if scheduling == "async" else "disabled"
-    assert f"Asynchronous scheduling is {word}" in server.log.read_text()
+    # What was asked for; upstream refuses to start where it cannot have it.
+    assert f"'async_scheduling': {scheduling == 'async'}" in server.log.read_text()
 
 
 def test_worker_process_started_by_spawn(

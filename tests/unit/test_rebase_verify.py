@@ -65,19 +65,22 @@ def test_a_file_gives_a_result_for_each_test_and_a_log(tmp_path: Path) -> None:
     assert "assert False" in log.read_text()
 
 
+SLEEPS = b"import time\n\ndef test_a():\n    time.sleep(600)\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "seconds", "said"),
     [
-        (b"import os\nos.abort()\n", "(did not run)"),
-        (b"x = 1\n", "(no tests)"),
-        (b"import time\n\ndef test_a():\n    time.sleep(60)\n", "(no end after 3 s)"),
+        (b"import os\nos.abort()\n", 120, "(did not run)"),
+        (b"x = 1\n", 120, "(no tests)"),
+        (SLEEPS, 3, "(no end after 3 s)"),
     ],
 )
 def test_a_file_without_results_is_a_failure(
-    tmp_path: Path, text: bytes, said: str
+    tmp_path: Path, text: bytes, seconds: float, said: str
 ) -> None:
     write_tree(tmp_path, {"test_a.py": text})
-    found = run_file(setup(tmp_path), "test_a.py", tmp_path, seconds=3)
+    found = run_file(setup(tmp_path), "test_a.py", tmp_path, seconds)
     assert found == {f"test_a.py::{said}": FAILED}
 
 

@@ -11,6 +11,7 @@ tensor is ``[tokens, heads, head size]``. A slot is ``block * block size + offse
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
@@ -165,47 +166,20 @@ def attention_with_kv_cache(
     "Tensor? dynamic_causal, float k_scale=1.0, float v_scale=1.0, "
     'str kv_cache_dtype="auto") -> ()'
 )
-def attention_with_one_window(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    output: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    causal: bool,
-    alibi_slopes: torch.Tensor | None,
-    window: int,
-    block_table: torch.Tensor,
-    softcap: float,
-    scheduler_metadata: torch.Tensor,
-    sinks: torch.Tensor | None,
-    dynamic_causal: torch.Tensor | None,
-    *_: object,
-) -> None:
-    """The same as later releases call it: ``window`` tokens, its own included."""
-    if dynamic_causal is not None:
+def attention_with_one_window(*call: Any) -> None:
+    """The same, as later releases call it.
+
+    They give one window, in tokens, the query's own included, and a tensor where
+    requests of a batch differ in whether they are causal.
+    """
+    first, causal, window = call[:9], call[7], call[9]
+    if call[14] is not None:
         raise NotImplementedError(
             "reference platform: attention must be causal, or not, for all requests of "
             "a batch; serve another model"
         )
-    attention_with_kv_cache(
-        query,
-        key_cache,
-        value_cache,
-        output,
-        query_start_loc,
-        seq_lens,
-        scale,
-        causal,
-        alibi_slopes,
-        window - 1 if window > 0 else -1,
-        window - 1 if window > 0 and not causal else -1,
-        block_table,
-        softcap,
-        scheduler_metadata,
-        sinks,
-    )
+    left = window - 1 if window > 0 else -1
+    attention_with_kv_cache(*first, left, -1 if causal else left, *call[10:14])
 
 
 def _sequence(cache: torch.Tensor, blocks: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -49,7 +49,8 @@ def run_file(
     xml = log.with_suffix(".xml")
     xml.unlink(missing_ok=True)
     command = [str(setup.python), "-m", "pytest", file, "-q", f"--junitxml={xml}"]
-    command += ["-p", "no:cacheprovider"]
+    # Beside the log, because a test that fails names files there, such as a server's.
+    command += ["-p", "no:cacheprovider", f"--basetemp={log.with_suffix('.tmp')}"]
     command += [word for name in setup.plugins for word in ("-p", name)]
     # PYTHONSAFEPATH: the folder holds source trees, the wheel is what is tested.
     ours = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}

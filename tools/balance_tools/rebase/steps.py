@@ -189,7 +189,7 @@ def verify_session(
         name=session.target,
         label=plan.new_label,
         lock=session.lock,
-        series=work.final / plan.package,
+        series=work.final,
         tree=Path(plan.new_tree),
     )
     return verify(paths, subject, args.verify_python, args.engine_tests.split())

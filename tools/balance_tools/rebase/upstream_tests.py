@@ -49,6 +49,12 @@ def _module(path: str) -> str:
 def _uses(tree: Path, name: str, modules: set[str], helpers: bool) -> bool:
     parsed = ast.parse((tree / name).read_bytes())
     symbols = set(imports(parsed, _module(name), name).values())
+    symbols |= {
+        alias.name
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     if any(_is_in(symbol, modules) for symbol in symbols):
         return True
     return helpers and any(

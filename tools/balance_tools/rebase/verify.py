@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from balance_tools.rebase.pytest_file import (
     run_file,
     termination_interrupts,
 )
+from balance_tools.rebase.replaced import PLUGIN, UPSTREAM
 from balance_tools.rebase.upstream_tests import (
     OFF,
     ON,
@@ -42,6 +43,7 @@ from balance_tools.rebase.upstream_tests import (
 )
 from balance_tools.rebase.verdict import Verdict
 from balance_tools.series import load_series
+from balance_tools.vendor import vendor
 from balance_tools.wheel import build_wheel
 
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
@@ -57,7 +59,7 @@ class Subject:
         name: Of the release or the line; the folder below build/verify.
         label: For people, "vllm 0.30.0".
         lock: Text of the lock.
-        series: Folder of the series of vllm.
+        series: Folder with the series of each package.
         tree: Pristine tree of the same release.
     """
 
@@ -113,34 +115,38 @@ def verify(
 def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     patched = _root(bench, "patched", bench.subject.series)
     plain = _root(bench, "unpatched", None)
+    # One of our tests reads the plugin, which the reference wheel does not have.
+    for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
+        print(line, file=sys.stderr)
     stages = [_wheel(bench, root) for root in (patched, plain)]
     wheels = [Path(stage.data["path"]) for stage in stages]
     stages += _environments(bench, [patched, plain], wheels, base)
     pythons = [Path(stage.data["path"]) for stage in stages[2:]]
     ours = Setup("engine", pythons[0], patched.root)
     files = [name for word in engine for name in _test_files(patched.root, word)]
-    tests = _run(bench, [(ours, file) for file in files], sha256_of(wheels[0]))
+    plugin = load_series(patched.patches(PLUGIN)).sha256
+    made_of = sha256_of(wheels[0]) + plugin
+    tests = _run(bench, [(ours, file) for file in files], made_of)
     failing = [
         f"{name}: {result} (our engine tests)"
         for stage in tests
         for name, result in stage.data.items()
         if result == FAILED
     ]
-    stages += tests
-    if failing:
-        return Verdict(bench.subject.label, stages, failing)
-    tests = list(_upstream(bench, wheels, pythons))
-    stages += tests
+    upstream = list(_upstream(bench, wheels, pythons))
     results: dict[str, dict[str, str]] = {PLAIN: {}, OFF: {}, ON: {}}
-    for stage in tests:
+    for stage in upstream:
         results[stage.name.split("/")[0]].update(stage.data)
-    return Verdict(bench.subject.label, stages, newly_failing(results))
+    failing += newly_failing(results)
+    return Verdict(bench.subject.label, [*stages, *tests, *upstream], failing)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     """Make the source root of one side."""
     paths, subject = bench.paths, bench.subject
-    patches: Mapping[str, Path | None] = {"vllm": series, "vllm_ascend": None}
+    patches: dict[str, Path | None] = {
+        package: series / package if series else None for package in (UPSTREAM, PLUGIN)
+    }
     root = make_checkout(paths, bench.folder / name, subject.lock, patches)
     pin = load_lock(paths.lock).vllm.version
     if parse_lock(subject.lock, "the new lock").vllm.version != pin:
@@ -153,7 +159,7 @@ def _wheel(bench: Bench, root: Paths) -> Stage:
     for name in files_of(bench.paths):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
             digest.update(name.encode() + (root.root / name).read_bytes())
-    digest.update(load_series(root.patches("vllm")).sha256.encode())
+    digest.update(load_series(root.patches(UPSTREAM)).sha256.encode())
 
     def build() -> Data:
         return {"path": str(build_wheel(root, Choice(), root.dist))}
@@ -219,13 +225,13 @@ def _upstream(
         OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
         ON: (Setup(ON, pythons[0], copy, (SWITCH_ON,), variables), wheels[0]),
     }
-    files = select(tree, load_series(bench.subject.series).paths)
+    files = select(tree, load_series(bench.subject.series / UPSTREAM).paths)
     for setup, wheel in setups.values():
         runs = [(setup, file) for file in files]
         yield from _run(bench, runs, sha256_of(wheel))
 
 
-def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], wheel: str) -> list[Stage]:
+def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Stage]:
     """Run test files one after the other and say how each went."""
     stages = []
     if not runs:
@@ -233,7 +239,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], wheel: str) -> list[St
     title = f"{runs[0][0].name}: {len(runs)} test files"
     with progress(title, len(runs), "file") as report:
         for done, (setup, file) in enumerate(runs, 1):
-            inputs = [wheel, _content(setup, file)]
+            inputs = [made_of, _content(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
             stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
