@@ -228,11 +228,12 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
     return (
         f"## Wall clock, {ranks} ranks\n\n"
         "Real servers on the emulated device, on a machine with "
-        f"{document['cores']} cores that did other work too; ratios to off, ± half "
-        "the range of the repeats, in parentheses the difference in points. The "
-        "prediction has the constants calibrated from the logs of off alone. A busy "
-        "machine gave the servers unequal time between steps, on average ms: "
-        f"{spent}; the last column allows for it.\n\n"
+        f"{document['cores']} cores that did nothing else; ratios to off, ± half the "
+        "range of the repeats, in parentheses the difference in points. The prediction "
+        "has the constants calibrated from the logs of off alone. The servers shared "
+        "the cores with the clients and so lost time between steps, on average ms: "
+        f"{spent}; the last column allows for it. Time scale of "
+        f"the device: {document['device']['time_scale']:g}.\n\n"
         + table(["", "measured", "predicted", "with each server's own host time"], rows)
         + f"\n\n{origin(document)}\n"
     )
