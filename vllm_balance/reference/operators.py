@@ -36,6 +36,16 @@ def init_cpu_memory_env(node_ids: Sequence[int]) -> None:
     """Bind memory to NUMA nodes: nothing to do where speed does not count."""
 
 
+@_operator("silu_and_mul(Tensor(a0!) result, Tensor input) -> ()")
+def silu_and_mul(result: torch.Tensor, gates: torch.Tensor) -> None:
+    """Write SwiGLU of ``gates`` ``[..., 2 n]`` into ``result`` ``[..., n]``.
+
+    Later releases want it to exist when a layer is made, and run PyTorch's form.
+    """
+    gate, up = gates.chunk(2, dim=-1)
+    result.copy_(F.silu(gate) * up)
+
+
 @_operator(
     "compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, "
     "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()"
