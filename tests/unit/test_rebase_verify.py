@@ -169,6 +169,7 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(
     tree = write_tree(
         tmp_path / "tree",
         {
+            "pyproject.toml": b"[tool.pytest.ini_options]\n",
             "tests/v1/core/test_direct.py": b"import vllm.v1.core.sched.scheduler\n",
             "tests/v1/core/utils.py": b"from vllm.v1.core.sched.scheduler import S\n",
             "tests/v1/core/test_helped.py": b"from .utils import make\n",
@@ -181,6 +182,7 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(
     copy_tests(tree, tmp_path / "copy")
     assert (tmp_path / "copy/tests/v1/core/utils.py").is_file()
     assert (tmp_path / "copy/switch_balance_on.py").is_file()
+    assert (tmp_path / "copy/pyproject.toml").is_file()
 
 
 def test_only_what_passes_without_the_patches_can_newly_fail() -> None:
@@ -193,6 +195,13 @@ def test_only_what_passes_without_the_patches_can_newly_fail() -> None:
         "d: skipped (patched, off)",
         "d: not run (patched, on)",
     ]
+
+
+def test_a_baseline_on_which_nothing_passes_proves_nothing() -> None:
+    broken = {"a": FAILED, "b": SKIPPED}
+    (found,) = newly_failing({PLAIN: broken, OFF: broken, ON: broken})
+    assert found == "no test of upstream's passes without the patches"
+    assert newly_failing({PLAIN: {}, OFF: {}, ON: {}}) == []
 
 
 def test_the_verdict_sums_up_each_kind_of_stage(tmp_path: Path) -> None:

@@ -75,15 +75,24 @@ def _helpers(tree: Path, symbols: Iterable[str]) -> set[str]:
 
 
 def copy_tests(tree: Path, folder: Path) -> None:
-    """Copy the tests of an sdist, and none of its source, with our plugin."""
+    """Copy the tests of an sdist, and none of its source, with our plugin.
+
+    With upstream's settings of pytest, too; else it would find those of this project.
+    """
     remove_tree(folder)
     shutil.copytree(tree / "tests", folder / "tests", symlinks=True)
+    shutil.copy2(tree / "pyproject.toml", folder)
     (folder / f"{SWITCH_ON}.py").write_text(_SWITCH_ON_TEXT)
 
 
 def newly_failing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return every test that passes unpatched and does not pass with the patches."""
+    """Return every test that passes unpatched and does not pass with the patches.
+
+    If tests ran and none passes unpatched, nothing could be compared; that is returned.
+    """
     found = []
+    if results[PLAIN] and PASSED not in results[PLAIN].values():
+        found.append("no test of upstream's passes without the patches")
     for name, result in results[PLAIN].items():
         for setup, other in results.items():
             if result == PASSED and other.get(name) != PASSED:

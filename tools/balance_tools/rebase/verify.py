@@ -250,11 +250,12 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
 
 
 def _content(setup: Setup, file: str) -> str:
-    """Hash a test file and the helpers that it may use."""
+    """Hash a test file, the helpers that it may use and the settings of pytest."""
     digest = hashlib.sha256(",".join(setup.plugins).encode())
     path = setup.root / file
     helpers = set(path.parent.glob("*.py")) - set(path.parent.glob("test_*.py"))
-    helpers |= set(setup.root.glob("tools/balance_tools/server.py"))
+    for other in ("pyproject.toml", "tools/balance_tools/server.py"):
+        helpers |= set(setup.root.glob(other))
     for one in (path, *sorted(helpers)):
         digest.update(one.read_bytes())
     return digest.hexdigest()
