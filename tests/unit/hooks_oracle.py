@@ -23,6 +23,8 @@ def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
         lambda t: t.startswith("self.engines_running = self._has_global_unfinished"),
     )
     assert "gate.exchange(" in body[index + 1]
+    assert "tell_clients=self._send_engine_dead" in body[index + 1]
+    assert function(tree, "EngineCoreProc._send_engine_dead")
     once(tree, "gate.exchange(")
 
 
@@ -93,6 +95,17 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     assert inner[index - 2].startswith("num_new_tokens = min(")
 
 
+def gate_is_told_of_the_end(tree: ast.Module) -> None:
+    """Scheduler.shutdown ends the watch of the gate, once."""
+    shutdown = function(tree, "Scheduler.shutdown")
+    told = [i for i, s in enumerate(shutdown.body) if "balance_gate" in ast.unparse(s)]
+    assert len(told) == 1
+    assert ast.unparse(shutdown.body[told[0]]) == (
+        "if self.balance_gate is not None:\n    self.balance_gate.shutdown()"
+    )
+    once(tree, "balance_gate.shutdown()")
+
+
 def rank_says_its_policy(tree: ast.Module) -> None:
     """The ready message has the policy beside the hash that the front-end compares."""
     body, index = block_with(
@@ -141,6 +154,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         imported(f"{BALANCE}.gate", "create_balance_gate"),
         gate_is_made_after_the_limit,
         gate_is_asked_in_both_loops,
+        gate_is_told_of_the_end,
         *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
     ),
     "vllm/v1/engine/core.py": (
