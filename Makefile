@@ -15,7 +15,8 @@ WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
     $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
-.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
+.PHONY: help demo test test-unit test-wheel test-engine test-image lint vendor wheel \
+    wheels image env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -29,6 +30,8 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
+	.venv/bin/hadolint docker/Dockerfile
+	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit
@@ -39,6 +42,9 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine
 
+test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
+	.venv/bin/python -m pytest tests/image
+
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
 
@@ -47,6 +53,10 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 	$(TOOL) wheels
+
+image: $(VENV)  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
+	$(TOOL) image $(WHEEL) $(if $(OS),--os $(OS)) $(if $(BASE),--base $(BASE)) \
+	    $(if $(ENGINE),--engine $(ENGINE)) $(if $(OPTIONS),--options='$(OPTIONS)')
 
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env

@@ -20,6 +20,7 @@ COMMANDS = {
     "wheel": "wheel",
     "wheels": "wheel",
     "env": "env",
+    "image": "image",
     "demo": "demo",
 }
 EXIT_ERROR = 1
