@@ -68,6 +68,14 @@ WORKLOADS: dict[str, Scenario] = {
 }
 """By a name for the table."""
 
+KV_LIMITED = {
+    "lognormal 600/300, KV cache for about 24 of 32": replace(
+        CHAT, limits=replace(RANKS, kv_blocks=24 * 50), engine="real"
+    )
+}
+"""Real schedulers whose KV cache is full before their slots are: they preempt, and no
+rank is ever at its limit of requests."""
+
 VARIATIONS: dict[str, Scenario] = {
     "as fitted": FIXED,
     **{

@@ -2,7 +2,7 @@
 
 Run it with the interpreter of an environment that has this vLLM::
 
-    python bench/suite.py [seed] [workloads] [sensitivity] [scale]
+    python bench/suite.py [seed] [workloads] [kv_limited] [sensitivity] [scale]
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from scenarios import (
     CHAT_VARIATIONS,
+    KV_LIMITED,
     PUBLISHED,
     SCALES,
     SEED,
@@ -112,6 +113,11 @@ def workloads() -> dict[str, object]:
     return compare("workloads", WORKLOADS, (*POLICIES, ORACLE), range(3))
 
 
+def kv_limited() -> dict[str, object]:
+    """Our policies on real schedulers that run out of KV cache."""
+    return compare("KV-limited", KV_LIMITED, OWN, range(2))
+
+
 def sensitivity() -> dict[str, object]:
     """Our policies while one thing at a time is varied."""
     scenarios = {f"fixed, {name}": s for name, s in VARIATIONS.items()} | {
@@ -143,6 +149,7 @@ def scale() -> dict[str, object]:
 SUITES: dict[str, Callable[[], dict[str, object]]] = {
     "seed": seed,
     "workloads": workloads,
+    "kv_limited": kv_limited,
     "sensitivity": sensitivity,
     "scale": scale,
 }

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import costs_page
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "results.md"
 ORACLE = "perfect sharing"
 GAIN = "steady_output_throughput"
+POLICIES = ("cap", "align", "adaptive")
 
 Case = dict[str, Any]
 
@@ -154,6 +157,23 @@ def workloads(document: dict[str, Any]) -> str:
     )
 
 
+def kv_limited(document: dict[str, Any]) -> str:
+    """Gains on real schedulers whose KV cache is full."""
+    cases: dict[str, Case] = document["cases"]
+    rows = [
+        [name, *_cells(case, POLICIES, lambda found: f"{found['gain'][GAIN]:+.0%}")]
+        for name, case in cases.items()
+    ]
+    return (
+        "## When the KV cache is full first\n\n"
+        "The same gain with real schedulers (`--engine real`), which run out of KV "
+        "cache blocks before they run out of slots, so that no rank ever reaches the "
+        f"limit that `cap` looks at; {len(document['seeds'])} seeds.\n\n"
+        + table(["workload", *POLICIES], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
 def sensitivity(document: dict[str, Any]) -> str:
     """Gains while one constant at a time is varied."""
     cases: dict[str, Case] = document["cases"]
@@ -242,9 +262,13 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "seed": seed,
     "workloads": workloads,
+    "kv_limited": kv_limited,
     "sensitivity": sensitivity,
     "wall_clock_dp4": lambda document: wall_clock(document, 4),
     "wall_clock_dp8": lambda document: wall_clock(document, 8),
+    "decision-cost": lambda document: costs_page.decision(document, table),
+    "hook-cost": lambda document: costs_page.hook(document, table),
+    "exchange-cost": lambda document: costs_page.exchange(document, table),
     "scale": scale,
 }
 

@@ -6,6 +6,7 @@ answers every decode with token 7) and this module plays the coordinator and the
 front-end. Thousands of steps take seconds.
 """
 
+import logging
 import multiprocessing
 import queue
 import random
@@ -52,6 +53,15 @@ class StandInExecutor(Executor):
         return [blocks * self.get_kv_cache_specs()[0]["layer"].page_size_bytes]
 
     def initialize_from_config(self, kv_cache_configs):
+        return None
+
+    def get_supported_kv_cache_layouts(self):  # of later releases, as the next two
+        return [["LBHNC"]]
+
+    def set_kv_cache_layout(self, layout_name):
+        return None
+
+    def compile_or_warm_up_model(self):
         return None
 
     def collective_rpc(self, method, *args, **kwargs):
@@ -122,11 +132,21 @@ class LoopEngine(DPEngineCoreProc):
         self.publish_dp_lb_stats = False
         self.process_input_queue_block = True
         self.shutdown_state = EngineShutdownState.RUNNING
+        self._set_what_later_releases_have(vllm_config)
         self._init_data_parallel(vllm_config)
         EngineCore.__init__(self, vllm_config, StandInExecutor, log_stats=True)
         self.trace = trace
         self.model_executor.scheduler = self.scheduler
         self.model_executor.on_step = self._record
+
+    def _set_what_later_releases_have(self, vllm_config: VllmConfig) -> None:
+        parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
+        interval = getattr(scheduling, "prefill_schedule_interval", 1)
+        self.prefill_schedule_interval = interval
+        # Their first step syncs, too.
+        self.first_sync = 1 if hasattr(parallel, "dp_sync_interval") else 0
+        self.dp_sync_interval = getattr(parallel, "dp_sync_interval", 32)
+        self.enable_fault_tolerance = False
 
     def _record(self, output) -> None:
         new = [request.req_id for request in output.scheduled_new_reqs]
@@ -161,7 +181,8 @@ class CollectiveCounter(LoopEngine):
 
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
         active = super()._has_global_unfinished_reqs(local_unfinished)
-        self.trace.syncs += self.step_counter % 32 == 0
+        step = self.step_counter
+        self.trace.syncs += step % self.dp_sync_interval == 0 or step == self.first_sync
         return active
 
 
@@ -209,7 +230,10 @@ def run_rank(
     rank: int, arguments: dict[str, Any], engine_class: type, inbox: Any, outbox: Any
 ) -> None:
     """Body of a rank's process: serve until the "stop" message, then report."""
+    engine = None
     try:
+        if log := arguments["additional_config"].get("log"):
+            logging.getLogger("vllm").addHandler(logging.FileHandler(log))
         config = EngineArgs(**arguments).create_engine_config()
         config.parallel_config.data_parallel_rank = rank
         config.parallel_config.data_parallel_rank_local = rank
@@ -230,6 +254,8 @@ def run_rank(
         outbox.put((rank, "report", (trace, leftover)))
     except BaseException:
         outbox.put((rank, "died", traceback.format_exc()))
+        if engine is not None:
+            engine.shutdown()  # as upstream does, with the error still at hand
 
 
 def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
@@ -373,6 +399,11 @@ class Ranks:
         while not self.outbox.empty():
             self._handle(self._next(timeout=1))
 
+    def wait_for(self, request_id: str, timeout: float = 60) -> None:
+        """Waits until that request is finished."""
+        while request_id in self.unfinished:
+            self._handle(self._next(timeout))
+
     def drain(self, timeout: float = 60) -> None:
         """Waits until every request is finished and the wave has ended."""
         while self.unfinished or self.running:
@@ -393,6 +424,18 @@ class Ranks:
             process.join(timeout)
         return [reports[rank] for rank in sorted(reports)]
 
+    def deaths(self, count: int, timeout: float) -> dict[int, str]:
+        """The tracebacks, by rank, of the next ranks that die of an error, and have
+        ended."""
+        errors: dict[int, str] = {}
+        while len(errors) < count:
+            rank, kind, payload = self._next(timeout)
+            if kind == "died":
+                errors[rank] = payload
+        for rank in errors:
+            self.processes[rank].join(timeout)
+        return errors
+
     def kill(self) -> None:
         for process in self.processes:
             if process.is_alive():
@@ -403,7 +446,7 @@ class Ranks:
 def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
     """Engine arguments of small ranks: four requests each, steps of 64 tokens.
 
-    `additional_config` is for this module: the KV cache blocks of a rank.
+    `additional_config` is for this module: KV cache blocks, and a file for the log.
     """
     return {
         "model": str(model),

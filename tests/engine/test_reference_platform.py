@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -89,7 +90,11 @@ def test_several_workers_need_processes(moe_model: Path) -> None:
     ("options", "message"),
     [
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: .* stores plain values"),
-        ({"enable_lora": True}, "--enable-lora: .* no LoRA operators"),
+        ({"enable_lora": True}, "--enable-lora: .* adapts no experts"),
+        (
+            {"enable_lora": True, "lora_target_modules": ["o_proj", "experts"]},
+            "--enable-lora: .* adapts no experts",
+        ),
         ({"compilation_config": {"mode": 3}}, "mode=VLLM_COMPILE: .* compiles nothing"),
         (
             {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
@@ -127,5 +132,7 @@ def test_refuses_the_second_model_runner(
 def test_refuses_to_speculate_at_random() -> None:
     check_sampling(speculative=True, temperature=0.0)
     check_sampling(speculative=False, temperature=0.7)
-    with pytest.raises(ValueError, match=r"temperature=0\.7: .* send temperature=0"):
+    with pytest.raises(
+        VLLMValidationError, match=r"temperature=0\.7: .* send temperature=0"
+    ):
         check_sampling(speculative=True, temperature=0.7)

@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -17,12 +19,12 @@ def check(config: Any) -> None:
 
 
 def check_sampling(speculative: bool, temperature: float) -> None:
-    """Raise ValueError for a request that speculative decoding cannot sample.
+    """Raise VLLMValidationError where speculative decoding cannot sample a request.
 
     Upstream's CPU rejection sampler handles greedy requests only.
     """
     if speculative and temperature > 0:
-        raise ValueError(
+        raise VLLMValidationError(
             f"temperature={temperature}: the reference platform decodes speculatively "
             "only where sampling is greedy; send temperature=0 or serve without "
             "--speculative-config"
@@ -62,9 +64,10 @@ def _refusals(config: Any) -> list[tuple[bool, str, str]]:
             f"stores plain values; use one of {', '.join(CACHE_DTYPES)}",
         ),
         (
-            config.lora_config is not None,
+            _adapts_experts(config.lora_config, model),
             "--enable-lora",
-            "has no LoRA operators; merge the adapter into the model",
+            "adapts no experts; name the other layers, as in --lora-target-modules "
+            "q_proj k_proj v_proj o_proj, or merge the adapter into the model",
         ),
         (
             speculative is not None and speculative.method != "ngram",
@@ -87,3 +90,10 @@ def _refusals(config: Any) -> list[tuple[bool, str, str]]:
             "has no state-space operators; serve a model with attention layers only",
         ),
     ]
+
+
+def _adapts_experts(lora: Any, model: Any) -> bool:
+    if lora is None or model is None or not model.is_moe:
+        return False
+    targets = lora.target_modules
+    return targets is None or any(name.endswith("experts") for name in targets)

@@ -202,6 +202,7 @@ class FastEngine:
                     )
                 ]
             ),
+            decoding=tuple(self._decodes),
             waiting=tuple([len(queue) for queue in self._waiting]),
             pending=tuple(self._pending),
             pending_tokens=tuple(self._pending_tokens),
