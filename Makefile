@@ -2,6 +2,7 @@
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
+# RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
@@ -21,7 +22,8 @@ NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 	--net --pid --fork --kill-child --mount-proc
 HOSTS ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-hosts lint vendor wheel wheels env clean
+.PHONY: help demo test test-unit test-wheel test-engine test-hosts lint vendor wheel \
+	wheels release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -57,6 +59,9 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 	$(TOOL) wheels
 
+release: $(VENV)  ## build and verify a release in dist/
+	$(TOOL) release $(RELEASE)
+
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env
 
@@ -69,5 +74,5 @@ $(VENV): pyproject.toml
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	$(PYTHON3) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	.venv/bin/python -m pip install --quiet --group tools --group release --group test --group demo
 	@touch $@

@@ -19,6 +19,7 @@ COMMANDS = {
     "kernels": "kernels",
     "wheel": "wheel",
     "wheels": "wheel",
+    "release": "release.command",
     "env": "env",
     "demo": "demo",
 }
