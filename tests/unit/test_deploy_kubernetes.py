@@ -131,6 +131,16 @@ def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
             assert npus == environment["RANKS_PER_HOST"]
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_service_is_taken_for_something_else(variant: str) -> None:
+    """Its variables for vLLM's (VLLM_PORT), itself for the one of the controller."""
+    for pod in pods(workload(variant)):
+        assert pod["spec"]["enableServiceLinks"] is False
+    name = workload(variant)["metadata"]["name"]
+    assert f"{variant}: Service {name}" not in DOCUMENTS
+    assert f"{variant}: Service {name}-api" in DOCUMENTS
+
+
 def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
     document = workload("statefulset")
     (container,) = document["spec"]["template"]["spec"]["containers"]

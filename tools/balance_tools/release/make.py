@@ -122,7 +122,7 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
 def verify_release(paths: Paths, folder: Path) -> None:
     """Inspect all wheels, and use the reference wheel; raises ToolError."""
     tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
-    command = [sys.executable, "-m", "pytest", "--quiet", "--release", str(folder)]
+    command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
     with progress("inspecting the wheels", 1, "pass"):
         status = subprocess.call([*command, *tests], cwd=paths.root, stdout=sys.stderr)
     if status != 0:
