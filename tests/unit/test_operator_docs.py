@@ -68,3 +68,14 @@ def test_every_soc_is_one_of_the_plugins_build() -> None:
     named = re.findall(r"`(ascend\d\w+[-\w]*)", COMPATIBILITY)
     assert len(named) > 4
     assert [name for name in named if f'"{name}"' not in setup] == []
+
+
+def test_every_metric_is_one_that_the_server_has() -> None:
+    sources = ["vllm/v1/metrics/loggers.py", "vllm/v1/core/sched/balance/metrics.py"]
+    defined = "".join((PATHS.root / name).read_text("utf-8") for name in sources)
+    rollout = (DOCS / "rollout.md").read_text(encoding="utf-8")
+    named = {
+        name.removesuffix("_total") for name in re.findall(r"`(vllm:\w+)`", rollout)
+    }
+    assert len(named) > 8
+    assert {name for name in named if f'"{name}"' not in defined} == set()
