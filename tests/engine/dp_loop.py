@@ -399,11 +399,6 @@ class Ranks:
         while not self.outbox.empty():
             self._handle(self._next(timeout=1))
 
-    def wait_for(self, request_id: str, timeout: float = 60) -> None:
-        """Waits until that request is finished."""
-        while request_id in self.unfinished:
-            self._handle(self._next(timeout))
-
     def drain(self, timeout: float = 60) -> None:
         """Waits until every request is finished and the wave has ended."""
         while self.unfinished or self.running:

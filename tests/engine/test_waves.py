@@ -128,8 +128,8 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
     try:
         for number in range(4):
             ranks.submit(0, f"long-{number}", 10, 200)
-        ranks.submit(1, "short", 10, 20)
-        ranks.wait_for("short")
+        for _ in range(2):  # answered when they have come in, and after another step
+            ranks.call("is_scheduler_paused")
         ranks.call(*stopping)
         ranks.submit(1, "late", 10, 20)
         ranks.call(*starting)
