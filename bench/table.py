@@ -1,4 +1,4 @@
-"""Writes docs/results.md from the JSON files in bench/results.
+"""Writes docs/results.md and docs/frontier.md from the JSON files in bench/results.
 
 ::
 
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import frontier_page
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGE = ROOT / "docs" / "results.md"
+DOCS = ROOT / "docs"
 ORACLE = "perfect sharing"
 GAIN = "steady_output_throughput"
 
@@ -248,8 +250,8 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def page() -> str:
-    """The page, with a section for each file that exists."""
+def results_page() -> str:
+    """The page of results, with a section for each file that exists."""
     sections = [
         section(document)
         for name, section in SECTIONS.items()
@@ -262,16 +264,25 @@ def page() -> str:
     )
 
 
+def pages() -> dict[Path, str]:
+    """All pages for which there are results."""
+    found = {DOCS / "results.md": results_page()}
+    if (document := load("frontier")) is not None:
+        text = frontier_page.page(document, table, origin(document))
+        found[DOCS / "frontier.md"] = text
+    return found
+
+
 def main() -> None:
-    """Writes the page, or checks that it is up to date."""
+    """Writes the pages, or checks that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-            sys.exit(f"error: {PAGE} is not up to date; run python bench/table.py")
-        return
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    check = parser.parse_args().check
+    for path, text in pages().items():
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"error: {path} is not up to date; run python bench/table.py")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import add, truediv
 
 from .costs import CostLearner, StepCost
-from .cycle import Traffic, optimal_cycle, shortened_cycle
+from .cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
 from .decision import OPEN, Decision
 from .level import best_level
 from .rows import Snapshot
@@ -35,10 +35,11 @@ class AdaptiveParameters:
     after exactly one cycle if arrivals are even: the integral of
     ``urgency * (t / T) * m t / N`` over one cycle T equals ``m T^2 / 2N``."""
     load_exponent: float = 3.0
-    """How much more the rent of a rank with more requests than the mean weighs; the
-    fullest rank decides when the last request ends."""
+    """How much more the rent of a rank with more requests weighs; the fullest rank
+    decides when the last request ends. The weights of all ranks have the mean 1."""
     tolerance: float = 0.03
-    """Share of the throughput that may be given for shorter waits."""
+    """Share of the throughput that may be given for shorter waits where all slots are
+    in use and no request waits for one; see `Adaptive._tolerance`."""
     deadline_cycles: float = 2.0
     """Age at which a rank's pending work must be served, in cycles, when a rank is
     full; times ``log2(2 * ranks)``, because the oldest of more ranks is older."""
@@ -58,7 +59,7 @@ class Adaptive:
     Every second that n_r of N requests are pending on rank r costs the share n_r / N
     of the throughput. The policy lets this *rent* accrue,
 
-    ``rent_r += dt * (n_r / N) * (load_r / mean load)^load_exponent
+    ``rent_r += dt * (n_r / N) * load_r^load_exponent / mean(load^load_exponent)
     * urgency * age_r / cycle``
 
     and compares it with the *waste* of releasing now, while other ranks have less to
@@ -156,7 +157,10 @@ class Adaptive:
             return OPEN._replace(reason="ttft_budget")
         used = map(add, snapshot.running, requests)
         load = min(1.0, max(map(truediv, used, snapshot.max_running)))
-        cycle = shortened_cycle(cycle, waste, self._parameters.tolerance)
+        cycle, waste = fuller_release(
+            cycle, waste, per_rank=cycle * self._traffic.rate / len(requests)
+        )
+        cycle = shortened_cycle(cycle, waste, self._tolerance(snapshot, requests, load))
         self._accrue(snapshot, requests, seconds / total / cycle)
         floor = self._overdue(
             snapshot,
@@ -200,19 +204,44 @@ class Adaptive:
             return _HOLD._replace(reason="learn")
         return OPEN._replace(reason="learn")
 
+    def _tolerance(
+        self, snapshot: Snapshot, requests: tuple[int, ...], load: float
+    ) -> float:
+        """What shorter waits are worth, as a share of the throughput.
+
+        ``tolerance * (2 - load) * (share of the waiting requests that have a slot)``:
+        twice as much on empty ranks, where a hold is all that a request waits for;
+        nothing where requests queue for slots, whose wait only throughput shortens.
+
+        Args:
+            snapshot: the rows.
+            requests: pending requests of each rank.
+            load: share of the slots in use, of the fullest rank.
+        """
+        waiting = sum(snapshot.waiting)
+        queued = sum(
+            n - able
+            for n, able in zip(snapshot.waiting, requests, strict=True)
+            if n > able
+        )
+        with_slot = 1 - queued / waiting if waiting else 1.0
+        return self._parameters.tolerance * (2 - load) * with_slot
+
     def _accrue(
         self, snapshot: Snapshot, requests: tuple[int, ...], share: float
     ) -> None:
         """Adds a step's rent. `share`: seconds of the step per request per cycle."""
-        loads = list(map(add, snapshot.running, snapshot.waiting))
-        # Somebody runs, or there would be an immediate release: the mean is positive.
-        mean = sum(loads) / len(loads)
         exponent = self._parameters.load_exponent
-        scale = self._parameters.urgency * share * _SECONDS / mean**exponent
+        weights = [
+            load**exponent for load in map(add, snapshot.running, snapshot.waiting)
+        ]
+        # Somebody runs, or there would be an immediate release: the sum is positive.
+        scale = self._parameters.urgency * share * _SECONDS * len(weights)
+        scale /= sum(weights)
         self._rents = [
-            rent + scale * n * age * load**exponent if n else 0.0
-            for rent, n, age, load in zip(
-                self._rents, requests, snapshot.pending_age_us, loads, strict=True
+            rent + scale * n * age * weight if n else 0.0
+            for rent, n, age, weight in zip(
+                self._rents, requests, snapshot.pending_age_us, weights, strict=True
             )
         ]
 

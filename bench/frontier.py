@@ -1,0 +1,294 @@
+"""Runs the frontier: `adaptive` and its rivals on the whole grid of `frontier_grid`.
+
+::
+
+    python bench/frontier.py [--jobs 2] [--minutes 7]
+
+Every run that has ended is kept in build/frontier, so that an interrupted or timed
+frontier goes on where it was; a change of the simulator or of a policy makes its own
+runs anew. Once nothing is missing, bench/results/frontier.json is written.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import vllm.benchmarks.dp_balance.scenario
+import vllm.v1.core.sched.balance.policy
+from frontier_grid import (
+    CHOICE_PHIS,
+    CHOICE_SEEDS,
+    LIGHT,
+    REPORT_SEEDS,
+    RIVALS,
+    TTFT_BUDGETS,
+    Cell,
+    grid,
+)
+from tqdm import tqdm
+from vllm.benchmarks.dp_balance.results import versions
+from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
+RESULT = ROOT / "bench" / "results" / "frontier.json"
+FIGURES = (
+    "output_throughput",
+    "steady_output_throughput",
+    "mean_tpot_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+)
+ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "level.py")
+"""Sources that the other policies do not depend on."""
+
+Figures = dict[str, float]
+
+
+class Task(NamedTuple):
+    """One run."""
+
+    cell: Cell
+    policy: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Names the run and the sources that it depends on."""
+        return f"{self.cell.name}; {self.policy}; {self.seed}; {source(self.policy)}"
+
+
+class UnfinishedError(Exception):
+    """There was no time for all runs."""
+
+
+def _digest(paths: Collection[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+_SIMULATOR = Path(vllm.benchmarks.dp_balance.scenario.__file__).parent.glob("*.py")
+_POLICIES = Path(vllm.v1.core.sched.balance.policy.__file__).parent.glob("*.py")
+_EVERYTHING = [*_SIMULATOR, *_POLICIES, Path(__file__).parent / "frontier_grid.py"]
+_SOURCES = {
+    True: _digest(_EVERYTHING),
+    False: _digest([path for path in _EVERYTHING if path.name not in ADAPTIVE_ONLY]),
+}
+
+
+def source(policy: str) -> str:
+    """Hash of what the runs of a policy depend on."""
+    return _SOURCES[policy.startswith("adaptive")]
+
+
+def execute(task: Task) -> tuple[str, Figures]:
+    """The figures of one run, with its key."""
+    metrics = simulate_and_measure(task.cell.scenario, task.policy, task.seed)
+    return task.key, {name: round(getattr(metrics, name), 4) for name in FIGURES}
+
+
+class Runs:
+    """Runs that are kept on disk."""
+
+    def __init__(self, jobs: int, minutes: float) -> None:
+        self._jobs = jobs
+        self._end = time.monotonic() + 60 * minutes
+        self._known: dict[str, Figures] = {}
+        if KEPT.exists():
+            for line in KEPT.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, figures = json.loads(line)
+                except ValueError:
+                    continue  # the line that was being written when a run was killed
+                self._known[key] = figures
+
+    def __getitem__(self, task: Task) -> Figures:
+        return self._known[task.key]
+
+    def mean(self, cell: Cell, policy: str, seeds: Sequence[int], name: str) -> float:
+        """Mean of a figure over the seeds."""
+        return statistics.fmean(self[Task(cell, policy, seed)][name] for seed in seeds)
+
+    def make(self, title: str, tasks: Sequence[Task]) -> None:
+        """Makes those that are missing.
+
+        Raises:
+            UnfinishedError: the time was over before.
+        """
+        missing = [task for task in tasks if task.key not in self._known]
+        if not missing:
+            return
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            KEPT.open("a", encoding="utf-8") as kept,
+            multiprocessing.Pool(self._jobs) as pool,
+            tqdm(desc=title, total=len(missing), unit="run", mininterval=5) as bar,
+        ):
+            kept.write("\n")  # ends what a killed run may have left
+            for key, figures in pool.imap_unordered(execute, missing):
+                self._known[key] = figures
+                kept.write(json.dumps([key, figures]) + "\n")
+                kept.flush()
+                bar.update()
+                if time.monotonic() > self._end:
+                    break
+        if any(task.key not in self._known for task in tasks):
+            raise UnfinishedError
+
+
+def gain(runs: Runs, cell: Cell, policy: str, seed: int) -> float:
+    """What the policy gains over off, as a share: steady throughput of a closed loop;
+    of an open one, whose throughput is given, mean end-to-end latency."""
+    mine, off = runs[Task(cell, policy, seed)], runs[Task(cell, "off", seed)]
+    if cell.is_closed_loop:
+        name = "steady_output_throughput"
+        return mine[name] / off[name] - 1
+    return off["mean_e2el_ms"] / mine["mean_e2el_ms"] - 1
+
+
+def choose_settings(runs: Runs, cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Mean gain of each setting of each rival, over the cells of the choice."""
+    settings = [setting for choices in RIVALS.values() for setting in choices]
+    cells = [cell for cell in cells if cell.phi in CHOICE_PHIS]
+    runs.make(
+        "choosing settings",
+        [
+            Task(cell, policy, seed)
+            for cell in cells
+            for policy in ("off", *settings)
+            for seed in CHOICE_SEEDS
+        ],
+    )
+    return {
+        rival: {
+            setting: statistics.fmean(
+                gain(runs, cell, setting, seed)
+                for cell in cells
+                for seed in CHOICE_SEEDS
+            )
+            for setting in choices
+        }
+        for rival, choices in RIVALS.items()
+    }
+
+
+def budget_tasks(runs: Runs, cells: Sequence[Cell]) -> Iterator[tuple[int, Task]]:
+    """Every TTFT budget, with every run in which off keeps it for 99 % of requests."""
+    for budget in TTFT_BUDGETS:
+        for cell in cells:
+            for seed in REPORT_SEEDS:
+                if runs[Task(cell, "off", seed)]["p99_ttft_ms"] <= 1e3 * budget:
+                    policy = f"adaptive:ttft_budget={budget}"
+                    yield budget, Task(cell, policy, seed)
+
+
+def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
+    """Makes all runs and sums them up."""
+    choices = choose_settings(runs, cells)
+    chosen = {
+        rival: max(found, key=found.__getitem__) for rival, found in choices.items()
+    }
+    # `align` as shipped is the measure of the latencies, whatever was chosen.
+    policies = tuple(dict.fromkeys(("off", "adaptive", "align", *chosen.values())))
+    runs.make(
+        "frontier",
+        [
+            Task(cell, policy, seed)
+            for cell in cells
+            for policy in policies
+            for seed in REPORT_SEEDS
+        ],
+    )
+    budgets = list(budget_tasks(runs, cells))
+    runs.make("TTFT budgets", [task for _, task in budgets])
+    return {
+        "seeds": list(REPORT_SEEDS),
+        "choice": {
+            "seeds": list(CHOICE_SEEDS),
+            "phi": list(CHOICE_PHIS),
+            "mean_gain": choices,
+        },
+        "chosen": chosen,
+        "cells": [
+            {
+                "workload": cell.workload,
+                "ranks": cell.ranks,
+                "phi": cell.phi,
+                "closed_loop": cell.is_closed_loop,
+                "light": cell.workload in LIGHT,
+                "policies": {
+                    policy: {
+                        "gain": [
+                            round(gain(runs, cell, policy, seed), 5)
+                            for seed in REPORT_SEEDS
+                        ],
+                        **{
+                            name: round(runs.mean(cell, policy, REPORT_SEEDS, name), 2)
+                            for name in FIGURES
+                        },
+                    }
+                    for policy in policies
+                },
+            }
+            for cell in cells
+        ],
+        "ttft_budgets": [
+            {
+                "budget_s": budget,
+                "cell": task.cell.name,
+                "seed": task.seed,
+                "p99_ttft_ms": runs[task]["p99_ttft_ms"],
+                "gain": round(gain(runs, task.cell, task.policy, task.seed), 5),
+            }
+            for budget, task in budgets
+        ],
+    }
+
+
+def write(document: dict[str, object]) -> None:
+    """Writes the document; items of its lists take one line each."""
+    parts = []
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines = ",\n  ".join(json.dumps(item) for item in value)
+            text = f"[\n  {lines}\n ]"
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+        parts.append(f" {json.dumps(name)}: {text}")
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Makes what is missing, and the document once nothing is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so many"
+    )
+    arguments = parser.parse_args()
+    # As an error, so that the processes end with this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    cells = list(grid())
+    try:
+        found = result(Runs(arguments.jobs, arguments.minutes), cells)
+    except UnfinishedError:
+        sys.exit(f"Time is over; run it again to go on. Runs are kept in {KEPT}.")
+    write({"command": "python bench/frontier.py", "versions": versions(), **found})
+    print(f"Wrote {RESULT}")
+
+
+if __name__ == "__main__":
+    main()

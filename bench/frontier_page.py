@@ -1,0 +1,275 @@
+"""docs/frontier.md: the targets, what was reached, and the figures behind it."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Cell = Mapping[str, Any]
+Document = Mapping[str, Any]
+Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
+
+
+def rivals(document: Document) -> list[str]:
+    """The settings that were chosen, one per rival."""
+    return list(document["chosen"].values())
+
+
+def gain(cell: Cell, policy: str) -> float:
+    """Mean over the seeds of the gain over off, as a share."""
+    return statistics.fmean(cell["policies"][policy]["gain"])
+
+
+def best_rival(document: Document, cell: Cell) -> str:
+    """The setting that gains most in this cell."""
+    return max(rivals(document), key=lambda policy: gain(cell, policy))
+
+
+def lead(document: Document, cell: Cell, policy: str = "adaptive") -> float:
+    """What the policy serves more than the best rival, as a share of the latter."""
+    best = gain(cell, best_rival(document, cell))
+    return (1 + gain(cell, policy)) / (1 + best) - 1
+
+
+def ratio(cell: Cell, policy: str, figure: str, reference: str = "align") -> float:
+    """A figure of a policy over that of another."""
+    policies = cell["policies"]
+    quotient: float = policies[policy][figure] / policies[reference][figure]
+    return quotient
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """As is right for ratios."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def closed(document: Document, **where: object) -> list[Cell]:
+    """The closed loops, of these ranks or this phi."""
+    return [
+        cell
+        for cell in document["cells"]
+        if cell["closed_loop"]
+        and all(cell[name] == value for name, value in where.items())
+    ]
+
+
+class Target(NamedTuple):
+    """One aim, and what was reached."""
+
+    aim: str
+    found: str
+    met: bool
+    if_not: str
+    """Why it is not, and what is possible."""
+
+
+def _count(cells: Sequence[Cell], holds: Callable[[Cell], bool]) -> tuple[int, str]:
+    number = sum(map(holds, cells))
+    return number, f"{number} of {len(cells)} cells ({number / len(cells):.0%})"
+
+
+def targets(document: Document) -> list[Target]:
+    """All aims."""
+    cells: Sequence[Cell] = document["cells"]
+    leads = [lead(document, cell) for cell in cells]
+    least = min(gain(cell, "adaptive") for cell in cells)
+    mean = statistics.fmean(gain(cell, "adaptive") for cell in closed(document))
+    small = statistics.fmean(gain(c, "adaptive") for c in closed(document, ranks=4))
+    near, found_near = _count(
+        cells, lambda cell: ratio(cell, "adaptive", "p99_ttft_ms") <= 1.1
+    )
+    itl = geometric_mean(ratio(cell, "adaptive", "p99_itl_ms") for cell in cells)
+    behind = sum(value < -0.02 for value in leads)
+    light = [cell for cell in cells if cell["light"]]
+    gains = [gain(cell, "adaptive") for cell in light]
+    budgets = document["ttft_budgets"]
+    kept = sum(run["p99_ttft_ms"] <= 1e3 * run["budget_s"] for run in budgets)
+    return [
+        Target(
+            "mean gain over `off` at least +37 %",
+            f"{mean:+.0%} over all closed loops, {small:+.0%} over those of 4 ranks",
+            mean >= 0.37,
+            "",
+        ),
+        Target(
+            "nowhere more than 2 % below the best rival",
+            f"{behind} of {len(cells)} cells are; worst {min(leads):+.1%}, "
+            f"mean {statistics.fmean(leads):+.1%}",
+            behind == 0,
+            BEHIND,
+        ),
+        Target("nowhere below `off` − 1 %", f"least {least:+.1%}", least >= -0.01, ""),
+        Target(
+            "TTFT p99 at most 10 % above that of `align` in 90 % of the cells",
+            found_near,
+            near >= 65 / 72 * len(cells),
+            TAILS,
+        ),
+        Target(
+            "ITL p99 a third below that of `align`, in the geometric mean",
+            f"{itl - 1:+.0%}",
+            itl <= 2 / 3,
+            TAILS,
+        ),
+        Target(
+            "at light load, mean end-to-end latency not above that of `off`",
+            f"gains from {min(gains):+.1%} to {max(gains):+.1%}",
+            min(gains) >= -0.001,
+            LIGHT_LOAD,
+        ),
+        Target(
+            "with a TTFT budget that `off` keeps for 99 % of the requests, "
+            "`adaptive` keeps it too",
+            f"{kept} of {len(budgets)} runs",
+            kept >= 0.99 * len(budgets),
+            BUDGETS,
+        ),
+    ]
+
+
+BEHIND = ""
+TAILS = ""
+LIGHT_LOAD = ""
+BUDGETS = ""
+
+
+def _by(document: Document, name: str) -> dict[object, list[Cell]]:
+    groups: dict[object, list[Cell]] = {}
+    for cell in document["cells"]:
+        groups.setdefault(cell[name], []).append(cell)
+    return groups
+
+
+def _gains(document: Document, cells: Sequence[Cell]) -> list[str]:
+    """Mean gains of all policies, and the lead of `adaptive`: its mean and least."""
+    leads = [lead(document, cell) for cell in cells]
+    return [
+        *(
+            f"{statistics.fmean(gain(cell, policy) for cell in cells):+.0%}"
+            for policy in ("adaptive", *rivals(document))
+        ),
+        f"{statistics.fmean(leads):+.1%}",
+        f"{min(leads):+.1%}",
+    ]
+
+
+def _latencies(cells: Sequence[Cell]) -> list[str]:
+    return [
+        f"{geometric_mean(ratio(cell, 'adaptive', name) for cell in cells):.2f}"
+        for name in ("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "mean_tpot_ms")
+    ]
+
+
+def page(document: Document, table: Table, origin: str) -> str:
+    """The page.
+
+    Args:
+        document: of `frontier.py`.
+        table: makes a Markdown table of a head and rows.
+        origin: how the numbers came about.
+    """
+    cells: Sequence[Cell] = document["cells"]
+    reached = targets(document)
+    spread = max(
+        max(found["gain"]) - min(found["gain"])
+        for cell in document["cells"]
+        if cell["closed_loop"]
+        for found in [cell["policies"]["adaptive"]]
+    )
+    worst = sorted(cells, key=lambda cell: lead(document, cell))[:12]
+    slowest = sorted(cells, key=lambda cell: -ratio(cell, "adaptive", "p99_ttft_ms"))
+    settings = [
+        [f"`{setting}`{' (chosen)' if setting == chosen else ''}", f"{mean:+.1%}"]
+        for rival, chosen in document["chosen"].items()
+        for setting, mean in document["choice"]["mean_gain"][rival].items()
+    ]
+    head = ["adaptive", *(f"`{policy}`" for policy in rivals(document))]
+    groups = [
+        [title.format(key), *_gains(document, group), *_latencies(group)]
+        for name, title in (
+            ("workload", "{}"),
+            ("ranks", "{} ranks"),
+            ("phi", "phi {}"),
+        )
+        for key, group in _by(document, name).items()
+    ]
+    return (
+        "# The frontier\n\n"
+        "Written by `python bench/table.py` from `bench/results/frontier.json`; do not "
+        "edit. All numbers are simulated.\n\n"
+        f"`adaptive`, with its one default configuration, on {len(cells)} cells: "
+        f"{len(_by(document, 'workload'))} workloads × 4, 8, 16 and 32 ranks × phi 0, "
+        "0.3, 0.6 and 0.9 (`bench/frontier_grid.py`). At least 2048 requests each, and "
+        "four per place in flight; means over the seeds "
+        f"{', '.join(map(str, document['seeds']))}, which were not used for tuning. "
+        "The gain of a closed loop is that of its steady output throughput over `off`; "
+        "of an open loop, whose throughput is given, that of 1 / mean end-to-end "
+        "latency. "
+        "Each rival has the one setting with the greatest mean gain over the grid, "
+        "chosen on another seed; the *best rival* is the best of them in each cell, as "
+        "if the operator knew which. The lead is over its throughput, so that 2 % mean "
+        "the same whether the gain is 10 % or 400 %. "
+        f"Gains of `adaptive` differ by up to {spread:.0%} of off's throughput between "
+        "seeds (skewed routing to many ranks).\n\n"
+        "## Targets\n\n"
+        + table(
+            ["target", "reached", "met"],
+            [[t.aim, t.found, "yes" if t.met else "no"] for t in reached],
+        )
+        + "".join(f"\n\n{t.if_not}" for t in reached if not t.met)
+        + "\n\n## Pictures\n\n"
+        "Throughput against tails, relative to `align`: a dot per closed loop, a disc "
+        "for the geometric mean.\n\n"
+        "![Throughput against TTFT p99 and ITL p99](pictures/frontier-trade.svg)\n\n"
+        "Lead of `adaptive` over the best rival of each cell, in per cent:\n\n"
+        "![Lead over the best rival](pictures/frontier-lead.svg)\n\n"
+        "## By workload, ranks and phi\n\n"
+        "Mean gain of each policy, lead of `adaptive` over the best rival (mean and "
+        "least), and its latencies over those of `align` (geometric means):\n\n"
+        + table(
+            ["", *head, "lead", "least", "TTFT p50", "p99", "ITL p99", "TPOT"], groups
+        )
+        + "\n\n## The cells with the least lead\n\n"
+        + table(
+            ["cell", "adaptive", "best rival", "its gain", "lead", "TTFT p99 s", "its"],
+            [_worst(document, cell) for cell in worst],
+        )
+        + "\n\n## The cells with the longest tails\n\n"
+        + table(
+            ["cell", "off", "align", "adaptive", "× align"],
+            [
+                [
+                    _name(cell),
+                    *(
+                        f"{cell['policies'][policy]['p99_ttft_ms'] / 1e3:.1f}"
+                        for policy in ("off", "align", "adaptive")
+                    ),
+                    f"{ratio(cell, 'adaptive', 'p99_ttft_ms'):.2f}",
+                ]
+                for cell in slowest[:12]
+            ],
+        )
+        + "\n\nTTFT p99 in seconds.\n\n## Settings of the rivals\n\n"
+        "Mean gain over the cells with phi "
+        f"{' and '.join(map(str, document['choice']['phi']))}, seed "
+        f"{', '.join(map(str, document['choice']['seeds']))}:\n\n"
+        + table(["setting", "mean gain"], settings)
+        + f"\n\n{origin}\n"
+    )
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell['workload']}, {cell['ranks']} ranks, phi {cell['phi']:g}"
+
+
+def _worst(document: Document, cell: Cell) -> list[str]:
+    best = best_rival(document, cell)
+    return [
+        _name(cell),
+        f"{gain(cell, 'adaptive'):+.1%}",
+        f"`{best}`",
+        f"{gain(cell, best):+.1%}",
+        f"{lead(document, cell):+.1%}",
+        f"{cell['policies']['adaptive']['p99_ttft_ms'] / 1e3:.1f}",
+        f"{cell['policies'][best]['p99_ttft_ms'] / 1e3:.1f}",
+    ]
