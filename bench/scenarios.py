@@ -83,8 +83,7 @@ VARIATIONS: dict[str, Scenario] = {
         for factor in (0.5, 2)
     },
     "noise ±10 %": replace(FIXED, cost=replace(FIXED.cost, noise=0.2)),
-    "snapshot lag 1": replace(FIXED, snapshot_lag=1),
-    "snapshot lag 2": replace(FIXED, snapshot_lag=2),
+    "asynchronous scheduling": replace(FIXED, async_scheduling=True),
 }
 """What is varied on the fixed lengths."""
 
@@ -92,7 +91,7 @@ CHAT_VARIATIONS = {
     name: replace(
         CHAT,
         cost=scenario.cost,
-        snapshot_lag=scenario.snapshot_lag,
+        async_scheduling=scenario.async_scheduling,
     )
     for name, scenario in VARIATIONS.items()
 }

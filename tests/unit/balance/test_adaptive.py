@@ -1,7 +1,7 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
 import pytest
-from balance.adaptive import Adaptive, AdaptiveParameters, without_granted
+from balance.adaptive import Adaptive, AdaptiveParameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
@@ -167,32 +167,6 @@ def test_at_light_load_the_budget_is_kept(gaps, budget):
             ranks.advance(policy.decide(ranks.snapshot()))
             assert all(ranks.now - t <= budget for q in ranks.waiting for _, _, t in q)
         ranks.arrive(number % 4, prompt=100, output=30)
-
-
-def test_budgets_granted_meanwhile_are_not_granted_again():
-    assert without_granted((2, 0, 4), (300, 0, 900), [200]) == (
-        (1, 0, 4),
-        (100, 0, 700),
-    )
-    assert without_granted((2, 1), (300, 40), [200, 200]) == ((0, 0), (0, 0))
-    assert without_granted((2, 1), (300, 40), []) == ((2, 1), (300, 40))
-
-
-def test_a_late_snapshot_does_not_release_the_same_work_twice():
-    policy = learned(snapshot_lag=1)
-    for step in range(200):
-        decision = policy.decide(one_pending(age=step * 0.040))
-        if decision.admit:
-            break
-    assert decision.prefill_tokens == 100
-    assert policy.decide(one_pending(age=9.0)) == (False, 0, "rent")
-
-
-def test_a_release_without_limit_is_remembered_as_a_whole_step():
-    policy = learned(snapshot_lag=1)
-    idle = snapshot([running(0, pending=1), DECODE, DECODE, DECODE])
-    assert policy.decide(idle).prefill_tokens is None
-    assert policy.decide(one_pending(age=1000.0)) == (False, 0, "rent")
 
 
 @pytest.mark.parametrize("rate", [2, 12, 30])
