@@ -17,12 +17,10 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import vllm.benchmarks.dp_balance.scenario
-import vllm.v1.core.sched.balance.policy
 from frontier_grid import (
     CHOICE_PHIS,
     CHOICE_SEEDS,
@@ -49,6 +47,8 @@ FIGURES = (
     "p99_itl_ms",
     "mean_e2el_ms",
 )
+SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
+"""Packages; of them, the modules that a simulation imports."""
 ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "level.py")
 """Sources that the other policies do not depend on."""
 
@@ -64,33 +64,38 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Names the run and the sources that it depends on."""
-        return f"{self.cell.name}; {self.policy}; {self.seed}; {source(self.policy)}"
+        """Names the run, with a hash of all that it depends on."""
+        source = _SOURCE[self.policy.startswith("adaptive")]
+        everything = f"{self.cell.scenario} {source}".encode()
+        digest = hashlib.sha256(everything).hexdigest()[:12]
+        return f"{self.cell.name}; {self.policy}; {self.seed}; {digest}"
 
 
 class UnfinishedError(Exception):
     """There was no time for all runs."""
 
 
-def _digest(paths: Collection[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+def _source() -> dict[bool, str]:
+    """Hash of the simulator and the policies, with and without `ADAPTIVE_ONLY`."""
+    paths = sorted(
+        Path(module.__file__)
+        for name, module in sys.modules.items()
+        if name.startswith(SOURCES) and module.__file__
+    )
+    texts = {path: path.read_bytes() for path in paths}
+    return {
+        adaptive: hashlib.sha256(
+            b"".join(
+                text
+                for path, text in texts.items()
+                if adaptive or path.name not in ADAPTIVE_ONLY
+            )
+        ).hexdigest()
+        for adaptive in (True, False)
+    }
 
 
-_SIMULATOR = Path(vllm.benchmarks.dp_balance.scenario.__file__).parent.glob("*.py")
-_POLICIES = Path(vllm.v1.core.sched.balance.policy.__file__).parent.glob("*.py")
-_EVERYTHING = [*_SIMULATOR, *_POLICIES, Path(__file__).parent / "frontier_grid.py"]
-_SOURCES = {
-    True: _digest(_EVERYTHING),
-    False: _digest([path for path in _EVERYTHING if path.name not in ADAPTIVE_ONLY]),
-}
-
-
-def source(policy: str) -> str:
-    """Hash of what the runs of a policy depend on."""
-    return _SOURCES[policy.startswith("adaptive")]
+_SOURCE = _source()
 
 
 def execute(task: Task) -> tuple[str, Figures]:
@@ -201,16 +206,17 @@ def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
         rival: max(found, key=found.__getitem__) for rival, found in choices.items()
     }
     # `align` as shipped is the measure of the latencies, whatever was chosen.
-    policies = tuple(dict.fromkeys(("off", "adaptive", "align", *chosen.values())))
-    runs.make(
-        "frontier",
-        [
-            Task(cell, policy, seed)
-            for cell in cells
-            for policy in policies
-            for seed in REPORT_SEEDS
-        ],
-    )
+    others = tuple(dict.fromkeys(("off", "align", *chosen.values())))
+    for title, policies in (("rivals", others), ("adaptive", ("adaptive",))):
+        runs.make(
+            title,
+            [
+                Task(cell, policy, seed)
+                for cell in cells
+                for policy in policies
+                for seed in REPORT_SEEDS
+            ],
+        )
     budgets = list(budget_tasks(runs, cells))
     runs.make("TTFT budgets", [task for _, task in budgets])
     return {
@@ -239,7 +245,7 @@ def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
                             for name in FIGURES
                         },
                     }
-                    for policy in policies
+                    for policy in ("adaptive", *others)
                 },
             }
             for cell in cells

@@ -30,13 +30,12 @@ def snapshot(rows):
 
 def running(count, pending=0, tokens=100, **fields):
     """A rank that runs so many requests and has others of so many tokens pending."""
-    return IDLE._replace(
-        running=count,
-        waiting=pending,
-        pending=pending,
-        pending_tokens=pending * tokens,
-        **fields,
-    )
+    pending_fields = {
+        "waiting": pending,
+        "pending": pending,
+        "pending_tokens": pending * tokens,
+    }
+    return IDLE._replace(running=count, **pending_fields | fields)
 
 
 @st.composite

@@ -67,7 +67,7 @@ def fuller_release(cycle: float, waste: float, per_rank: float) -> tuple[float, 
     """The optimal cycle and its waste where releases collect many requests.
 
     A release of a few requests wastes what one request on one rank does. With k
-    requests per rank the fullest rank has several more than the mean one; k / 2 is
+    requests per rank the fullest rank has several more than the mean one; k / 3 is
     what fits simulations best. The optimal cycle grows with the root of the waste.
 
     Args:
@@ -75,7 +75,7 @@ def fuller_release(cycle: float, waste: float, per_rank: float) -> tuple[float, 
         waste: seconds per release of one request.
         per_rank: k, requests that each rank collects in that cycle on average.
     """
-    factor = max(1.0, per_rank / 2)
+    factor = max(1.0, per_rank / 3)
     return cycle * math.sqrt(factor), waste * factor
 
 
