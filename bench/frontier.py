@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from frontier_grid import (
+    BUDGET_SEEDS,
     CHOICE_PHIS,
     CHOICE_SEEDS,
     LIGHT,
@@ -193,7 +194,7 @@ def budget_tasks(runs: Runs, cells: Sequence[Cell]) -> Iterator[tuple[int, Task]
     """Every TTFT budget, with every run in which off keeps it for 99 % of requests."""
     for budget in TTFT_BUDGETS:
         for cell in cells:
-            for seed in REPORT_SEEDS:
+            for seed in BUDGET_SEEDS:
                 if runs[Task(cell, "off", seed)]["p99_ttft_ms"] <= 1e3 * budget:
                     policy = f"adaptive:ttft_budget={budget}"
                     yield budget, Task(cell, policy, seed)

@@ -28,6 +28,7 @@ CHOICE_PHIS = (0.3,)
 REPORT_SEEDS = (2, 4, 6)
 TTFT_BUDGETS = (1, 2, 4, 8)
 """Seconds."""
+BUDGET_SEEDS = REPORT_SEEDS[:1]
 
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")

@@ -68,6 +68,15 @@ WORKLOADS: dict[str, Scenario] = {
 }
 """By a name for the table."""
 
+KV_LIMITED: dict[str, Scenario] = {
+    name: replace(scenario, limits=replace(RANKS, kv_blocks=blocks), engine="real")
+    for name, scenario, blocks in (
+        ("3500/1500 ±1.5 %", FIXED, 5000),
+        ("lognormal 600/300", CHAT, 1200),
+    )
+}
+"""As many requests as slots, but a KV cache for about half of them."""
+
 VARIATIONS: dict[str, Scenario] = {
     "as fitted": FIXED,
     **{

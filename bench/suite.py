@@ -2,7 +2,7 @@
 
 Run it with the interpreter of an environment that has this vLLM::
 
-    python bench/suite.py [seed] [workloads] [sensitivity] [scale]
+    python bench/suite.py [seed] [workloads] [sensitivity] [kv_limited] [scale]
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from scenarios import (
     CHAT_VARIATIONS,
+    KV_LIMITED,
     PUBLISHED,
     SCALES,
     SEED,
@@ -120,6 +121,11 @@ def sensitivity() -> dict[str, object]:
     return compare("sensitivity", scenarios, OWN, range(2))
 
 
+def kv_limited() -> dict[str, object]:
+    """Our policies where the KV cache is full, with real schedulers."""
+    return compare("KV limited", KV_LIMITED, OWN, range(2, 7, 2))
+
+
 def scale() -> dict[str, object]:
     """Steps per second of processor time, by data parallel size."""
     rates: dict[str, dict[str, float]] = {}
@@ -144,6 +150,7 @@ SUITES: dict[str, Callable[[], dict[str, object]]] = {
     "seed": seed,
     "workloads": workloads,
     "sensitivity": sensitivity,
+    "kv_limited": kv_limited,
     "scale": scale,
 }
 

@@ -175,6 +175,44 @@ def sensitivity(document: dict[str, Any]) -> str:
     )
 
 
+def kv_limited(document: dict[str, Any]) -> str:
+    """Gains and latencies where the KV cache is full."""
+    cases: dict[str, Case] = document["cases"]
+    rows = [
+        [
+            f"{name}, {policy}",
+            f"{found['gain'][GAIN]:+.1%} ± {found['gain_spread'][GAIN] / 2:.1%}",
+            f"{found['mean']['mean_tpot_ms']:.0f}",
+            f"{found['mean']['median_ttft_ms'] / 1e3:.1f}",
+            f"{found['mean']['p99_ttft_ms'] / 1e3:.0f}",
+            f"{found['mean']['p99_itl_ms']:.0f}",
+            f"{found['mean']['mean_e2el_ms'] / 1e3:.0f}",
+        ]
+        for name, case in cases.items()
+        for policy, found in case["policies"].items()
+    ]
+    return (
+        "## A full KV cache\n\n"
+        "As many requests as slots, but a KV cache for about half of them: requests "
+        "queue for blocks and are preempted. vLLM's own schedulers (`--engine real`); "
+        f"means over the seeds {', '.join(map(str, document['seeds']))}, ± is half the "
+        "range. TTFT counts the wait in the queue.\n\n"
+        + table(
+            [
+                "",
+                "gain",
+                "TPOT ms",
+                "TTFT p50 s",
+                "TTFT p99 s",
+                "ITL p99 ms",
+                "e2e s",
+            ],
+            rows,
+        )
+        + f"\n\n{origin(document)}\n"
+    )
+
+
 def scale(document: dict[str, Any]) -> str:
     """Speed of the simulator."""
     rows = [
@@ -244,6 +282,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "seed": seed,
     "workloads": workloads,
     "sensitivity": sensitivity,
+    "kv_limited": kv_limited,
     "wall_clock_dp4": lambda document: wall_clock(document, 4),
     "wall_clock_dp8": lambda document: wall_clock(document, 8),
     "scale": scale,
@@ -268,7 +307,9 @@ def pages() -> dict[Path, str]:
     """All pages for which there are results."""
     found = {DOCS / "results.md": results_page()}
     if (document := load("frontier")) is not None:
-        text = frontier_page.page(document, table, origin(document))
+        text = frontier_page.page(
+            document, table, origin(document), kv_limited=load("kv_limited")
+        )
         found[DOCS / "frontier.md"] = text
     return found
 

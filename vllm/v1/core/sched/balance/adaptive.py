@@ -198,9 +198,11 @@ class Adaptive:
         """
         waiting = sum(snapshot.waiting)
         queued = sum(
-            n - able
-            for n, able in zip(snapshot.waiting, snapshot.pending, strict=True)
-            if n > able
+            [
+                n - able
+                for n, able in zip(snapshot.waiting, snapshot.pending, strict=True)
+                if n > able
+            ]
         )
         with_slot = 1 - queued / waiting if waiting else 1.0
         return self._parameters.tolerance * (2 - load) * with_slot
