@@ -1,10 +1,9 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
-# TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS: of an Ascend wheel
+# TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
-PYTHON ?= cp311
 ARCH ?= $(shell uname -m)
 KERNELS ?= prebuilt
 
@@ -12,7 +11,8 @@ VENV := .venv/.made
 TOOL := PYTHONPATH=tools .venv/bin/python -m balance_tools
 WHEEL_OPTIONS := --target $(TARGET)
 ifneq ($(TARGET),reference)
-WHEEL_OPTIONS += --python $(PYTHON) --arch $(ARCH) --kernels $(KERNELS)
+WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
+    $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
 .PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
@@ -42,7 +42,7 @@ test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
 
-wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH and KERNELS
+wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS, SOC
 	$(TOOL) wheel $(WHEEL_OPTIONS)
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels

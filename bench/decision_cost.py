@@ -9,17 +9,14 @@ pending, and the adaptive policy has learned its costs, so that it takes its lon
 way through. Nothing else should run on the machine meanwhile.
 """
 
-import argparse
 import importlib.util
-import json
-import platform
 import random
-import shlex
-import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import record
 
 FOLDER = Path(__file__).parents[1] / "vllm/v1/core/sched/balance"
 RANKS = (4, 16, 64, 256, 1024)
@@ -84,11 +81,8 @@ def measure(name: str, ranks: int, calls: int) -> dict[str, float]:
     for rows in steps:
         SNAPSHOT.from_rows(rows)
     from_rows = (time.perf_counter_ns() - started) / 1e3 / SNAPSHOTS
-    tenths = statistics.quantiles(times, n=10)
     return {
-        "median_us": round(statistics.median(times), 2),
-        "p10_us": round(tenths[0], 2),
-        "p90_us": round(tenths[-1], 2),
+        **record.spread(times),
         "max_us": round(max(times), 2),
         "snapshot_from_rows_us": round(from_rows, 2),
     }
@@ -96,10 +90,7 @@ def measure(name: str, ranks: int, calls: int) -> dict[str, float]:
 
 def main() -> None:
     """Prints a table, and writes the results if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=2000, help="calls per figure")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = record.parser(__doc__, calls=2000).parse_args()
     results = []
     print(f"{'policy':10} {'ranks':>6} {'median':>10} {'p10':>9} {'p90':>9}  µs")
     for name in POLICY.POLICIES:
@@ -110,23 +101,7 @@ def main() -> None:
                 f"{name:10} {ranks:6} {figures['median_us']:10.1f} "
                 f"{figures['p10_us']:9.1f} {figures['p90_us']:9.1f}"
             )
-    if arguments.output:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "python": platform.python_version(),
-            "machine": f"{platform.machine()}, {_processor()}",
-            "calls": arguments.calls,
-            "results": results,
-        }
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    record.write(arguments, results)
 
 
 POLICY = load_policies()

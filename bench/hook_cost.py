@@ -10,17 +10,13 @@ The gate measures, decides and applies; `schedule` asks it for every waiting req
 that it looks at. Nothing else should run on the machine meanwhile.
 """
 
-import argparse
-import json
-import platform
-import shlex
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -95,7 +91,10 @@ class OwnRow:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
 
-    def gather(self, row: Row, group: object) -> Snapshot:
+    def begin_step(self) -> None:
+        """As `RowExchange.begin_step`."""
+
+    def gather(self, row: Row, group: object, tell_clients: object) -> Snapshot:
         """As `RowExchange.gather`."""
         return Snapshot.from_rows([row] * self._ranks)
 
@@ -108,30 +107,25 @@ def measure(scheduler: Any, policy: str, ranks: int, calls: int) -> dict[str, An
     times = []
     for step in range(calls):
         start = time.perf_counter_ns()
-        gate.exchange(group=None, wave=0, step=step, active=True)
+        gate.exchange(None, 0, step, active=True, tell_clients=sys.exit)
         for request in waiting[:4]:
             if not gate.holds(request):
                 gate.clip(request, request.num_tokens)
         times.append((time.perf_counter_ns() - start) / 1e3)
         gate.take_stats()
-    tenths = statistics.quantiles(times[calls // 10 :], n=10)
-    median = statistics.median(times[calls // 10 :])
+    figures = record.spread(times[calls // 10 :])
+    share = round(figures["median_us"] / STEP_US, 5)
     return {
         "policy": policy,
         "ranks": ranks,
-        "median_us": round(median, 1),
-        "p10_us": round(tenths[0], 1),
-        "p90_us": round(tenths[-1], 1),
-        "share_of_a_36_ms_step": round(median / STEP_US, 5),
+        **figures,
+        "share_of_a_36_ms_step": share,
     }
 
 
 def main() -> None:
     """Prints a table, and writes the results if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=3000, help="calls per figure")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = record.parser(__doc__, calls=3000).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scheduler = busy_scheduler(tiny_models.make("moe", Path(folder)))
     results = [
@@ -145,16 +139,7 @@ def main() -> None:
             f"{row['policy']:10} {row['ranks']:5} {row['median_us']:10} "
             f"{row['p90_us']:8} {100 * row['share_of_a_36_ms_step']:7.2f}%"
         )
-    if arguments.output:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "calls": arguments.calls,
-            "results": results,
-        }
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    record.write(arguments, results)
 
 
 if __name__ == "__main__":

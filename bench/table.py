@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import costs_page
 import frontier_page
 
 ROOT = Path(__file__).parents[1]
@@ -268,11 +269,12 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
     return (
         f"## Wall clock, {ranks} ranks\n\n"
         "Real servers on the emulated device, on a machine with "
-        f"{document['cores']} cores that did other work too; ratios to off, ± half "
-        "the range of the repeats, in parentheses the difference in points. The "
-        "prediction has the constants calibrated from the logs of off alone. A busy "
-        "machine gave the servers unequal time between steps, on average ms: "
-        f"{spent}; the last column allows for it.\n\n"
+        f"{document['cores']} cores that did nothing else; ratios to off, ± half the "
+        "range of the repeats, in parentheses the difference in points. The prediction "
+        "has the constants calibrated from the logs of off alone. The servers shared "
+        "the cores with the clients and so lost time between steps, on average ms: "
+        f"{spent}; the last column allows for it. Time scale of "
+        f"the device: {document['device']['time_scale']:g}.\n\n"
         + table(["", "measured", "predicted", "with each server's own host time"], rows)
         + f"\n\n{origin(document)}\n"
     )
@@ -285,6 +287,9 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "kv_limited": kv_limited,
     "wall_clock_dp4": lambda document: wall_clock(document, 4),
     "wall_clock_dp8": lambda document: wall_clock(document, 8),
+    "decision-cost": lambda document: costs_page.decision(document, table),
+    "hook-cost": lambda document: costs_page.hook(document, table),
+    "exchange-cost": lambda document: costs_page.exchange(document, table),
     "scale": scale,
 }
 

@@ -60,8 +60,11 @@ FIGURES = (
 
 
 @contextlib.contextmanager
-def server(model: str, ranks: int, policy: str, log: Path) -> Iterator[str]:
+def server(
+    model: str, ranks: int, policy: str, time_scale: float, log: Path
+) -> Iterator[str]:
     """A server on the emulated device; yields its URL."""
+    device = {"emulated_device": {**DEVICE, "time_scale": time_scale}}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -71,7 +74,7 @@ def server(model: str, ranks: int, policy: str, log: Path) -> Iterator[str]:
         *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
         *("--max-model-len", "2048", "--enforce-eager", "--no-async-scheduling"),
         *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
-        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+        *("--additional-config", json.dumps(device)),
     ]
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
@@ -144,6 +147,12 @@ def main() -> None:
     parser.add_argument("--data-parallel-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=160)
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        help="slow the device down by this factor, where the processors cannot keep up",
+    )
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     args = parser.parse_args()
@@ -159,7 +168,7 @@ def main() -> None:
                 path = args.folder / f"dp{ranks}-{policy}-{repeat}.json"
                 log = path.with_suffix(".server.log")
                 if not path.exists():
-                    with server(args.model, ranks, policy, log) as url:
+                    with server(args.model, ranks, policy, args.time_scale, log) as url:
                         bench(args.model, url, args.num_prompts, concurrency, path)
                 saved = json.loads(path.read_text())
                 saved["steady_output_throughput"] = steady_throughput(saved)
@@ -175,10 +184,12 @@ def main() -> None:
     )
     document = {
         "command": "python bench/wall_clock.py MODEL --data-parallel-size "
-        f"{ranks} --num-prompts {args.num_prompts} --repeats {args.repeats}",
+        f"{ranks} --num-prompts {args.num_prompts} --repeats {args.repeats} "
+        f"--time-scale {args.time_scale:g}",
         "versions": versions(),
         "cores": os.cpu_count(),
-        "device": DEVICE,
+        "device": {**DEVICE, "time_scale": args.time_scale},
+        "load_average": list(os.getloadavg()),
         "calibration": {
             policy: [asdict(found) for found in of_policy]
             for policy, of_policy in fits.items()

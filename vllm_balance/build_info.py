@@ -24,12 +24,16 @@ class BuildInfo:
     """`reference` or `ascend`."""
     device: str | None
     """Device the kernels are for, as the plugin names it (`A2`); None without."""
+    soc: str | None
+    """Chip that kernels from source were built for (`ascend910b1`); None without."""
     arch: str | None
     """Machine the kernels are for (`aarch64`); None without."""
     kernels: str | None
     """`prebuilt` or `source`; None without."""
     kernel_wheel: str | None
     """File name of the upstream wheel that prebuilt kernels were taken from."""
+    toolchain: str | None
+    """Versions of what kernels from source were built with; None without."""
     commit: str | None
     """Our git commit; None when the wheel was not built in a git checkout."""
     dirty: bool | None

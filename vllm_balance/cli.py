@@ -64,7 +64,8 @@ def describe(info: BuildInfo) -> str:
     """The record as lines of `name  value` for a person."""
     target = info.target
     if info.kernels:
-        target += f", {info.kernels} kernels for {info.device} on {info.arch}"
+        device = f"{info.device} ({info.soc})" if info.soc else info.device
+        target += f", {info.kernels} kernels for {device} on {info.arch}"
     commit = info.commit or "not known"
     if info.dirty:
         commit += " with changes"
@@ -72,7 +73,7 @@ def describe(info: BuildInfo) -> str:
         **{f"installed {name}": value for name, value in info.distributions.items()},
         **{f"upstream {name}": value for name, value in info.upstreams.items()},
         "target": target,
-        "kernels from": info.kernel_wheel,
+        "kernels from": info.kernel_wheel or info.toolchain,
         "commit": commit,
         "lock": info.lock_sha256,
         **{f"series {name}": value for name, value in info.series_sha256.items()},

@@ -6,6 +6,7 @@ answers every decode with token 7) and this module plays the coordinator and the
 front-end. Thousands of steps take seconds.
 """
 
+import logging
 import multiprocessing
 import queue
 import random
@@ -209,7 +210,10 @@ def run_rank(
     rank: int, arguments: dict[str, Any], engine_class: type, inbox: Any, outbox: Any
 ) -> None:
     """Body of a rank's process: serve until the "stop" message, then report."""
+    engine = None
     try:
+        if log := arguments["additional_config"].get("log"):
+            logging.getLogger("vllm").addHandler(logging.FileHandler(log))
         config = EngineArgs(**arguments).create_engine_config()
         config.parallel_config.data_parallel_rank = rank
         config.parallel_config.data_parallel_rank_local = rank
@@ -230,6 +234,8 @@ def run_rank(
         outbox.put((rank, "report", (trace, leftover)))
     except BaseException:
         outbox.put((rank, "died", traceback.format_exc()))
+        if engine is not None:
+            engine.shutdown()  # as upstream does, with the error still at hand
 
 
 def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
@@ -373,6 +379,11 @@ class Ranks:
         while not self.outbox.empty():
             self._handle(self._next(timeout=1))
 
+    def wait_for(self, request_id: str, timeout: float = 60) -> None:
+        """Waits until that request is finished."""
+        while request_id in self.unfinished:
+            self._handle(self._next(timeout))
+
     def drain(self, timeout: float = 60) -> None:
         """Waits until every request is finished and the wave has ended."""
         while self.unfinished or self.running:
@@ -393,6 +404,18 @@ class Ranks:
             process.join(timeout)
         return [reports[rank] for rank in sorted(reports)]
 
+    def deaths(self, count: int, timeout: float) -> dict[int, str]:
+        """The tracebacks, by rank, of the next ranks that die of an error, and have
+        ended."""
+        errors: dict[int, str] = {}
+        while len(errors) < count:
+            rank, kind, payload = self._next(timeout)
+            if kind == "died":
+                errors[rank] = payload
+        for rank in errors:
+            self.processes[rank].join(timeout)
+        return errors
+
     def kill(self) -> None:
         for process in self.processes:
             if process.is_alive():
@@ -403,7 +426,7 @@ class Ranks:
 def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
     """Engine arguments of small ranks: four requests each, steps of 64 tokens.
 
-    `additional_config` is for this module: the KV cache blocks of a rank.
+    `additional_config` is for this module: KV cache blocks, and a file for the log.
     """
     return {
         "model": str(model),

@@ -242,17 +242,6 @@ def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynch
     assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
 
 
-def test_a_new_group_of_ranks_starts_with_a_new_policy(moe_model):
-    gate = make_scheduler(config_of(moe_model)).balance_gate
-    gate._exchange.gather = lambda row, group: Snapshot.from_rows([row])
-    policies = []
-    for group in ("two ranks", "two ranks", "four ranks"):
-        gate.exchange(group, wave=0, step=1, active=True)
-        policies.append(gate._policy)
-    assert policies[0] is policies[1]
-    assert policies[1] is not policies[2]
-
-
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     workload=st.lists(
@@ -289,7 +278,7 @@ def test_ranks_served_by_a_policy_end_everything(
         now += 0.04 + 0.001 * max(tokens)
         gates = [scheduler.balance_gate for scheduler in ranks]
         for gate in gates:
-            gate._count_hold()
+            gate._count_hold(now)
         snapshot = Snapshot.from_rows(
             gate._measure(0, number, now=now, wall=now) for gate in gates
         )

@@ -1,13 +1,14 @@
 """The gate in the real scheduler: what is held, what is not, and what is refused."""
 
 import inspect
+import itertools
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.core.sched.balance.policy import OPEN, Decision, create_policy
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.validation import (
     check_balance_scheduler,
@@ -130,10 +131,13 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     close(scheduler)
     scheduler.add_request(make_request("held", 10, 5))
     step(scheduler)
-    scheduler.balance_gate.exchange(group=None, wave=0, step=32, active=False)
+    scheduler.balance_gate.exchange(
+        group=None, wave=0, step=32, active=False, tell_clients=print
+    )
     stats = scheduler.balance_gate.take_stats()
     assert stats["held_steps"] == 1
     assert stats["hold_lengths"] == [1]
+    assert [seconds >= 0 for seconds in stats["hold_seconds"]] == [True]
     assert scheduler.balance_gate.decision == OPEN
     assert step(scheduler).num_scheduled_tokens == {"held": 10}
 
@@ -149,6 +153,7 @@ def test_the_row_counts_what_could_prefill(config):
         "wave": 3,
         "step": 8,
         "running": 1,
+        "decoding": 0,
         "waiting": 2,
         "pending": 2,
         "pending_tokens": 36 + 50,
@@ -162,6 +167,18 @@ def test_the_row_counts_what_could_prefill(config):
         "wait_us": 0,
     }
     assert 0 < row.kv_usage_ppm < 1_000_000
+
+
+def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
+    """Else nothing would be pending, and what could run would be held."""
+    scheduler = make_scheduler(config)
+    for number in range(6):
+        scheduler.add_request(make_request(f"grammar-{number}", 10, 5))
+    for request in scheduler.waiting:
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    scheduler.add_request(make_request("ready", 20, 5))
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
 
 
 def test_rows_of_different_steps_are_an_error():
@@ -242,6 +259,15 @@ def test_an_engine_that_became_dense_or_single_is_refused(
         check_balance_scheduler(scheduler, dense)
 
 
+def test_an_engine_in_the_process_of_its_caller_is_refused(
+    config, scheduler, monkeypatch
+):
+    """There the scheduler is stepped without the data parallel loop."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.raises(ValueError, match="runs in its caller's process"):
+        check_balance_scheduler(scheduler, config)
+
+
 def test_ranks_with_another_policy_are_refused(config):
     parallel_config = config.parallel_config
     check_same_balance(1, {"data_parallel_balance": "cap"}, parallel_config)
@@ -264,7 +290,11 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
     gate._stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
     gate._stats.observe_held_step()
-    gate._stats.observe_hold_end(3)
+    gate._stats.observe_hold_end(3, 0.25)
+    wide = full._replace(max_tokens=64)
+    for budget in (16, None, 100):
+        grant = Decision(admit=True, prefill_tokens=budget, reason="test")
+        gate._stats.observe_step(grant, Snapshot.from_rows([wide, wide]), 0.001)
     stats = SchedulerStats(dp_balance_stats=gate.take_stats())
     assert gate.take_stats() is None, "each report is sent once"
     logger.record(stats, None, engine_idx=1)
@@ -276,7 +306,82 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     assert value("vllm:dp_balance_held_steps_total", engine="1") == 1
     assert value("vllm:dp_balance_held_steps_total", engine="0") == 0
     assert value("vllm:dp_balance_hold_length_steps_sum", engine="1") == 3
-    assert value("vllm:dp_balance_exchange_seconds_count", engine="1") == 1
-    assert value("vllm:dp_balance_ratio_sum", engine="1") == 1
+    assert value("vllm:dp_balance_hold_length_seconds_sum", engine="1") == 0.25
+    assert value("vllm:dp_balance_prefill_budget_tokens_count", engine="1") == 3
+    granted = 16 + 64 + 64
+    assert value("vllm:dp_balance_prefill_budget_tokens_sum", engine="1") == granted
+    assert value("vllm:dp_balance_exchange_seconds_count", engine="1") == 4
+    assert value("vllm:dp_balance_ratio_sum", engine="1") == 4
     labels = {"policy": "cap", "decision": "hold", "reason": "rank_full"}
     assert value("vllm:dp_balance_decisions_total", engine="1", **labels) == 1
+
+
+class OtherRankIsFull:
+    """Instead of the gather: this rank's row, and that of a rank that is full."""
+
+    def gather(self, row, group, tell_clients):
+        self.row = row
+        return Snapshot.from_rows([row, row._replace(running=4, held_steps=0)])
+
+    def rest(self, wave, step):
+        """The wave has ended."""
+
+
+def exchanges(gate, steps, group=None):
+    """Ends so many steps in which the gate was asked for an admissible request."""
+    for number in range(steps):
+        gate.holds(make_request("held", 10, 5))
+        gate.exchange(group, 0, number, active=True, tell_clients=print)
+
+
+def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
+    """New ranks have nothing to remember, so that nobody may."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    exchanges(gate, 1, group="before")
+    policy = gate._policy
+    exchanges(gate, 2, group="before")
+    row = gate._exchange.row
+    assert gate._policy is policy
+    assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
+    exchanges(gate, 1, group="after")
+    row = gate._exchange.row
+    assert gate._policy is not policy
+    assert row.step_time_us == 0, "in this step the group was changed"
+    assert row.held_steps == 3, "the bound of a hold holds on"
+
+
+def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
+    clock = iter(range(100, 200, 10))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock) / 2)
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    gate._policy = create_policy("cap", max_hold_steps=2)
+    # 50: cap decides to hold, 60 and 70: held. The bound; 80: not held any more.
+    exchanges(gate, 4)
+    stats = gate.take_stats()
+    assert stats["hold_lengths"] == [2]
+    assert stats["hold_seconds"] == [20.0]
+
+
+def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(
+        "vllm.v1.core.sched.balance.gate.logger.warning",
+        lambda text, *arguments: warnings.append(text % arguments),
+    )
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    gate = scheduler.balance_gate
+    gate._exchange = OtherRankIsFull()
+    gate._policy = create_policy("cap", max_hold_steps=3)
+    exchanges(gate, 5)
+    assert len(warnings) == 1
+    assert "policy cap has held a request of this rank for 3 steps" in warnings[0]
+    exchanges(gate, 20)
+    assert len(warnings) == 1
+    exchanges(gate, 20)
+    assert len(warnings) == 2
+    assert "so far: 9." in warnings[1]

@@ -26,6 +26,7 @@ CASES = {
     "variable": case(environment=VARIABLE),
     "additional_config": case(additional_config=SWITCH),
     "scheduler_config": case(additional_config={"scheduler_config": SWITCH}),
+    "flag": case(environment=VARIABLE, data_parallel_balance="adaptive"),
     "none": case(),
     "one rank": case(ranks=1, environment=VARIABLE),
     "prefill node": case(
@@ -69,6 +70,11 @@ def test_a_legacy_switch_means_cap(switch, outcomes):
     assert outcome["policy"] == "cap"
     assert not outcome["copy_is_on"]
     assert any("deprecated" in line for line in outcome["logged"])
+
+
+def test_a_policy_that_was_chosen_with_the_flag_wins(outcomes):
+    assert outcomes["flag"]["policy"] == "adaptive"
+    assert not outcomes["flag"]["copy_is_on"]
 
 
 def test_without_a_switch_balance_stays_off(outcomes):

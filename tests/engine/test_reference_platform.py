@@ -89,7 +89,11 @@ def test_several_workers_need_processes(moe_model: Path) -> None:
     ("options", "message"),
     [
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: .* stores plain values"),
-        ({"enable_lora": True}, "--enable-lora: .* no LoRA operators"),
+        ({"enable_lora": True}, "--enable-lora: .* adapts no experts"),
+        (
+            {"enable_lora": True, "lora_target_modules": ["o_proj", "experts"]},
+            "--enable-lora: .* adapts no experts",
+        ),
         ({"compilation_config": {"mode": 3}}, "mode=VLLM_COMPILE: .* compiles nothing"),
         (
             {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},

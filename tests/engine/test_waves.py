@@ -103,3 +103,64 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
         f"requests, {len(traces[0].steps)} steps with work on rank 0, "
         f"{sum(t.preemptions for t in traces)} preemptions"
     )
+
+
+STOPS = {
+    "pause": (("pause_scheduler", "keep", False), ("resume_scheduler",)),
+    "sleep": (("sleep", 1, "keep"), ("wake_up",)),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stop_clears_what_was_decided(moe_model, stop):
+    """Rank 0 is full when all stop, so that `cap` holds; nobody knows it afterwards."""
+
+    class Witness(LoopEngine):
+        def _record(self, output) -> None:
+            new = [request.req_id for request in output.scheduled_new_reqs]
+            admits = self.scheduler.balance_gate.decision.admit
+            self.trace.steps.append((self.current_wave, self.step_counter, admits, new))
+            time.sleep(0.005)  # so that the stop comes long before the end
+
+    stopping, starting = STOPS[stop]
+    ranks = Ranks(2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap"))
+    try:
+        for number in range(4):
+            ranks.submit(0, f"long-{number}", 10, 200)
+        ranks.submit(1, "short", 10, 20)
+        ranks.wait_for("short")
+        ranks.call(*stopping)
+        ranks.submit(1, "late", 10, 20)
+        ranks.call(*starting)
+        ranks.drain()
+        (full, _), (other, _) = ranks.stop()
+    finally:
+        ranks.kill()
+    *_, last_before = (step for step in full.steps if step[0] == 0)
+    first_after = next(step for step in other.steps if step[0] == 1)
+    assert last_before[2:] == (False, [])
+    assert first_after == (1, 0, True, ["late"])
+    assert full.finished == 4
+
+
+def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
+    """`align` would wait for 50 steps for it if it counted as running something."""
+
+    class Patient(LoopEngine):
+        def _record(self, output) -> None:
+            super()._record(output)
+            held = self.scheduler.balance_gate._held_steps
+            self.trace.closed = max(self.trace.closed, held)
+
+    arguments = loop_arguments(moe_model, data_parallel_balance="align")
+    ranks = Ranks(2, Patient, **arguments)
+    try:
+        for number in range(30):
+            ranks.submit(0, f"request-{number}", 20, 20)
+        ranks.drain()
+        (busy, _), (idle, _) = ranks.stop()
+    finally:
+        ranks.kill()
+    assert busy.finished == 30
+    assert not idle.steps
+    assert busy.closed <= 2, "held for so many steps"

@@ -52,6 +52,8 @@ def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
         lambda t: t.startswith("self.engines_running = self._has_global_unfinished"),
     )
     assert "gate.exchange(" in body[index + 1]
+    assert "tell_clients=self._send_engine_dead" in body[index + 1]
+    assert function(tree, "EngineCoreProc._send_engine_dead")
     everywhere = ast.unparse(tree)
     assert everywhere.count("gate.exchange(") == 1
 
@@ -123,6 +125,15 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     assert inner[index - 2].startswith("num_new_tokens = min(")
 
 
+def gate_is_told_of_the_end(tree: ast.Module) -> None:
+    """Scheduler.shutdown ends the gate's watch, once."""
+    shutdown = function(tree, "Scheduler.shutdown")
+    told = [i for i, s in enumerate(shutdown.body) if "balance_gate" in ast.unparse(s)]
+    assert len(told) == 1
+    assert "self.balance_gate.shutdown()" in ast.unparse(shutdown.body[told[0]])
+    assert ast.unparse(tree).count("balance_gate.shutdown()") == 1
+
+
 OPTIONS = ("data_parallel_balance", "data_parallel_balance_ttft")
 
 
@@ -179,6 +190,7 @@ CHECKS: dict[str, tuple[Callable[[ast.Module], None], ...]] = {
     "vllm/v1/core/sched/scheduler.py": (
         gate_is_made_after_the_limit,
         gate_is_asked_in_both_loops,
+        gate_is_told_of_the_end,
     ),
     "vllm/v1/engine/core.py": (
         exchange_follows_the_finish_sync,

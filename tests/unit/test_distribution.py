@@ -44,16 +44,19 @@ def test_a_wrong_value_is_named(name: str) -> None:
         choice_from({f"VLLM_BALANCE_{name}": "a3"})
 
 
-def test_kernels_from_source_are_refused_with_the_reason() -> None:
-    variables = {"VLLM_BALANCE_TARGET": "ascend", "VLLM_BALANCE_KERNELS": "source"}
-    with pytest.raises(ToolError, match="needs the CANN toolkit"):
-        choice_from(variables)
+def test_a_chip_belongs_to_kernels_from_source() -> None:
+    choice = Choice("ascend", "cp311", "x86_64", "source", "ascend310p1")
+    assert choice_from(choice.environment()) == choice
+    assert choice.name == "ascend-cp311-x86_64-ascend310p1"
+    prebuilt = Choice("ascend", soc="ascend310p1").environment()
+    with pytest.raises(ToolError, match="VLLM_BALANCE_SOC: expected a chip only for"):
+        choice_from(prebuilt)
 
 
 def test_versions_end_in_the_label_of_the_target() -> None:
     settings = load_settings(ROOT / SETTINGS_NAME)
     versions = {
-        name: settings.local_version("0.23.0", target)
+        name: settings.local_version("0.23.0", target.label)
         for name, target in settings.targets.items()
     }
     assert versions == {

@@ -86,6 +86,14 @@ def test_without_kernels(copy: Path) -> None:
     assert "expected the kernels of" in refusal(copy, HERE)
 
 
-def test_kernels_from_source_are_not_pretended(copy: Path) -> None:
+def test_without_kernels_from_source(copy: Path) -> None:
+    source = Choice("ascend", "cp311", "x86_64", "source", "ascend910b1")
+    (copy / "build" / "kernels").unlink(missing_ok=True)
+    assert "build with `make wheel`, which fetches or compiles them" in refusal(
+        copy, source
+    )
+
+
+def test_without_a_chip_for_kernels_from_source(copy: Path) -> None:
     source = Choice("ascend", "cp311", "x86_64", kernels="source")
-    assert "needs the CANN toolkit" in refusal(copy, source)
+    assert "SOC: expected one of ascend910b1, " in refusal(copy, source)

@@ -16,6 +16,7 @@ from balance_tools.distribution import Choice
 from conftest import HERE, ROOT, Build
 
 COPIED = (
+    "CMakeLists.txt",
     "LICENSE",
     "NOTICE",
     "distribution.toml",

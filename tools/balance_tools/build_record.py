@@ -15,17 +15,20 @@ from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 def build_record(plan: WheelPlan) -> str:
     """The text of build.json; the same sources always give the same text."""
     root = plan.paths.root
-    kernels = plan.kernel_wheel
+    kernels = plan.kernels
+    made_from = (kernels and kernels.made_from()) or {}
     commit, dirty = commit_of(root)
     record = BuildInfo(
         wheel=plan.filename,
         distributions=plan.distributions,
         upstreams={entry.name: entry.version for entry in plan.upstreams.values()},
         target=plan.target.name,
-        device=plan.target.device_type,
+        device=kernels.device_type if kernels else None,
+        soc=plan.choice.soc or None,
         arch=plan.choice.arch if kernels else None,
         kernels=plan.choice.kernels if kernels else None,
-        kernel_wheel=kernels.filename if kernels else None,
+        kernel_wheel=plan.kernel_wheel.filename if plan.kernel_wheel else None,
+        toolchain=made_from.get("toolchain"),
         commit=commit,
         dirty=dirty,
         lock_sha256=lock_sha256(root),

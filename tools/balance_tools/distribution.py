@@ -1,11 +1,12 @@
 """What is built: the settings of distribution.toml and the choice of one wheel.
 
-The choice comes from four environment variables, the only ones the build reads:
+The choice comes from five environment variables, the only ones the build reads:
 
 VLLM_BALANCE_TARGET   `reference` (default) or `ascend`
 VLLM_BALANCE_PYTHON   `cp310`, `cp311` (default) or `cp312`; target ascend only
 VLLM_BALANCE_ARCH     `x86_64` or `aarch64`, default this machine's; target ascend only
 VLLM_BALANCE_KERNELS  `prebuilt` (default) or `source`; target ascend only
+VLLM_BALANCE_SOC      the chip, e.g. `ascend910b1`; kernels from source only
 """
 
 from __future__ import annotations
@@ -40,13 +41,21 @@ class Choice:
     python: str = "cp311"
     arch: str = "x86_64"
     kernels: str = "prebuilt"
+    soc: str = ""
+    """The chip that kernels from source are for; prebuilt ones have none to choose."""
 
     @property
     def name(self) -> str:
         """A short name that is fit for a folder: `ascend-cp311-aarch64`."""
         if self.target == "reference":
             return self.target
-        return f"{self.target}-{self.python}-{self.arch}"
+        name = f"{self.target}-{self.python}-{self.arch}"
+        return f"{name}-{self.soc}" if self.from_source else name
+
+    @property
+    def from_source(self) -> bool:
+        """Whether the kernels are compiled here, with CANN."""
+        return self.target == "ascend" and self.kernels == "source"
 
     def environment(self) -> dict[str, str]:
         """The variables that make setup.py build this wheel."""
@@ -56,7 +65,7 @@ class Choice:
 
 
 def choice_from(environment: Mapping[str, str]) -> Choice:
-    """Read the four variables; ToolError names the one that is wrong."""
+    """Read the five variables; ToolError names the one that is wrong."""
     allowed = {
         "target": TARGETS,
         "python": PYTHONS,
@@ -73,12 +82,12 @@ def choice_from(environment: Mapping[str, str]) -> Choice:
                     f"{value!r}; choose one of them"
                 )
             values[key] = value
-    choice = Choice(**values)
-    if choice.target == "ascend" and choice.kernels == "source":
+    choice = Choice(**values, soc=environment.get(f"{VARIABLE_PREFIX}SOC", ""))
+    if choice.soc and not choice.from_source:
         raise ToolError(
-            f"{VARIABLE_PREFIX}KERNELS: expected 'prebuilt', found 'source', which "
-            "needs the CANN toolkit and which this version cannot build yet; use "
-            "'prebuilt'"
+            f"{VARIABLE_PREFIX}SOC: expected a chip only for an Ascend wheel with "
+            f"kernels from source, found {choice.soc!r}; add KERNELS=source, or leave "
+            "it out: the prebuilt kernels are for Atlas A2"
         )
     return choice
 
@@ -129,9 +138,9 @@ class Settings:
     summary: str
     targets: Mapping[str, Target]
 
-    def local_version(self, upstream: str, target: Target) -> str:
+    def local_version(self, upstream: str, label: str) -> str:
         """The version of the patched `upstream` version: `0.23.0+balance.1.a2`."""
-        return f"{upstream}+balance.{self.revision}.{target.label}"
+        return f"{upstream}+balance.{self.revision}.{label}"
 
 
 def load_settings(path: Path) -> Settings:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.distribution import (
@@ -24,18 +25,13 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
-from balance_tools.kernel_stage import (
-    BUILD_INFO,
-    build_info_text,
-    is_staged,
-    manifest_path,
-    stage_folder,
-)
+from balance_tools.kernel_build import build_kernels
+from balance_tools.kernel_stage import BUILD_INFO, build_info_text, prebuilt_stage
 from balance_tools.kernels import extract_kernels, fetch_kernels
 from balance_tools.lock import Lock, load_lock
-from balance_tools.manifest import take_manifest
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
+from balance_tools.toolchain import python_tag
 from balance_tools.vendor import vendor
 
 ALL = [
@@ -48,15 +44,18 @@ LOG_LINES = 5
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
     """Build one wheel into `out`; returns its path.
 
-    Brings the vendored trees up to date and fetches kernels first. An older wheel of
-    the same name is replaced when the new one is complete. Raises ToolError.
+    Brings the vendored trees up to date and fetches or compiles kernels first. An
+    older wheel of the same name is replaced when the new one is complete. Raises
+    ToolError.
     """
     target = load_settings(paths.root / SETTINGS_NAME).targets[choice.target]
     lock = load_lock(paths.lock)
     with exclusive(paths.build / ".wheel.lock"):
         for line in vendor(paths, lock, target.packages):
             print(line, file=sys.stderr)
-        if target.device_type is not None:
+        if choice.from_source:
+            build_kernels(paths, lock, choice)
+        elif target.device_type is not None:
             stage_kernels(paths, lock, choice, target.device_type)
         work = paths.build / "wheel"
         made = work / f"{choice.name}-dist"
@@ -86,14 +85,11 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
             f"{BUILD_INFO} for device {device_type}, found {generated}; mend "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernel_stage.py"
         )
-    if is_staged(paths, artifact):
-        return
-    folder = stage_folder(paths, artifact)
-    manifest_path(paths, artifact).unlink(missing_ok=True)
-    remove_tree(folder)
-    extract_kernels(kernels, folder)
-    manifest = take_manifest(folder, {"wheel": artifact.sha256})
-    manifest.write(manifest_path(paths, artifact))
+    stage = prebuilt_stage(paths, artifact, device_type)
+    if stage.made_from() is None:
+        stage.clear()
+        extract_kernels(kernels, stage.folder)
+        stage.finish()
 
 
 def _run_build(root: Path, choice: Choice, out: Path, log: Path) -> None:
@@ -131,9 +127,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     summary = "Build one wheel and print its path and sha256."
     one = subparsers.add_parser("wheel", help=summary, description=summary)
     one.add_argument("--target", choices=TARGETS, help="default: reference")
-    one.add_argument("--python", choices=PYTHONS, help="ascend; default: cp311")
+    one.add_argument(
+        "--python",
+        choices=PYTHONS,
+        help="ascend; default: cp311, with kernels from source that of python3",
+    )
     one.add_argument("--arch", choices=ARCHES, help="ascend; default: this machine's")
     one.add_argument("--kernels", choices=KERNELS, help="ascend; default: prebuilt")
+    one.add_argument("--soc", metavar="CHIP", help="kernels from source: ascend910b1")
     summary = "Build the reference wheel and all Ascend wheels."
     every = subparsers.add_parser("wheels", help=summary, description=summary)
     for parser in (one, every):
@@ -147,10 +148,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run_one(args: argparse.Namespace) -> int:
     chosen = {
         VARIABLE_PREFIX + name.upper(): value
-        for name in ("target", "python", "arch", "kernels")
+        for name in ("target", "python", "arch", "kernels", "soc")
         if (value := getattr(args, name))
     }
-    return _build([choice_from({**os.environ, **chosen})], args.out)
+    variables = {**os.environ, **chosen}
+    choice = choice_from(variables)
+    if choice.from_source and not variables.get(f"{VARIABLE_PREFIX}PYTHON"):
+        choice = replace(choice, python=python_tag())
+    return _build([choice], args.out)
 
 
 def _run_all(args: argparse.Namespace) -> int:

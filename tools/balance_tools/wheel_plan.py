@@ -21,6 +21,7 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
+from balance_tools.kernel_stage import Stage, prebuilt_stage, source_stage
 from balance_tools.licences import licence_files
 from balance_tools.lock import Artifact, Lock, load_lock
 from balance_tools.paths import Paths
@@ -31,6 +32,7 @@ from balance_tools.requirements import (
     read_requirements,
     reconcile,
 )
+from balance_tools.socs import device_of, label_of
 from balance_tools.tree_check import check_trees
 from balance_tools.upstream_metadata import UpstreamMetadata, read_upstream_metadata
 
@@ -54,18 +56,26 @@ class WheelPlan:
     licences: Mapping[str, Path]
     """Path below licenses/ to source."""
     kernel_wheel: Artifact | None
+    """Where prebuilt kernels come from."""
+    kernels: Stage | None
+    """Where the kernels lie; None for a wheel without."""
+
+    @property
+    def label(self) -> str:
+        """The end of the local version: the chip, where kernels were built for one."""
+        return label_of(self.choice.soc) if self.choice.soc else self.target.label
 
     @property
     def version(self) -> str:
         """The distribution's version, with the local label."""
         upstream = self.upstreams[self.target.packages[0]].version
-        return self.settings.local_version(upstream, self.target)
+        return self.settings.local_version(upstream, self.label)
 
     @property
     def plugin_version(self) -> str:
         """The version of the second distribution, the plugin."""
         upstream = self.upstreams[PLUGIN].version
-        return self.settings.local_version(upstream, self.target)
+        return self.settings.local_version(upstream, self.label)
 
     @property
     def filename(self) -> str:
@@ -89,8 +99,12 @@ class WheelPlan:
     def tag(self) -> tuple[str, str, str]:
         """Python, ABI and platform tag; those of the kernel wheel where there is one.
 
-        Raises ToolError where the kernel wheel's name does not hold one tag.
+        Kernels from source are for this machine: nobody has checked which older
+        systems they would load on. Raises ToolError where the kernel wheel's name does
+        not hold one tag.
         """
+        if self.choice.from_source:
+            return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
         if self.kernel_wheel is None:
             return ("py3", "none", "any")
         tags = sorted(self.kernel_wheel.tags, key=str)
@@ -182,6 +196,13 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         name = REQUIREMENT_FILES[package]
         wanted += read_requirements(folder / name, f"{package} {name}")
     wanted += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
+    kernel_wheel, kernels = None, None
+    if choice.from_source:
+        device = device_of(choice.soc, pristine[PLUGIN])
+        kernels = source_stage(paths, lock, choice, device)
+    elif target.device_type is not None:
+        kernel_wheel = lock.kernel_wheel(choice.python, choice.arch)
+        kernels = prebuilt_stage(paths, kernel_wheel, target.device_type)
     return WheelPlan(
         paths=paths,
         choice=choice,
@@ -191,9 +212,6 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         upstreams=upstreams,
         requirements=tuple(reconcile(wanted, target.policy)),
         licences=licence_files(paths.root, pristine),
-        kernel_wheel=(
-            lock.kernel_wheel(choice.python, choice.arch)
-            if PLUGIN in target.packages
-            else None
-        ),
+        kernel_wheel=kernel_wheel,
+        kernels=kernels,
     )

@@ -121,8 +121,8 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan), encoding="utf-8")
-    if plan.kernel_wheel is not None and plan.target.device_type is not None:
-        add_kernels(plan.paths, plan.kernel_wheel, plan.target.device_type, wheel_root)
+    if plan.kernels is not None:
+        add_kernels(plan.kernels, wheel_root)
     if plan.has_plugin:
         # platlib is where the packages of this wheel go too: its RECORD names them
         # relative to that folder.

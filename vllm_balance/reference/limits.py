@@ -62,9 +62,10 @@ def _refusals(config: Any) -> list[tuple[bool, str, str]]:
             f"stores plain values; use one of {', '.join(CACHE_DTYPES)}",
         ),
         (
-            config.lora_config is not None,
+            _adapts_experts(config.lora_config, model),
             "--enable-lora",
-            "has no LoRA operators; merge the adapter into the model",
+            "adapts no experts; name the other layers, as in --lora-target-modules "
+            "q_proj k_proj v_proj o_proj, or merge the adapter into the model",
         ),
         (
             speculative is not None and speculative.method != "ngram",
@@ -87,3 +88,10 @@ def _refusals(config: Any) -> list[tuple[bool, str, str]]:
             "has no state-space operators; serve a model with attention layers only",
         ),
     ]
+
+
+def _adapts_experts(lora: Any, model: Any) -> bool:
+    if lora is None or model is None or not model.is_moe:
+        return False
+    targets = lora.target_modules
+    return targets is None or any(name.endswith("experts") for name in targets)

@@ -122,6 +122,11 @@ class ReferencePlatform(CpuPlatform):
         from vllm_balance.reference import operators  # noqa: F401
 
     @classmethod
+    def get_punica_wrapper(cls) -> str:
+        """The class of the LoRA operators, by name."""
+        return "vllm_balance.reference.lora.ReferencePunicaWrapper"
+
+    @classmethod
     def get_device_communicator_cls(cls) -> str:
         """Name the communicator of every process group."""
         return "vllm_balance.reference.communicator.ReferenceCommunicator"

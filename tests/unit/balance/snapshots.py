@@ -10,6 +10,7 @@ IDLE = Row(
     wave=0,
     step=1,
     running=0,
+    decoding=0,
     waiting=0,
     pending=0,
     pending_tokens=0,
@@ -29,8 +30,9 @@ def snapshot(rows):
 
 
 def running(count, pending=0, tokens=100, **fields):
-    """A rank that runs so many requests and has others of so many tokens pending."""
+    """A rank that decodes so many requests and has others of so many tokens pending."""
     pending_fields = {
+        "decoding": count,
         "waiting": pending,
         "pending": pending,
         "pending_tokens": pending * tokens,
@@ -45,6 +47,7 @@ def rows(draw):
     age = draw(st.integers(0, 100_000_000)) if pending else 0
     return IDLE._replace(
         running=count,
+        decoding=draw(st.integers(0, count)),
         waiting=pending + draw(st.integers(0, 5)),
         pending=pending,
         pending_tokens=draw(st.integers(pending, 4000)) if pending else 0,
@@ -94,6 +97,7 @@ class Ranks:
             IDLE._replace(
                 step=self.step,
                 running=len(self.running[rank]),
+                decoding=len(self.running[rank]),
                 waiting=len(self.waiting[rank]),
                 pending=len(self.pending(rank)),
                 pending_tokens=sum(prompt for prompt, _, _ in self.pending(rank)),

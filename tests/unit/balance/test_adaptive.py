@@ -45,8 +45,8 @@ def test_the_first_decision_needs_a_decode_step_to_be_timed():
     assert policy.decide(start).reason == "idle"
     some_decode = snapshot([running(3, pending=2, prefill_tokens=9), DECODE])
     assert policy.decide(some_decode) == (False, 0, "learn")
-    only_chunks = snapshot([running(1, pending=1, prefill_tokens=9)] * 2)
-    assert policy.decide(only_chunks) == (True, None, "learn")
+    few_decodes = snapshot([running(1, pending=1, prefill_tokens=9)] * 2)
+    assert policy.decide(few_decodes) == (True, None, "learn")
 
 
 def test_a_lone_request_is_held_at_first_and_released_in_the_end():
@@ -106,6 +106,12 @@ def test_where_requests_queue_for_slots_no_throughput_is_given_away():
 def test_a_rank_that_runs_nothing_is_served_at_once():
     policy = learned()
     rows = [running(0, pending=1), DECODE, DECODE, DECODE]
+    assert policy.decide(snapshot(rows)) == (True, None, "idle")
+
+
+def test_a_rank_with_prompts_in_progress_alone_is_served_at_once():
+    policy = learned()
+    rows = [running(1, pending=1, decoding=0), DECODE, DECODE, DECODE]
     assert policy.decide(snapshot(rows)) == (True, None, "idle")
 
 

@@ -73,6 +73,11 @@ def test_a_rank_that_runs_nothing_ends_either_wait():
     assert decisions([[WORK, WORK], [WORK, IDLE_WORK]]) == ["hold", "idle"]
 
 
+def test_a_rank_with_prompts_in_progress_alone_ends_either_wait():
+    chunks = WORK._replace(decoding=0)
+    assert decisions([[WORK, NONE], [chunks, NONE]]) == ["hold", "idle"]
+
+
 def test_time_without_anything_pending_does_not_count():
     steps = [[NONE, NONE]] * 10 + [[WORK, NONE]] * 3
     assert decisions(steps, timeout_steps=3) == ["hold"] * 12 + ["timeout"]

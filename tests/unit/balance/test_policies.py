@@ -95,6 +95,25 @@ def test_served_by_a_policy_everything_ends_and_no_hold_exceeds_its_bound(
 
 
 @names
+def test_prompts_in_progress_on_one_rank_do_not_hold_themselves(name):
+    """Each prompt takes three steps, so that some rank has always work left over."""
+    policy, ranks = create_policy(name), Ranks(4)
+    for rank in range(4):
+        ranks.arrive(rank, 100, 5000)
+    longest, reasons = 0, set()
+    for number in range(3000):
+        if number % 400 == 0:
+            ranks.arrive(0, 3 * MAX_TOKENS, 10)
+        decision = policy.decide(ranks.snapshot())
+        ranks.advance(decision)
+        reasons.add(decision.reason)
+        longest = max(longest, *ranks.held)
+    assert sum(map(len, ranks.waiting)) <= 1
+    assert longest < 200
+    assert "hold_bound" not in reasons
+
+
+@names
 @settings(max_examples=40)
 @given(history=histories(), ranks=st.integers(1, 8))
 def test_the_number_of_ranks_may_change(name, history, ranks):

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
+from operator import add
 
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
@@ -220,17 +221,17 @@ class FastEngine:
         since = now if self._last_exchange is None else self._last_exchange
         self._last_exchange = now
         ranks = len(self._ranks)
+        decoding = tuple(map(add, self._decodes, self._ended))
         return Snapshot(
             wave=(wave,) * ranks,
             step=(step,) * ranks,
             running=tuple(
                 [
-                    decodes + (partial is not None) + ended
-                    for decodes, partial, ended in zip(
-                        self._decodes, self._partial, self._ended, strict=True
-                    )
+                    active + (partial is not None)
+                    for active, partial in zip(decoding, self._partial, strict=True)
                 ]
             ),
+            decoding=decoding,
             waiting=tuple([len(queue) for queue in self._waiting]),
             pending=tuple(self._pending),
             pending_tokens=tuple(self._pending_tokens),

@@ -18,6 +18,14 @@ class Section(NamedTuple):
 _LINES = ("#888888", "#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 """Colours that stay apart for the colour-blind (Paul Tol's bright scheme)."""
 
+STATE_COLOURS = {
+    "prefill": "#ee7733",
+    "decode": "#33659b",
+    "held": "#66aadd",
+    "empty": "#999999",
+}
+"""Of what a rank does in a timeline; waiting is as faint as the paper allows."""
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #ddd; }
 @media (prefers-color-scheme: dark) {
@@ -39,10 +47,6 @@ svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px;
   gap: .3rem 1.2rem; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em;
   vertical-align: -.1em; }
-path.prefill { fill: #ee7733; } i.prefill { background: #ee7733; }
-path.decode { fill: #33659b; } i.decode { background: #33659b; }
-path.held { fill: #66aadd; } i.held { background: #66aadd; }
-path.empty { fill: #999999; } i.empty { background: #999999; }
 path.wait { fill: var(--faint); } i.wait { background: var(--faint); }
 """
 
@@ -54,6 +58,10 @@ def page(title: str, description: str, sections: Sequence[Section]) -> str:
         f"{{ fill: {colour}; }} i.line{number} {{ background: {colour}; }}\n"
         for number, colour in enumerate(_LINES)
     )
+    states = "".join(
+        f"path.{state} {{ fill: {colour}; }} i.{state} {{ background: {colour}; }}\n"
+        for state, colour in STATE_COLOURS.items()
+    )
     body = "".join(
         f"<section><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
         f"{section.html}</section>\n"
@@ -64,7 +72,7 @@ def page(title: str, description: str, sections: Sequence[Section]) -> str:
         '<meta name="viewport" content="width=device-width">'
         # An icon in the page, or the browser asks the server for one.
         '<link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{lines}</style></head>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{lines}{states}</style></head>\n"
         f"<body><h1>{escape(title)}</h1><p>{escape(description)}</p>\n{body}"
         "</body></html>\n"
     )

@@ -65,7 +65,7 @@ class _VirtualGate(BalanceGate):
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """This rank's row, as `exchange` would send it."""
-        self._count_hold()
+        self._count_hold(now)
         row = self._measure(wave, step, now, wall=now)
         self._last_exchange = now
         return row
@@ -73,11 +73,6 @@ class _VirtualGate(BalanceGate):
     def take(self, decision: Decision) -> None:
         """The decision, as `exchange` would apply it."""
         self._apply(decision)
-
-    @property
-    def held(self) -> bool:
-        """Whether an admissible request was held back since the last decision."""
-        return self._held
 
 
 class _Step(NamedTuple):

@@ -21,7 +21,15 @@ STATES = {
 }
 """CSS classes and what they mean."""
 
-_WIDTH, _BAND, _GAP, _LEFT = 1000, 18, 4, 60
+WIDTH, LEFT = 1000, 60
+"""Of a drawing, and of the names of the ranks in it."""
+
+_BAND, _GAP = 18, 4
+
+
+def height(ranks: int) -> int:
+    """Of a drawing of so many ranks."""
+    return max(1, min(MAX_RANKS, ranks)) * (_BAND + _GAP)
 
 
 def record(
@@ -56,20 +64,19 @@ def draw(steps: Sequence[Step], start: float, seconds: float, cost: CostModel) -
     """An SVG element with a band per rank, time from left to right."""
     ranks = min(MAX_RANKS, len(steps[0].held)) if steps else 0
     paths: defaultdict[str, list[str]] = defaultdict(list)
-    scale = (_WIDTH - _LEFT) / seconds
+    scale = (WIDTH - LEFT) / seconds
     for step in steps:
-        left = _LEFT + max(0.0, step.end - step.seconds - start) * scale
-        right = min(_WIDTH, _LEFT + (step.end - start) * scale)
+        left = LEFT + max(0.0, step.end - step.seconds - start) * scale
+        right = min(WIDTH, LEFT + (step.end - start) * scale)
         for rank in range(ranks):
             top = rank * (_BAND + _GAP)
             wait = step.seconds - _own_seconds(cost, step, rank)
-            until = _LEFT + (step.end - wait - start) * scale
+            until = LEFT + (step.end - wait - start) * scale
             until = min(right, max(left, until))
             state = _state(step, rank)
             paths[state].append(_box(left, top, until))
             if until < right:
                 paths["wait"].append(_box(until, top, right))
-    height = max(1, ranks) * (_BAND + _GAP)
     labels = "".join(
         f'<text x="0" y="{rank * (_BAND + _GAP) + _BAND - 5}">rank {rank}</text>'
         for rank in range(ranks)
@@ -79,8 +86,8 @@ def draw(steps: Sequence[Step], start: float, seconds: float, cost: CostModel) -
         for state, boxes in paths.items()
     )
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline of the '
-        f'ranks">{labels}{bands}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {height(ranks)}" role="img" '
+        f'aria-label="timeline of the ranks">{labels}{bands}</svg>'
     )
 
 

@@ -63,8 +63,8 @@ class Adaptive:
     theory finds best for the learned costs and traffic (`cycle.py`), so no constant
     is in seconds. Release is immediate
 
-    - while nobody's time is at stake: no rank, or a rank with pending work, runs
-      nothing;
+    - while nobody's time is at stake: no rank, or a rank with pending work,
+      decodes anything;
     - when less than two requests arrive per cycle: nothing is worth waiting for;
     - when a request would otherwise miss the operator's TTFT budget.
 
@@ -114,11 +114,11 @@ class Adaptive:
         requests, tokens = snapshot.pending, snapshot.pending_tokens
         running = sum(snapshot.running)
         pending = sum(requests)
-        if not running or (
-            0 in snapshot.running
-            and any(
+        if 0 in snapshot.decoding and (
+            not any(snapshot.decoding)
+            or any(
                 n and not active
-                for n, active in zip(requests, snapshot.running, strict=True)
+                for n, active in zip(requests, snapshot.decoding, strict=True)
             )
         ):
             return OPEN._replace(reason="idle")

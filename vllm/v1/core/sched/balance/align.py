@@ -36,7 +36,7 @@ class Align:
 
     While some rank has nothing pending, nobody prefills; after `timeout_steps` of
     that, everybody does. Once every rank has something pending, `batching_steps`
-    more pass before all prefill together. A rank that has nothing running ends
+    more pass before all prefill together. A rank that decodes nothing ends
     either wait: it would idle. So a hold lasts at most
     ``timeout_steps - 1 + batching_steps`` steps between two releases.
 
@@ -55,7 +55,7 @@ class Align:
         if not any(snapshot.pending):
             # An arrival must not slip in before the ranks have seen it.
             return _HOLD_FOR_OTHERS if any(snapshot.running) else OPEN
-        rank_idles = not all(snapshot.running)
+        rank_idles = not all(snapshot.decoding)
         if all(snapshot.pending):
             self._waited = 0
             if not rank_idles and self._batched < self._parameters.batching_steps:

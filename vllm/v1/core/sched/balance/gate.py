@@ -5,23 +5,28 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
 logger = init_logger(__name__)
+
+_BOUND_WARNING_PERIOD_S = 60.0
 
 
 def create_balance_gate(
@@ -38,6 +43,13 @@ def create_balance_gate(
         parallel_config.data_parallel_size,
     )
     return BalanceGate(scheduler, name, parallel_config.data_parallel_balance_ttft)
+
+
+def _timeout(parallel_config: "ParallelConfig") -> float:
+    """Seconds that a rank waits for the others: what the operator allows the
+    collective calls on the CPU, or else what upstream allows a step of the model."""
+    seconds = parallel_config.cpu_distributed_timeout_seconds
+    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 class BalanceGate:
@@ -70,9 +82,12 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._scheduled: deque[int] = deque(maxlen=ahead)
-        self._exchange = RowExchange()
+        self._exchange = RowExchange(_timeout(scheduler.vllm_config.parallel_config))
         self._stats = BalanceStats(policy=name)
         self._held_steps = 0
+        self._held_since = 0.0
+        self._bound_releases = 0
+        self._bound_warned = -_BOUND_WARNING_PERIOD_S
         self.reset()
 
     def _create_policy(self) -> Policy:
@@ -81,7 +96,7 @@ class BalanceGate:
         return create_policy(self._name, {"ttft_budget": self._ttft_budget})
 
     def reset(self) -> None:
-        """Forgets the wave: the next step is scheduled as if balance were off."""
+        """Forgets the steps so far: the next is scheduled as if balance were off."""
         self._policy.reset()
         self._scheduled.clear()
         self._last_exchange: float | None = None
@@ -97,7 +112,12 @@ class BalanceGate:
     # Called by the engine core's busy loop.
 
     def exchange(
-        self, group: dist.ProcessGroup, wave: int, step: int, active: bool
+        self,
+        group: dist.ProcessGroup,
+        wave: int,
+        step: int,
+        active: bool,
+        tell_clients: Callable[[], None],
     ) -> None:
         """Tells the other ranks this rank's state and takes the next decision.
 
@@ -108,23 +128,43 @@ class BalanceGate:
             active: whether any rank has unfinished requests. All ranks know this
                 from the same all-reduce, so that all of them skip the gather at
                 the end of a wave.
+            tell_clients: tells the front-end that this engine is dead.
         """
-        self._count_hold()
+        now = time.monotonic()
+        self._count_hold(now)
         if not active:
-            self._end_hold()
+            self._end_hold(now)
+            self._exchange.rest(wave, step)
             self.reset()
             return
         if group is not self._group:
             # Elastic expert parallelism: new ranks have nothing to remember, so
             # nobody may, or the ranks would decide differently.
             self._group, self._policy = group, self._create_policy()
-        now = time.monotonic()
+            self.reset()
         row = self._measure(wave, step, now, time.time())
-        snapshot = self._exchange.gather(row, group)
+        snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
         self._last_exchange = now
         self._apply(self._policy.decide(snapshot))
         self._stats.observe_step(self.decision, snapshot, exchanged - now)
+        longest = row.held_steps == max(snapshot.held_steps)
+        if self.decision == BOUND_REACHED and longest:
+            self._warn_of_bound(row.held_steps, now)
+
+    def _warn_of_bound(self, steps: int, now: float) -> None:
+        self._bound_releases += 1
+        if now - self._bound_warned < _BOUND_WARNING_PERIOD_S:
+            return
+        self._bound_warned = now
+        logger.warning(
+            "Data parallel balance: policy %s has held a request of this rank for %d "
+            "steps, the bound, and lets all ranks schedule one step as if it were off. "
+            "Releases of this kind so far: %d.",
+            self._name,
+            steps,
+            self._bound_releases,
+        )
 
     def _measure(self, wave: int, step: int, now: float, wall: float) -> Row:
         """This rank's row.
@@ -136,7 +176,8 @@ class BalanceGate:
             wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler = self._scheduler
-        pending = self._pending()
+        in_progress = [r for r in scheduler.running if r.is_prefill_chunk]
+        pending = in_progress + self._ready()
         waits = [max(0.0, wall - request.arrival_time) for request in pending]
         if self._ttft_budget is not None:
             waits = [wait for wait in waits if wait < self._ttft_budget]
@@ -147,6 +188,7 @@ class BalanceGate:
             wave=wave,
             step=step,
             running=running,
+            decoding=running - len(in_progress),
             waiting=waiting,
             pending=len(pending),
             pending_tokens=sum(
@@ -165,33 +207,41 @@ class BalanceGate:
             wait_us=int(max(waits, default=0.0) * 1e6),
         )
 
-    def _count_hold(self) -> None:
-        if self._held:
-            self._held_steps += 1
-            self._stats.observe_held_step()
-        else:
-            self._end_hold()
+    def _count_hold(self, now: float) -> None:
+        """Ends a step, at a time in seconds of a clock that does not go back."""
+        began = now if self._last_exchange is None else self._last_exchange
+        if not self._held:
+            self._end_hold(began)
+            return
+        if not self._held_steps:
+            self._held_since = began
+        self._held_steps += 1
+        self._stats.observe_held_step()
 
-    def _end_hold(self) -> None:
+    def _end_hold(self, now: float) -> None:
         if self._held_steps:
-            self._stats.observe_hold_end(self._held_steps)
+            self._stats.observe_hold_end(self._held_steps, now - self._held_since)
             self._held_steps = 0
 
-    def _pending(self) -> list[Request]:
-        """Requests that could prefill in the next step."""
+    def _ready(self) -> list[Request]:
+        """Waiting requests that could be admitted in the next step."""
         scheduler = self._scheduler
-        pending = [request for request in scheduler.running if request.is_prefill_chunk]
+        admissible: list[Request] = []
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         queues = chain(scheduler.skipped_waiting, scheduler.waiting)
-        for request in islice(queues, max(slots, 0)):
-            if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                continue  # waits for something else than a slot
+        # The others wait for something else than a slot, and take none.
+        ready = (
+            request
+            for request in queues
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        )
+        for request in islice(ready, max(slots, 0)):
             free_blocks -= -(-request.num_tokens // scheduler.block_size)
             if free_blocks < 0:
                 break
-            pending.append(request)
-        return pending
+            admissible.append(request)
+        return admissible
 
     # Called by the scheduler.
 
@@ -220,6 +270,7 @@ class BalanceGate:
             A number from 0 to num_new_tokens; at least 1 for a request that
             `holds` let pass.
         """
+        self._exchange.begin_step()
         chunked = self._scheduler.scheduler_config.enable_chunked_prefill
         if chunked and not self._is_exempt(request):
             num_new_tokens = min(num_new_tokens, self._tokens_left)
@@ -234,6 +285,10 @@ class BalanceGate:
             request.status != RequestStatus.RUNNING and request.num_computed_tokens > 0
         )
         return loaded or request.num_preemptions > 0
+
+    def shutdown(self) -> None:
+        """The engine core ends, perhaps of an error that is being handled."""
+        self._exchange.close(sys.exc_info()[1])
 
     def take_stats(self) -> dict[str, object] | None:
         """What happened since the last call, for `SchedulerStats`."""

@@ -5,6 +5,8 @@
 from .decision import OPEN, Decision, Policy
 from .rows import Snapshot
 
+BOUND_REACHED = OPEN._replace(reason="hold_bound")
+
 
 class HoldBound:
     """A policy whose holds end after `max_hold_steps`, whatever it decides.
@@ -27,7 +29,7 @@ class HoldBound:
         The policy sees every snapshot, also those that it does not decide on."""
         decision = self._policy.decide(snapshot)
         if max(snapshot.held_steps) >= self._max_hold_steps:
-            return OPEN._replace(reason="hold_bound")
+            return BOUND_REACHED
         return decision
 
     def reset(self) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 _STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
+_TOKENS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
+_HOLD_SECONDS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 _SECONDS = [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0]
 _RATIOS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
 
@@ -61,6 +63,23 @@ class DPBalanceProm:
                 labelnames=labelnames,
             )
         )
+        self._hold_seconds = per_engine(
+            histogram(
+                name="vllm:dp_balance_hold_length_seconds",
+                documentation="Length of the holds that ended, in seconds.",
+                buckets=_HOLD_SECONDS,
+                labelnames=labelnames,
+            )
+        )
+        self._budgets = per_engine(
+            histogram(
+                name="vllm:dp_balance_prefill_budget_tokens",
+                documentation="Prompt tokens that each rank was granted, by the "
+                "decisions that admit.",
+                buckets=_TOKENS,
+                labelnames=labelnames,
+            )
+        )
         self._exchange_seconds = per_engine(
             histogram(
                 name="vllm:dp_balance_exchange_seconds",
@@ -90,6 +109,8 @@ class DPBalanceProm:
         self._held_steps[engine_idx].inc(report["held_steps"])
         for metric, values in (
             (self._hold_lengths, report["hold_lengths"]),
+            (self._hold_seconds, report["hold_seconds"]),
+            (self._budgets, report["budgets"]),
             (self._exchange_seconds, report["exchange_seconds"]),
             (self._balance_ratios, report["balance_ratios"]),
         ):

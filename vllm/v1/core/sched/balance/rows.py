@@ -19,6 +19,8 @@ class Row(NamedTuple):
     matched the calls of different steps."""
     running: int
     """Requests in the running queue."""
+    decoding: int
+    """Those of them whose prompt is complete."""
     waiting: int
     """Requests in the waiting queues."""
     pending: int
@@ -57,6 +59,7 @@ class Snapshot(NamedTuple):
     wave: tuple[int, ...]
     step: tuple[int, ...]
     running: tuple[int, ...]
+    decoding: tuple[int, ...]
     waiting: tuple[int, ...]
     pending: tuple[int, ...]
     pending_tokens: tuple[int, ...]

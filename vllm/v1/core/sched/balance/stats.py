@@ -19,6 +19,8 @@ class BalanceStats:
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._held_steps = 0
         self._hold_lengths: list[int] = []
+        self._hold_seconds: list[float] = []
+        self._budgets: list[int] = []
         self._exchange_seconds: list[float] = []
         self._balance_ratios: list[float] = []
 
@@ -28,6 +30,10 @@ class BalanceStats:
         """One exchange: what was decided, from what, and how long it took."""
         verb = "admit" if decision.admit else "hold"
         self._decisions[verb, decision.reason] += 1
+        if decision.admit:
+            budget = decision.prefill_tokens
+            limit = max(snapshot.max_tokens)
+            self._budgets.append(limit if budget is None else min(budget, limit))
         self._exchange_seconds.append(exchange_seconds)
         tokens = [
             running + prefill
@@ -42,9 +48,10 @@ class BalanceStats:
         """This rank held back an admissible request in a step."""
         self._held_steps += 1
 
-    def observe_hold_end(self, steps: int) -> None:
-        """A hold of this rank ended after that many steps."""
+    def observe_hold_end(self, steps: int, seconds: float) -> None:
+        """A hold of this rank ended after that many steps, and seconds."""
         self._hold_lengths.append(steps)
+        self._hold_seconds.append(seconds)
 
     def take(self) -> dict[str, object] | None:
         """The report as plain types (it is sent as msgpack), or None if nothing
@@ -59,6 +66,8 @@ class BalanceStats:
             ],
             "held_steps": self._held_steps,
             "hold_lengths": self._hold_lengths,
+            "hold_seconds": self._hold_seconds,
+            "budgets": self._budgets,
             "exchange_seconds": self._exchange_seconds,
             "balance_ratios": self._balance_ratios,
         }

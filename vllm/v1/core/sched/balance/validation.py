@@ -53,6 +53,8 @@ def check_balance_scheduler(
             `schedule()` instead of calling `super().schedule()`, or the engine
             does not run the data parallel loop.
     """
+    from vllm import envs  # not at the top, because of vllm.config
+
     policy = vllm_config.parallel_config.data_parallel_balance
     if policy == "off":
         return
@@ -66,6 +68,13 @@ def check_balance_scheduler(
         raise ValueError(
             f"{_FLAG} {policy} needs at least two data parallel ranks, but this "
             "engine has one. Set --data-parallel-size, or remove the flag."
+        )
+    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        raise ValueError(
+            f"{_FLAG} {policy}: the engine runs in its caller's process "
+            "(VLLM_ENABLE_V1_MULTIPROCESSING=0, which external_launcher implies), "
+            "without the loop in which the ranks agree, so the flag would do nothing. "
+            "Remove the variable or the launcher, or the flag."
         )
     owner = _class_that_ignores_the_gate(type(scheduler))
     if getattr(scheduler, "balance_gate", None) is None or owner is not None:

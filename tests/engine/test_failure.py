@@ -1,0 +1,194 @@
+"""A rank that dies or stops is named in time; the others end, clients get errors."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.utils.network_utils import get_open_port
+
+from balance_tools.server import Server
+from dp_loop import LoopEngine, Ranks, loop_arguments
+
+TIMEOUT_S = 4
+END_S = 60
+FAILS_AT, SYNC_AT = 100, 32 * 4 - 1
+"""Steps of the wave; in the second one the ranks meet in upstream's finish-sync."""
+
+
+def failing(victim: int, step: int, fail: Callable[[], object]) -> type:
+    """An engine whose rank `victim` fails in the middle of that step's model."""
+
+    class Failing(LoopEngine):
+        def _record(self, output) -> None:
+            super()._record(output)
+            if self.dp_rank == victim and self.step_counter == step:
+                fail()
+
+    return Failing
+
+
+def signal_itself(number: int) -> Callable[[], object]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def start(model: Path, engine_class: type, log: Path | None = None) -> Ranks:
+    """Three ranks in a long wave."""
+    arguments = loop_arguments(
+        model,
+        data_parallel_balance="adaptive",
+        cpu_distributed_timeout_seconds=TIMEOUT_S,
+        additional_config={"kv_blocks": 100, "log": log and str(log)},
+    )
+    ranks = Ranks(3, engine_class, **arguments)
+    for number in range(12):
+        ranks.submit(number % 3, f"request-{number}", 10, 200)
+    return ranks
+
+
+def errors_of(model: Path, engine_class: type, deaths: int) -> dict[int, str]:
+    """The errors of the ranks that die of one, by rank."""
+    ranks = start(model, engine_class)
+    try:
+        return ranks.deaths(deaths, timeout=END_S)
+    finally:
+        ranks.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
+)
+def test_the_other_ranks_name_the_one_that_does_not_answer(moe_model, how, victim):
+    """Rank 0 keeps the group's store; the others do not."""
+    errors = errors_of(
+        moe_model, failing(victim, FAILS_AT, signal_itself(how)), deaths=2
+    )
+    assert sorted(errors) == sorted({0, 1, 2} - {victim})
+    for error in errors.values():
+        assert f"balance: no answer from rank {victim} (process ended" in error
+        assert f"the exchange after step {FAILS_AT + 1} of wave 0 failed" in error
+
+
+def test_a_living_rank_that_does_not_come_is_named(moe_model):
+    stuck = failing(1, FAILS_AT, lambda: time.sleep(END_S))
+    for error in errors_of(moe_model, stuck, deaths=2).values():
+        assert "rank 1 not there yet (the process is alive)" in error
+
+
+def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
+    """Here they wait in upstream's all-reduce; it could be one of the model."""
+    log = tmp_path / "log"
+    ranks = start(moe_model, failing(2, SYNC_AT, signal_itself(signal.SIGSTOP)), log)
+    try:
+        for process in ranks.processes[:2]:
+            process.join(END_S)
+            assert process.exitcode is not None
+    finally:
+        ranks.kill()
+    found = log.read_text().count("balance: no answer from rank 2 (process ended")
+    assert found == 2, log.read_text()
+
+
+def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
+    def fail() -> None:
+        raise ValueError("out of memory")
+
+    errors = errors_of(moe_model, failing(1, FAILS_AT, fail), deaths=3)
+    assert "out of memory" in errors.pop(1)
+    for error in errors.values():
+        assert "balance: rank 1 failed with an error of its own" in error
+
+
+def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
+    """A step in which everybody answers, as when kernels are compiled; and a rank that
+    stops between two waves."""
+
+    class Slow(LoopEngine):
+        def _record(self, output) -> None:
+            super()._record(output)
+            if self.step_counter == FAILS_AT:
+                time.sleep(1.5 * TIMEOUT_S)
+
+    ranks = start(moe_model, Slow)
+    try:
+        ranks.drain()
+        stopped = psutil.Process(ranks.processes[1].pid)
+        stopped.suspend()
+        time.sleep(1.5 * TIMEOUT_S)
+        stopped.resume()
+        ranks.submit(1, "late", 10, 20)
+        ranks.drain()
+        assert [leftover for _, leftover in ranks.stop()] == [0, 0, 0]
+    finally:
+        ranks.kill()
+
+
+def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
+    """As elastic expert parallelism does it: rank 2 goes, the others form a group."""
+    port = get_open_port()
+
+    class Shrinking(LoopEngine):
+        def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+            if self.step_counter == FAILS_AT:
+                if self.dp_rank == 2:
+                    raise SystemExit
+                self.dp_group = stateless_init_torch_distributed_process_group(
+                    "127.0.0.1", port, self.dp_rank, 2, "gloo"
+                )
+            if self.step_counter == FAILS_AT + 10:
+                time.sleep(1.5 * TIMEOUT_S)  # rank 2 has long gone
+            if self.step_counter == FAILS_AT + 20 and self.dp_rank == 1:
+                signal_itself(signal.SIGKILL)()
+            return super()._has_global_unfinished_reqs(local_unfinished)
+
+    (error,) = errors_of(moe_model, Shrinking, deaths=1).values()
+    assert "balance: no answer from rank 1 (process ended" in error
+    assert f"the exchange after step {FAILS_AT + 21} of wave 0 failed" in error
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_loses_a_rank_answers_with_errors(
+    moe_model: Path, tmp_path: Path, how: int
+) -> None:
+    """The other ranks wait in the model, in a call that has no time-out in sight."""
+    options = ("-dp", "3", "--enable-expert-parallel", "--max-num-seqs", "4")
+    environment = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S)}
+    with (
+        Server(
+            *(tmp_path, moe_model, *options, "--data-parallel-balance", "adaptive"),
+            environment=environment,
+        ) as server,
+        ThreadPoolExecutor(24) as pool,
+    ):
+        body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
+
+        def ask(_: int) -> int:
+            try:
+                answer = server.post("/v1/completions", body | {"max_tokens": 500})
+            except requests.ConnectionError:
+                return 503  # the server has gone: refused, or reset
+            return int(answer.status_code)
+
+        answers = pool.map(ask, range(24))
+        while sum(server.metric("vllm:generation_tokens_total").values()) < 100:
+            time.sleep(0.1)
+        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text()))
+        assert sorted(pids) == ["0", "1", "2"]
+        os.kill(int(pids["1"]), how)
+        assert all(status >= 500 for status in answers)
+        engines = [psutil.Process(int(pid)) for pid in pids.values() if _exists(pid)]
+        psutil.wait_procs(engines, END_S)
+        log = server.log.read_text()
+    assert "no answer from rank 1 (process ended or stopped)" in log
+    assert not any(_exists(pid) for pid in pids.values())
+
+
+def _exists(pid: str) -> bool:
+    return psutil.pid_exists(int(pid))

@@ -1,0 +1,289 @@
+"""Adaptive balance in every way to run vLLM that the reference platform has.
+
+Every case writes what Hugging Face writes, and the gate must have taken part.
+`docs/modes.md` names the test of each mode.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
+    ExampleConnector,
+)
+from vllm.v1.core.sched.balance.policy import OPEN, Decision
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from balance_tools.server import Server, free_port
+from hugging_face import NEW_TOKENS, Sample, samples
+from schedulers import engine_config, make_request, make_scheduler, step
+from test_greedy_equality import assert_equal
+
+BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+
+
+def assert_decided(*servers: Server) -> None:
+    """Each of the two ranks took decisions, by the adaptive policy."""
+    decisions: dict[int, float] = {}
+    for server in servers:
+        decisions |= server.metric("vllm:dp_balance_decisions_total", policy="adaptive")
+    assert sorted(decisions) == [0, 1]
+    assert min(decisions.values()) > 0
+
+
+def test_a_pipeline_of_worker_processes(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """With prompts in pieces, and prefixes that are cached the second time."""
+    options = (
+        *("-pp", "2", "--distributed-executor-backend", "mp"),
+        *("--max-num-batched-tokens", "48"),
+    )
+    with Server(tmp_path, moe_model, *BALANCE, *options) as server:
+        assert_equal(server, moe_samples, concurrency=16)
+        assert_equal(server, moe_samples, concurrency=8)
+        assert_decided(server)
+
+
+def test_speculation_grammars_and_priorities(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Grammars are compiled while other requests are held; urgent requests overtake
+    others at the gate and preempt them."""
+    options = (
+        *("--speculative-config", json.dumps(NGRAM)),
+        *("--scheduling-policy", "priority", "--max-model-len", "320"),
+        *("--block-size", "16", "--num-gpu-blocks-override", "24"),
+    )
+    with (
+        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        ThreadPoolExecutor(18) as pool,
+    ):
+
+        def ask(number: int) -> str:
+            body = {
+                "model": str(moe_model),
+                "prompt": [5 + number, 6, 7],
+                "max_tokens": 8,
+                "temperature": 0,
+                "structured_outputs": {"regex": f"[ab]{{{1 + number % 6}}}c"},
+            }
+            answer = server.post("/v1/completions", body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        def complete(priority: int) -> list[list[int]]:
+            prompts = [sample.prompt for sample in moe_samples]
+            return server.complete(prompts, NEW_TOKENS, 8, priority=priority)
+
+        completions = pool.map(complete, (9, 0))
+        for number, text in enumerate(pool.map(ask, range(48))):
+            assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
+        for got in completions:
+            assert got == [list(sample.tokens) for sample in moe_samples]
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert sum(accepted.values()) > 0
+        assert_decided(server)
+
+
+LORA_LAYERS, LORA_RANK = ("q_proj", "v_proj", "o_proj"), 8
+
+
+def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
+    """An adapter as large as the weights that it adapts, and the two merged."""
+    draw = torch.Generator().manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapter = {}
+    for name, weight in model.named_parameters():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith(LORA_LAYERS):
+            continue
+        rows, columns = weight.shape
+        down = torch.randn((LORA_RANK, columns), generator=draw) / columns**0.5
+        up = torch.randn((rows, LORA_RANK), generator=draw) * (2 / LORA_RANK**0.5)
+        adapter[f"base_model.model.{layer}.lora_A.weight"] = down
+        adapter[f"base_model.model.{layer}.lora_B.weight"] = up
+        weight.data += up @ down
+    merged, lora = folder / "merged", folder / "lora"
+    model.save_pretrained(merged)
+    lora.mkdir()
+    save_file(adapter, lora / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "target_modules": LORA_LAYERS,
+        "bias": "none",
+    }
+    (lora / "adapter_config.json").write_text(json.dumps(config))
+    return lora, merged
+
+
+def test_lora_and_whole_prompts(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """Requests of the model and of an adapter share the steps; two API servers."""
+    lora, merged = make_adapter(moe_model, tmp_path)
+    options = (
+        *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
+        *("--lora-modules", f"adapted={lora}", "--lora-target-modules", *LORA_LAYERS),
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
+        *("--max-model-len", "512", "--no-enable-prefix-caching"),
+        *("--api-server-count", "2"),
+    )
+    with (
+        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        expected = {str(moe_model): moe_samples, "adapted": samples(merged)}
+
+        def complete(model: str) -> list[list[int]]:
+            prompts = [sample.prompt for sample in expected[model]]
+            return server.complete(prompts, NEW_TOKENS, 8, model=model)
+
+        for model, got in zip(expected, pool.map(complete, expected), strict=True):
+            assert got == [list(sample.tokens) for sample in expected[model]]
+        assert_decided(server)
+
+
+@contextlib.contextmanager
+def two_nodes(
+    folder: Path, model: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> Iterator[list[Server]]:
+    """Two servers with one rank each, which need each other to start."""
+    common = (
+        *(*BALANCE, "--data-parallel-size-local", "1"),
+        *("--data-parallel-address", "127.0.0.1"),
+        *("--data-parallel-rpc-port", str(free_port()), "--enable-expert-parallel"),
+    )
+    servers = [Server(folder, model, *common, *own) for own in (first, second)]
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
+        list(pool.map(Server.__enter__, servers))
+        for server in reversed(servers):
+            stack.push(server.__exit__)
+        yield servers
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            ("--data-parallel-hybrid-lb", "--data-parallel-start-rank", "0"),
+            ("--data-parallel-hybrid-lb", "--data-parallel-start-rank", "1"),
+        ),
+        (("--data-parallel-rank", "0"), ("--data-parallel-rank", "1")),
+    ],
+    ids=["hybrid", "external"],
+)
+def test_load_balancing_of_the_nodes(
+    first: tuple[str, ...],
+    second: tuple[str, ...],
+    moe_model: Path,
+    moe_samples: list[Sample],
+    tmp_path: Path,
+) -> None:
+    """Each node has an API server, and its ranks alone."""
+    with two_nodes(tmp_path, moe_model, first, second) as servers:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda s: assert_equal(s, moe_samples, 8), servers))
+        assert_decided(*servers)
+
+
+class LateConnector(ExampleConnector):
+    """Loads the first 32 tokens of every prompt, some steps after it was asked."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        return 32 - num_computed_tokens, True
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        """Nothing to load: there is no worker."""
+
+
+HOLD = Decision(admit=False, prefill_tokens=None, reason="test")
+
+
+def connector_scheduler(model: Path, folder: Path, name: str):
+    module = __name__ if name == LateConnector.__name__ else None
+    config = engine_config(
+        model,
+        data_parallel_size=2,
+        data_parallel_balance="adaptive",
+        kv_transfer_config={
+            "kv_connector": name,
+            "kv_role": "kv_both",
+            "kv_connector_module_path": module,
+            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+        },
+    )
+    return make_scheduler(config)
+
+
+def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tmp_path):
+    scheduler = connector_scheduler(moe_model, tmp_path, "LateConnector")
+    request = make_request("remote", 50, 5)
+    scheduler.add_request(request)
+    step(scheduler)
+    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.running, row.waiting, row.pending) == (0, 1, 0), "in transfer"
+    scheduler.balance_gate._apply(HOLD)
+    output = scheduler.schedule()
+    assert not output.num_scheduled_tokens, "its KV cache has not arrived"
+    arrived = KVConnectorOutput(finished_recving={"remote"})
+    empty = ModelRunnerOutput(
+        req_ids=[], req_id_to_index={}, kv_connector_output=arrived
+    )
+    scheduler.update_from_output(output, empty)
+    scheduler.balance_gate._apply(HOLD)
+    fresh = make_request("fresh", 50, 5)
+    scheduler.add_request(fresh)
+    assert step(scheduler).num_scheduled_tokens == {"remote": 50 - 32}
+
+
+def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path):
+    scheduler = connector_scheduler(moe_model, tmp_path, "ExampleConnector")
+    scheduler.balance_gate._apply(HOLD)
+    request = make_request("stored", 50, 5)
+    stored = torch.tensor(request.prompt_token_ids[:48])
+    scheduler.connector._generate_foldername_debug(stored, [], create_folder=True)
+    scheduler.add_request(request)
+    assert not step(scheduler).num_scheduled_tokens
+    scheduler.balance_gate._apply(OPEN)
+    assert step(scheduler).num_scheduled_tokens == {"stored": 50 - 48}
+
+
+def test_kv_connector(
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
+) -> None:
+    """The second time, the prompts' KV cache comes from files."""
+    config = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")},
+    }
+    options = ("--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(config))
+    # The example takes a prompt for stored while another one is storing it, and all
+    # prompts below a block for the same: these differ in their first block.
+    distinct = [sample for sample in moe_samples if 31 <= len(sample.prompt) < 130]
+    with Server(
+        tmp_path, moe_model, *BALANCE, "--block-size", "16", *options
+    ) as server:
+        assert_equal(server, distinct, concurrency=16)
+        assert_equal(server, distinct, concurrency=16)
+        assert_decided(server)
+    assert "Inject KV cache of" in server.log.read_text()

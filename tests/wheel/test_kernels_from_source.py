@@ -1,0 +1,350 @@
+"""Kernels from source: what our build asks of upstream's, and what it refuses.
+
+The toolchain is a stand-in that records. Nothing here says that the kernels compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
+from balance_tools.kernel_build import COPIED, build_kernels, run_superbuild
+from balance_tools.kernel_stage import build_info_text
+from balance_tools.lock import load_lock
+from balance_tools.paths import Paths
+from balance_tools.pristine import ensure_pristine
+from balance_tools.socs import device_of, known_socs
+from balance_tools.toolchain import DISTRIBUTIONS, find_toolchain
+from balance_tools.vendor import vendor
+from conftest import ROOT, THIS_PYTHON
+from stand_in import VERSIONS, StandIn, make_stand_in
+from test_reproducible import build_in, copy_sources
+
+PRISTINE = ensure_pristine(load_lock(Paths(ROOT).lock).vllm_ascend, Paths(ROOT))
+A2, A3, P310, A5 = "ascend910b1", "ascend910_9391", "ascend310p1", "ascend950dt_9582"
+SOURCE = Choice("ascend", THIS_PYTHON, platform.machine(), "source", A3)
+OPTIONS = {
+    "C_COMPILER": "gcc",
+    "CXX_COMPILER": "g++",
+    "CMAKE_BUILD_TYPE": "Debug",
+    "FETCHCONTENT_BASE_DIR": "/nowhere/fetched",
+    "MAX_JOBS": "3",
+    "VERBOSE": "1",
+    "VLLM_ASCEND_ENABLE_BATCH_MEMCPY": "0",
+}
+SHELLS_OWN = {"_", "OLDPWD", "PWD", "SHLVL"}
+SETUPTOOLS_OWN = {"PLAT"}
+EXPLAINED = {"GIT_CONFIG_GLOBAL", "VLLM_BATCH_INVARIANT"}  # at build_environment
+NOT_COMPARED = SHELLS_OWN | SETUPTOOLS_OWN | EXPLAINED
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A complete toolchain, in the environment of the test and nothing else in it."""
+    toolchain = make_stand_in(tmp_path / "toolchain")
+    variables = toolchain.environment()
+    with monkeypatch.context() as patch:
+        for name in os.environ:
+            patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield toolchain
+
+
+@pytest.fixture(scope="module")
+def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A writable copy of the plugin's sdist, for its own setup.py."""
+    folder = tmp_path_factory.mktemp("upstream") / "tree"
+    shutil.copytree(PRISTINE, folder, symlinks=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def our_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What our build copies of it."""
+    folder = tmp_path_factory.mktemp("ours") / "source"
+    folder.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (PRISTINE / name).is_dir() else shutil.copy2
+        copy(PRISTINE / name, folder / name)
+    return folder
+
+
+def normalised(call: dict[str, Any], source: Path, build: Path) -> dict[str, Any]:
+    """A call with the folders of either side named alike, and options in any order."""
+
+    def same(text: str) -> str:
+        return text.replace(str(build), "<build>").replace(str(source), "<source>")
+
+    argv = [same(argument) for argument in call["argv"]]
+    if argv[1] == "cmake":
+        argv = argv[2:]  # upstream configures twice, the second time with this
+    if not argv[0].startswith(("--build", "--install")):
+        argv = sorted(argv)
+    env = {k: same(v) for k, v in call["env"].items() if k not in NOT_COMPARED}
+    return {"argv": argv, "cwd": same(call["cwd"]), "env": env}
+
+
+def distinct(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls in order, one that is repeated at once left out."""
+    return [call for i, call in enumerate(calls) if i == 0 or call != calls[i - 1]]
+
+
+def asked_by_upstream(
+    stand_in: StandIn, tree: Path, soc: str
+) -> tuple[list[dict[str, Any]], str]:
+    """What the plugin's setup.py asks of cmake, and the _build_info.py it writes."""
+    for left in ("build", "csrc/build", "vllm_ascend/_cann_ops_custom"):
+        shutil.rmtree(tree / left, ignore_errors=True)
+    subprocess.run(
+        ["python3", str(tree / "setup.py"), "build"],
+        cwd=tree,
+        env={**os.environ, "SOC_VERSION": soc},
+        check=True,
+        capture_output=True,
+    )
+    (build,) = (tree / "build").glob("temp.*")
+    calls = [normalised(call, tree, build) for call in stand_in.calls()]
+    return distinct(calls), (tree / "vllm_ascend" / "_build_info.py").read_text()
+
+
+def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]:
+    """What our superbuild asks of cmake."""
+    for left in (tree.parent / "superbuild", tree / "csrc/build", tree / "vllm_ascend"):
+        shutil.rmtree(left, ignore_errors=True)
+    toolchain = find_toolchain(PRISTINE, replace(SOURCE, soc=soc))
+    run_superbuild(ROOT, tree.parent, toolchain, soc)
+    build = tree.parent / "superbuild" / "extension"
+    return [normalised(call, tree, build) for call in stand_in.calls()]
+
+
+def chips() -> list[str]:
+    """The first and the last chip of each device, and one that is not listed.
+
+    Those between differ from them by their name alone.
+    """
+    by_device: dict[str, list[str]] = defaultdict(list)
+    for soc, device in known_socs(PRISTINE).items():
+        by_device[device].append(soc)
+    return [soc for socs in by_device.values() for soc in (socs[0], socs[-1])] + [A5]
+
+
+@pytest.mark.parametrize("soc", chips())
+def test_asks_what_upstreams_setup_asks(
+    soc: str, stand_in: StandIn, upstream_tree: Path, our_tree: Path
+) -> None:
+    theirs, build_info = asked_by_upstream(stand_in, upstream_tree, soc)
+    assert build_info == build_info_text(device_of(soc, PRISTINE))
+    ours = asked_by_us(stand_in, our_tree, soc)
+    # The operators are configured and built, the extension too, and then installed.
+    assert len(theirs) == 5
+    assert f"-DSOC_VERSION={soc}" in theirs[2]["argv"]
+    assert any(word.startswith("-DASCEND_OP_NAME=") for word in theirs[0]["argv"])
+    assert ours == theirs
+
+
+def test_passes_on_every_variable_that_upstream_reads(
+    stand_in: StandIn,
+    upstream_tree: Path,
+    our_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = asked_by_us(stand_in, our_tree, A2)
+    for name, value in OPTIONS.items():
+        monkeypatch.setenv(name, value)
+    theirs, _ = asked_by_upstream(stand_in, upstream_tree, A2)
+    ours = asked_by_us(stand_in, our_tree, A2)
+    assert ours == theirs
+    assert set(ours[2]["argv"]) - set(plain[2]["argv"]) == {
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_CXX_COMPILER=g++",
+        "-DCMAKE_C_COMPILER=gcc",
+        "-DCMAKE_VERBOSE_MAKEFILE=ON",
+        "-DFETCHCONTENT_BASE_DIR=/nowhere/fetched",
+        "-DVLLM_ASCEND_ENABLE_BATCH_MEMCPY=0",
+    }
+    assert "-j=3" in ours[3]["argv"]
+
+
+def test_the_callers_git_configuration_is_left_alone(
+    stand_in: StandIn, upstream_tree: Path, our_tree: Path
+) -> None:
+    asked_by_us(stand_in, our_tree, A2)
+    assert not (stand_in.folder / "home" / ".gitconfig").exists()
+    asked_by_upstream(stand_in, upstream_tree, A2)
+    assert (stand_in.folder / "home" / ".gitconfig").exists()  # why it matters
+
+
+def refusal(choice: Choice = SOURCE) -> str:
+    with pytest.raises(ToolError) as caught:
+        find_toolchain(PRISTINE, choice)
+    return str(caught.value)
+
+
+def test_all_that_is_missing_is_named_in_one_error(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    monkeypatch.delenv("ATB_HOME_PATH")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setenv("CXX_COMPILER", "no-such-compiler")
+    for name in ("bisheng", "cmake"):
+        (stand_in.folder / "bin" / name).unlink()
+    python = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(stand_in.folder / "bin"))
+    (stand_in.folder / "bin" / "python3").symlink_to(python)
+    message = refusal(replace(SOURCE, soc="ascend909", arch="riscv64", python="cp39"))
+    assert "\n" not in message
+    for expected in (
+        "SOC: expected one of ascend910b1, ",
+        "ascend910_9391",
+        "found 'ascend909'",
+        "ARCH: expected this machine's",
+        f"PYTHON: expected {THIS_PYTHON}",
+        "ASCEND_HOME_PATH: expected the CANN toolkit, found it unset; source",
+        "ATB_HOME_PATH: expected CANN's nnal",
+        "bash: expected this program on PATH",
+        "bisheng: expected",
+        "cmake: expected",
+        "git: expected",
+        "make: expected",
+        "cc: expected a compiler",
+        "no-such-compiler: expected a compiler",
+        "torch==2.10.0 (found none)",
+        "torch-npu==2.10.0.post4 (found none)",
+        "pybind11 (found none)",
+    ):
+        assert expected in message
+    numbers = [int(number) for number in re.findall(r"\((\d+)\)", message)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert f"found {len(numbers)} things missing" in message
+
+
+def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
+    versions = {**VERSIONS, "torch": "2.9.0", "torch-npu": "2.10.0"}
+    other = make_stand_in(tmp_path / "other", versions, cann="8.5.0")
+    os.environ.update(other.environment())
+    message = refusal()
+    assert "found 2 things missing" in message
+    assert f"{other.folder}/cann: expected CANN 9.1.0, found 8.5.0" in message
+    assert "torch==2.10.0 (found 2.9.0), torch-npu==2.10.0.post4 (found 2.10" in message
+
+
+def test_a_torch_that_cannot_be_imported_is_refused(stand_in: StandIn) -> None:
+    module = stand_in.folder / "site" / "torch" / "__init__.py"
+    module.write_text("raise OSError('libhccl.so: cannot open shared object file')\n")
+    assert "to work, found OSError: libhccl.so: cannot open" in refusal()
+
+
+def test_a_folder_without_the_toolkit_is_refused(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert "expected the CANN toolkit with its CMake code" in refusal()
+
+
+def test_a_short_name_is_refused_for_upstream_builds_no_operators(
+    stand_in: StandIn, upstream_tree: Path
+) -> None:
+    theirs, _ = asked_by_upstream(stand_in, upstream_tree, "910b")
+    assert not [call for call in theirs if "package" in call["argv"]]
+    assert "found '910b'; choose the chip" in refusal(replace(SOURCE, soc="910b"))
+
+
+def test_the_plugin_declares_what_is_looked_for() -> None:
+    assert set(VERSIONS) == set(DISTRIBUTIONS)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Paths:
+    """A repository whose build folder is the test's own."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    for name in ("CMakeLists.txt", "upstream.toml"):
+        (root / name).symlink_to(ROOT / name)
+    (root / "build").mkdir()
+    (root / "build" / "pristine").symlink_to(ROOT / "build" / "pristine")
+    return Paths(root)
+
+
+def test_a_failed_build_is_one_sentence_and_goes_on(
+    repository: Paths, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = load_lock(repository.lock)
+    monkeypatch.setenv("STAND_IN_FAILS", "--target=vllm_ascend_C")
+    with pytest.raises(ToolError, match="stand-in: told to fail") as caught:
+        build_kernels(repository, lock, SOURCE)
+    assert "build.log: expected the kernels to compile for ascend910_9391" in str(
+        caught.value
+    )
+    assert not list(repository.build.glob("kernels/ascend*"))
+    first = stand_in.calls()
+    monkeypatch.delenv("STAND_IN_FAILS")
+    build_kernels(repository, lock, SOURCE)
+    second = stand_in.calls()
+    assert len(first) == 4
+    # The operators, which take longest, are not built again.
+    assert [call["argv"][0] for call in second] == ["--build", "--install"]
+    build_kernels(repository, lock, SOURCE)
+    assert stand_in.calls() == []
+
+
+def test_operators_that_were_not_built_are_missed(
+    repository: Paths, stand_in: StandIn
+) -> None:
+    """As when upstream's script knows no operators for a chip, and ends well."""
+    (stand_in.folder / "bin" / "bash").write_text("#!/bin/sh\n")
+    (stand_in.folder / "bin" / "bash").chmod(0o755)
+    with pytest.raises(ToolError, match="expected the build to make such a file"):
+        build_kernels(repository, load_lock(repository.lock), SOURCE)
+    assert not list(repository.build.glob("kernels/ascend*"))
+
+
+@pytest.fixture
+def vendored(paths: Paths) -> None:
+    """The trees, up to date; before the stand-in takes the environment away."""
+    vendor(paths, load_lock(paths.lock), ("vllm", "vllm_ascend"))
+
+
+def test_a_wheel_says_which_chip_it_is_for(
+    vendored: None, stand_in: StandIn, tmp_path: Path
+) -> None:
+    root = copy_sources(tmp_path / "copy", linked=("vllm", "vllm_ascend"))
+    (root / "build" / "kernels").unlink(missing_ok=True)
+    build_kernels(Paths(root), load_lock(Paths(root).lock), SOURCE)
+    build_in(root, SOURCE, umask=0o022, PYTHONPATH="")
+    (wheel,) = (root / "dist").glob("*.whl")
+    machine = platform.machine()
+    version = "0.23.0+balance.1.ascend910.9391"
+    tag = f"{THIS_PYTHON}-{THIS_PYTHON}-linux_{machine}"
+    assert wheel.name == f"vllm-{version}-{tag}.whl"
+    archive = zipfile.ZipFile(wheel)
+    generated = archive.read("vllm_ascend/_build_info.py").decode()
+    assert generated == "# Auto-generated file\n__device_type__ = 'A3'\n"
+    compiled = {name for name in archive.namelist() if name.endswith(".so")}
+    assert compiled == {
+        f"vllm_ascend/vllm_ascend_C.cpython-{THIS_PYTHON[2:]}-{machine}-linux-gnu.so",
+        "vllm_ascend/libvllm_ascend_kernels.so",
+        "vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib/"
+        "libcust_opapi.so",
+    }
+    record = json.loads(archive.read("vllm_balance/build.json"))
+    assert record["distributions"]["vllm_ascend"].endswith("balance.1.ascend910.9391")
+    assert (record["device"], record["soc"]) == ("A3", "ascend910_9391")
+    assert (record["kernels"], record["kernel_wheel"]) == ("source", None)
+    assert record["toolchain"].startswith("CANN 9.1.0, torch 2.10.0, torch-npu 2.10.0")
