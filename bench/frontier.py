@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/frontier.py [--jobs 2] [--minutes 7]
+    python bench/frontier.py [--jobs 2] [--minutes 7 [--partial]]
 
 Every run that has ended is kept in build/frontier, so that an interrupted or timed
 frontier goes on where it was; a change of the simulator or of a policy makes its own
@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from frontier_grid import (
     BUDGET_SEEDS,
@@ -120,6 +120,9 @@ class Runs:
                     continue  # the line that was being written when a run was killed
                 self._known[key] = figures
 
+    def __contains__(self, task: Task) -> bool:
+        return task.key in self._known
+
     def __getitem__(self, task: Task) -> Figures:
         return self._known[task.key]
 
@@ -133,7 +136,7 @@ class Runs:
         Raises:
             UnfinishedError: the time was over before.
         """
-        missing = [task for task in tasks if task.key not in self._known]
+        missing = [task for task in tasks if task not in self]
         if not missing:
             return
         KEPT.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +153,7 @@ class Runs:
                 bar.update()
                 if time.monotonic() > self._end:
                     break
-        if any(task.key not in self._known for task in tasks):
+        if any(task not in self for task in tasks):
             raise UnfinishedError
 
 
@@ -190,44 +193,65 @@ def choose_settings(runs: Runs, cells: Sequence[Cell]) -> dict[str, dict[str, fl
     }
 
 
-def budget_tasks(runs: Runs, cells: Sequence[Cell]) -> Iterator[tuple[int, Task]]:
-    """Every TTFT budget, with every run in which off keeps it for 99 % of requests."""
+def budget_tasks(
+    runs: Runs, cells: Sequence[Cell], seed: int
+) -> Iterator[tuple[int, Task]]:
+    """Every TTFT budget, with every cell in which off keeps it for 99 % of requests."""
     for budget in TTFT_BUDGETS:
         for cell in cells:
-            for seed in BUDGET_SEEDS:
-                if runs[Task(cell, "off", seed)]["p99_ttft_ms"] <= 1e3 * budget:
-                    policy = f"adaptive:ttft_budget={budget}"
-                    yield budget, Task(cell, policy, seed)
+            if runs[Task(cell, "off", seed)]["p99_ttft_ms"] <= 1e3 * budget:
+                policy = f"adaptive:ttft_budget={budget}"
+                yield budget, Task(cell, policy, seed)
 
 
-def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
-    """Makes all runs and sums them up."""
-    choices = choose_settings(runs, cells)
+def choose(runs: Runs, cells: Sequence[Cell]) -> tuple[dict[str, Any], list[str]]:
+    """What is known about the choice, and all policies of the comparison."""
+    gains = choose_settings(runs, cells)
     chosen = {
-        rival: max(found, key=found.__getitem__) for rival, found in choices.items()
+        rival: max(found, key=found.__getitem__) for rival, found in gains.items()
     }
-    # `align` as shipped is the measure of the latencies, whatever was chosen.
-    others = tuple(dict.fromkeys(("off", "align", *chosen.values())))
-    for title, policies in (("rivals", others), ("adaptive", ("adaptive",))):
-        runs.make(
-            title,
-            [
-                Task(cell, policy, seed)
-                for cell in cells
-                for policy in policies
-                for seed in REPORT_SEEDS
-            ],
-        )
-    budgets = list(budget_tasks(runs, cells))
-    runs.make("TTFT budgets", [task for _, task in budgets])
-    return {
-        "seeds": list(REPORT_SEEDS),
+    choice = {
+        "chosen": chosen,
         "choice": {
             "seeds": list(CHOICE_SEEDS),
             "phi": list(CHOICE_PHIS),
-            "mean_gain": choices,
+            "mean_gain": gains,
         },
-        "chosen": chosen,
+    }
+    # `align` as shipped is the measure of the latencies, whatever was chosen.
+    return choice, list(dict.fromkeys(("adaptive", "off", "align", *chosen.values())))
+
+
+def make_all(runs: Runs, cells: Sequence[Cell], policies: Sequence[str]) -> None:
+    """Makes what is missing, seed by seed, and the budgets after the first.
+
+    Raises:
+        UnfinishedError: the time was over before.
+    """
+    for seed in REPORT_SEEDS:
+        runs.make(
+            f"seed {seed}",
+            [Task(cell, policy, seed) for cell in cells for policy in policies],
+        )
+        if seed in BUDGET_SEEDS:
+            tasks = [task for _, task in budget_tasks(runs, cells, seed)]
+            runs.make("TTFT budgets", tasks)
+
+
+def summary(
+    runs: Runs, cells: Sequence[Cell], policies: Sequence[str]
+) -> dict[str, object]:
+    """All figures, by cell; each is the mean over the seeds with which every policy
+    has been run in the cell."""
+    seeds = {
+        cell: [
+            seed
+            for seed in REPORT_SEEDS
+            if all(Task(cell, policy, seed) in runs for policy in policies)
+        ]
+        for cell in cells
+    }
+    return {
         "cells": [
             {
                 "workload": cell.workload,
@@ -235,18 +259,19 @@ def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
                 "phi": cell.phi,
                 "closed_loop": cell.is_closed_loop,
                 "light": cell.workload in LIGHT,
+                "seeds": seeds[cell],
                 "policies": {
                     policy: {
                         "gain": [
                             round(gain(runs, cell, policy, seed), 5)
-                            for seed in REPORT_SEEDS
+                            for seed in seeds[cell]
                         ],
                         **{
-                            name: round(runs.mean(cell, policy, REPORT_SEEDS, name), 2)
+                            name: round(runs.mean(cell, policy, seeds[cell], name), 2)
                             for name in FIGURES
                         },
                     }
-                    for policy in ("adaptive", *others)
+                    for policy in policies
                 },
             }
             for cell in cells
@@ -254,12 +279,15 @@ def result(runs: Runs, cells: Sequence[Cell]) -> dict[str, object]:
         "ttft_budgets": [
             {
                 "budget_s": budget,
-                "cell": task.cell.name,
-                "seed": task.seed,
+                "cell": cell.name,
+                "seed": seed,
                 "p99_ttft_ms": runs[task]["p99_ttft_ms"],
-                "gain": round(gain(runs, task.cell, task.policy, task.seed), 5),
+                "gain": round(gain(runs, cell, policy, seed), 5),
             }
-            for budget, task in budgets
+            for budget_seed in BUDGET_SEEDS
+            for budget, task in budget_tasks(runs, cells, budget_seed)
+            for cell, policy, seed in [task]
+            if task in runs
         ],
     }
 
@@ -285,15 +313,30 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop after so many"
     )
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="write what there is when the time is over; the settings must be chosen, "
+        "and one seed complete",
+    )
     arguments = parser.parse_args()
     # As an error, so that the processes end with this one.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     cells = list(grid())
+    runs = Runs(arguments.jobs, arguments.minutes)
+    message = f"Time is over; run it again to go on. Runs are kept in {KEPT}."
     try:
-        found = result(Runs(arguments.jobs, arguments.minutes), cells)
+        choice, policies = choose(runs, cells)
     except UnfinishedError:
-        sys.exit(f"Time is over; run it again to go on. Runs are kept in {KEPT}.")
-    write({"command": "python bench/frontier.py", "versions": versions(), **found})
+        sys.exit(message)
+    try:
+        make_all(runs, cells, policies)
+    except UnfinishedError:
+        if not arguments.partial:
+            sys.exit(message)
+        print(message)
+    head = {"command": "python bench/frontier.py", "versions": versions()}
+    write(head | choice | summary(runs, cells, policies))
     print(f"Wrote {RESULT}")
 
 
