@@ -1,6 +1,8 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
+# RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
 TARGET ?= reference
@@ -15,7 +17,13 @@ WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
     $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
-.PHONY: help demo test test-unit test-wheel test-engine lint vendor wheel wheels env clean
+# A network and processes of its own: whatever happens, nothing of it is left behind.
+NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
+	--net --pid --fork --kill-child --mount-proc
+HOSTS ?=
+
+.PHONY: help demo test test-unit test-wheel test-engine test-hosts test-image lint \
+	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -29,6 +37,8 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
+	.venv/bin/hadolint docker/Dockerfile
+	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit
@@ -39,6 +49,12 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine
 
+test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
+	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
+
+test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
+	.venv/bin/python -m pytest tests/image
+
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
 
@@ -47,6 +63,13 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 	$(TOOL) wheels
+
+release: $(VENV)  ## build and verify a release in dist/
+	$(TOOL) release $(RELEASE)
+
+image: $(VENV)  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
+	$(TOOL) image $(WHEEL) $(if $(OS),--os $(OS)) $(if $(BASE),--base $(BASE)) \
+	    $(if $(ENGINE),--engine $(ENGINE)) $(if $(OPTIONS),--options='$(OPTIONS)')
 
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env
@@ -60,5 +83,5 @@ $(VENV): pyproject.toml
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	$(PYTHON3) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	.venv/bin/python -m pip install --quiet --group tools --group release --group test --group demo
 	@touch $@

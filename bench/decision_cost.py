@@ -43,11 +43,10 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
     for _ in range(ranks):
         pending = rng.choice([0, 0, 1, 2, 5])
         age = rng.randrange(3_000_000) if pending else 0
-        running = rng.randint(20, MAX_RUNNING - 5)
         fields = {
             "wave": 0,
             "step": 0,
-            "running": running,
+            "running": (running := rng.randint(20, MAX_RUNNING - 5)),
             "decoding": running,
             "waiting": pending,
             "pending": pending,

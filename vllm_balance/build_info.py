@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +35,19 @@ class BuildInfo:
     toolchain: str | None
     """Versions of what kernels from source were built with; None without."""
     commit: str | None
-    """Our git commit; None when the wheel was not built in a git checkout."""
+    """Our git commit; None when it was built from neither a git checkout nor a
+    source archive of a release."""
     dirty: bool | None
-    """Whether that checkout had changes; None as above."""
+    """Whether its sources had changes against that commit; None as above."""
     lock_sha256: str
     series_sha256: Mapping[str, str]
     """Vendored package to the hash of its patch series."""
+    own_files: Mapping[str, str]
+    """Path in the wheel to sha256, of every file that this project wrote."""
+    left_out: Sequence[str]
+    """Folders that this target does not have."""
+    hooks: Mapping[str, str]
+    """Patched upstream file to a line that its patch adds and upstream lacks."""
     lock: str
     """The text of the lock."""
 

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--checkout",
         type=Path,
         metavar="DIR",
-        help="also compare the lock and the patch series with this repository",
+        help="also compare commit, lock, patches and our files with this repository",
     )
     chosen = parser.parse_args(arguments)
     info = load_build_info()
@@ -57,6 +57,9 @@ def verify(info: BuildInfo, checkout: Path | None) -> int:
         print(finding, file=sys.stderr)
     if not findings:
         print(f"{info.wheel}: installed as it was built")
+        if checkout is not None:
+            changes = ", which had changes then" if info.dirty else ""
+            print(f"{info.wheel}: built from commit {info.commit}{changes}: {checkout}")
     return 1 if findings else 0
 
 
@@ -75,6 +78,7 @@ def describe(info: BuildInfo) -> str:
         "target": target,
         "kernels from": info.kernel_wheel or info.toolchain,
         "commit": commit,
+        "files of ours": str(len(info.own_files)),
         "lock": info.lock_sha256,
         **{f"series {name}": value for name, value in info.series_sha256.items()},
         "folder": str(Path(__file__).resolve().parents[1]),

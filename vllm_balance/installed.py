@@ -33,8 +33,12 @@ class Installed:
     version: str
     folder: Path
     """Where its packages lie, e.g. `…/site-packages`."""
-    files: tuple[RecordedFile, ...]
-    """Empty where it has no RECORD."""
+    distribution: Distribution
+
+    @property
+    def files(self) -> tuple[RecordedFile, ...]:
+        """What its RECORD lists; empty where it has none."""
+        return tuple(_recorded(self.distribution))
 
 
 def find_installed(*names: str) -> list[Installed]:
@@ -43,14 +47,13 @@ def find_installed(*names: str) -> list[Installed]:
     The same name may come up more than once; the first is the one that is imported.
     """
     found: dict[tuple[str, Path], Installed] = {}
-    for distribution in distributions():
-        name = normalise(distribution.metadata["Name"] or "")
-        if name in names:
+    for name in names:
+        for distribution in distributions(name=name):
             folder = Path(str(distribution.locate_file(""))).resolve()
-            installed = Installed(
-                name, distribution.version, folder, tuple(_recorded(distribution))
+            found.setdefault(
+                (f"{name} {distribution.version}", folder),
+                Installed(name, distribution.version, folder, distribution),
             )
-            found.setdefault((f"{name} {distribution.version}", folder), installed)
     return list(found.values())
 
 

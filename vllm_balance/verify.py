@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.fingerprint import LOCK, lock_sha256, series_sha256
+from vllm_balance.checkout import PACKAGES, NotACheckoutError, differences
 from vllm_balance.installed import Installed, normalise, sha256_of
 
-PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
-NAMES = ("vllm", "vllm-ascend")
+NAMES = ("vllm", "vllm-ascend", "vllm-balance")
 MOST_FILES = 10
 """As many files are named one by one, of each kind."""
 
@@ -37,17 +36,20 @@ def verify_installation(info: BuildInfo, found: Iterable[Installed]) -> list[Fin
     """
     found = list(found)
     wanted = {normalise(name): version for name, version in info.distributions.items()}
-    strangers = [d for d in found if wanted.get(d.name) != d.version]
-    ours = [d for d in found if d not in strangers]
-    findings = [_stranger(distribution, info) for distribution in strangers]
+    others = [d for d in found if wanted.get(d.name) != d.version]
+    ours = [d for d in found if d not in others]
+    repair = repair_mixed(info, found)
+    findings = [Finding(sentence, repair) for sentence in strangers(info, found)]
     absent = sorted(set(wanted) - {d.name for d in found})
     findings += [
-        Finding(f"{name} {wanted[name]}: expected to be installed, found none", repair)
+        Finding(
+            f"{name} {wanted[name]}: expected to be installed, found none",
+            _reinstall(info),
+        )
         for name in absent
-        for repair in [_reinstall(info)]
     ]
     # Where another release has taken a package's place, every file of it would differ.
-    replaced = {*absent, *(distribution.name for distribution in strangers)}
+    replaced = {*absent, *(distribution.name for distribution in others)}
     for main in [d for d in ours if d.name == NAMES[0]][:1]:
         findings += _check_files(main, _not_compared(replaced, wanted), info)
     return findings
@@ -63,39 +65,45 @@ def _not_compared(replaced: Iterable[str], wanted: Mapping[str, str]) -> set[str
 
 
 def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
-    """Compare the lock and the series the wheel was built from with a checkout's."""
+    """Compare commit, lock, series and our files of the wheel with a checkout's."""
     repair = f"make -C {checkout} wheel, then pip install the wheel that it prints"
+    if info.commit is not None:
+        repair = f"git -C {checkout} checkout {info.commit}, or {repair}"
     try:
-        hashes = {LOCK: (info.lock_sha256, lock_sha256(checkout))}
-        for package, built in info.series_sha256.items():
-            name = f"patches/{package}/series"
-            hashes[name] = (built, series_sha256(checkout, package))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        sentence = f"{error.filename}: expected a file of a checkout, found none"
-        return [Finding(sentence, "vllm-balance verify --checkout <the repository>")]
-    return [
-        Finding(
-            f"{checkout / name}: expected the hash of the installed wheel "
-            f"{built[:12]}…, found {here[:12]}…",
-            repair,
-        )
-        for name, (built, here) in hashes.items()
-        if built != here
-    ]
+        return [Finding(sentence, repair) for sentence in differences(info, checkout)]
+    except NotACheckoutError as error:
+        command = "vllm-balance verify --checkout <the repository>"
+        return [Finding(str(error), command)]
 
 
-def _stranger(distribution: Installed, info: BuildInfo) -> Finding:
+def strangers(info: BuildInfo, found: Iterable[Installed]) -> list[str]:
+    """A sentence on each of `found` that is not part of the wheel."""
     wanted = {normalise(name): version for name, version in info.distributions.items()}
-    if distribution.name in wanted:
-        expected = f"only {distribution.name} {wanted[distribution.name]}"
-    else:
-        expected = f"no {distribution.name} beside the wheel for {info.target}"
-    return Finding(
-        f"{distribution.folder}: expected {expected}, found {distribution.name} "
-        f"{distribution.version}",
-        f"pip uninstall -y {' '.join(NAMES)} (again until nothing is left), then pip "
-        f"install {info.wheel}",
-    )
+    sentences = []
+    for distribution in found:
+        name, version = distribution.name, distribution.version
+        if wanted.get(name) == version:
+            continue
+        expected = (
+            f"only {name} {wanted[name]}"
+            if name in wanted
+            else f"no {name} beside the wheel for {info.target}"
+        )
+        sentences.append(
+            f"{distribution.folder}: expected {expected}, found {name} {version}"
+        )
+    return sentences
+
+
+def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
+    """The commands that leave this wheel and nothing else.
+
+    One run of pip takes one distribution of a name, and there may be several.
+    """
+    names = [distribution.name for distribution in found]
+    rounds = max([names.count(name) for name in names], default=1)
+    uninstall = f"pip uninstall -y {' '.join(NAMES)}"
+    return " && ".join([uninstall] * rounds + [f"pip install {info.wheel}"])
 
 
 def _check_files(
@@ -104,7 +112,8 @@ def _check_files(
     """Findings for single files; `main` is the distribution whose RECORD has them."""
     left_out = {main.folder / name for name in not_compared}
     missing, modified = [], []
-    for file in main.files:
+    files = main.files
+    for file in files:
         if left_out & set(file.path.parents):
             continue
         if not file.path.is_file():
@@ -112,7 +121,7 @@ def _check_files(
             missing += [file.path] if file.sha256 else []
         elif file.sha256 and sha256_of(file.path) != file.sha256:
             modified.append(file.path)
-    known = {file.path for file in main.files}
+    known = {file.path for file in files}
     foreign = [
         path
         for package in PACKAGES

@@ -55,6 +55,15 @@ class StandInExecutor(Executor):
     def initialize_from_config(self, kv_cache_configs):
         return None
 
+    def get_supported_kv_cache_layouts(self):  # of later releases, as the next two
+        return [["LBHNC"]]
+
+    def set_kv_cache_layout(self, layout_name):
+        return None
+
+    def compile_or_warm_up_model(self):
+        return None
+
     def collective_rpc(self, method, *args, **kwargs):
         return [None]
 
@@ -123,11 +132,21 @@ class LoopEngine(DPEngineCoreProc):
         self.publish_dp_lb_stats = False
         self.process_input_queue_block = True
         self.shutdown_state = EngineShutdownState.RUNNING
+        self._set_what_later_releases_have(vllm_config)
         self._init_data_parallel(vllm_config)
         EngineCore.__init__(self, vllm_config, StandInExecutor, log_stats=True)
         self.trace = trace
         self.model_executor.scheduler = self.scheduler
         self.model_executor.on_step = self._record
+
+    def _set_what_later_releases_have(self, vllm_config: VllmConfig) -> None:
+        parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
+        interval = getattr(scheduling, "prefill_schedule_interval", 1)
+        self.prefill_schedule_interval = interval
+        # Their first step syncs, too.
+        self.first_sync = 1 if hasattr(parallel, "dp_sync_interval") else 0
+        self.dp_sync_interval = getattr(parallel, "dp_sync_interval", 32)
+        self.enable_fault_tolerance = False
 
     def _record(self, output) -> None:
         new = [request.req_id for request in output.scheduled_new_reqs]
@@ -162,7 +181,8 @@ class CollectiveCounter(LoopEngine):
 
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
         active = super()._has_global_unfinished_reqs(local_unfinished)
-        self.trace.syncs += self.step_counter % 32 == 0
+        step = self.step_counter
+        self.trace.syncs += step % self.dp_sync_interval == 0 or step == self.first_sync
         return active
 
 

@@ -169,6 +169,24 @@ def test_the_row_counts_what_could_prefill(config):
     assert 0 < row.kv_usage_ppm < 1_000_000
 
 
+def test_prompts_for_which_there_was_no_room_are_not_told_as_computed(moe_model):
+    config = engine_config(
+        moe_model,
+        data_parallel_size=2,
+        data_parallel_balance="cap",
+        async_scheduling=False,
+    )
+    scheduler = make_scheduler(config, num_blocks=9)  # one of them is never used
+    scheduler.add_request(make_request("large", 100, 5))
+    scheduler.add_request(make_request("no room", 60, 5))
+    for tokens in (64, 36, 0):
+        scheduled = step(scheduler).num_scheduled_tokens
+        assert "no room" not in scheduled
+        row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+        assert row.prefill_tokens == tokens
+        scheduler.balance_gate._apply(OPEN)
+
+
 def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
     """Else nothing would be pending, and what could run would be held."""
     scheduler = make_scheduler(config)

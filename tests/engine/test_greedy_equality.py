@@ -78,8 +78,8 @@ def test_equals_hugging_face(
         assert sorted(served) == list(range(ranks))
         assert min(served.values()) > 0, f"a rank served nothing: {served}"
         assert sum(server.metric("vllm:prefix_cache_hits_total").values()) > 0
-    word = "enabled" if scheduling == "async" else "disabled"
-    assert f"Asynchronous scheduling is {word}" in server.log.read_text()
+    # What was asked for; upstream refuses to start where it cannot have it.
+    assert f"'async_scheduling': {scheduling == 'async'}" in server.log.read_text()
 
 
 def test_worker_process_started_by_spawn(
@@ -119,8 +119,8 @@ def test_dense_model(
 def test_preempted_requests(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    # 24 blocks of 16 tokens: one request of 300 tokens fits, sixteen do not.
-    options = ("--block-size", "16", "--num-gpu-blocks-override", "24")
+    # 12 blocks of 32 tokens: one request of 300 tokens fits, sixteen do not.
+    options = ("--block-size", "32", "--num-gpu-blocks-override", "12")
     limit = ("--max-model-len", "320")
     with Server(tmp_path, moe_model, *options, *limit) as server:
         # Of full length: each grows by a block while it runs. Whether one is preempted

@@ -28,7 +28,7 @@ CASES = {
     "scheduler_config": case(additional_config={"scheduler_config": SWITCH}),
     "flag": case(environment=VARIABLE, data_parallel_balance="adaptive"),
     "none": case(),
-    "one rank": case(ranks=1, environment=VARIABLE),
+    "one rank": case(ranks=1, additional_config=SWITCH),
     "prefill node": case(
         data_parallel_balance="cap",
         kv_transfer_config={
@@ -66,6 +66,9 @@ def outcomes(
     "switch", ["variable", "additional_config", "scheduler_config"]
 )
 def test_a_legacy_switch_means_cap(switch, outcomes):
+    plugin = REPOSITORY / "vllm_ascend" / "ascend_config.py"
+    if switch == "variable" and next(iter(VARIABLE)) not in plugin.read_text():
+        pytest.skip("this release of the plugin has dropped the variable")
     outcome = outcomes[switch]
     assert outcome["policy"] == "cap"
     assert not outcome["copy_is_on"]

@@ -67,7 +67,7 @@ def test_speculation_grammars_and_priorities(
     options = (
         *("--speculative-config", json.dumps(NGRAM)),
         *("--scheduling-policy", "priority", "--max-model-len", "320"),
-        *("--block-size", "16", "--num-gpu-blocks-override", "24"),
+        *("--block-size", "32", "--num-gpu-blocks-override", "12"),
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options) as server,
@@ -279,9 +279,9 @@ def test_kv_connector(
     options = ("--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(config))
     # The example takes a prompt for stored while another one is storing it, and all
     # prompts below a block for the same: these differ in their first block.
-    distinct = [sample for sample in moe_samples if 31 <= len(sample.prompt) < 130]
+    distinct = [sample for sample in moe_samples if 50 <= len(sample.prompt) < 130]
     with Server(
-        tmp_path, moe_model, *BALANCE, "--block-size", "16", *options
+        tmp_path, moe_model, *BALANCE, "--block-size", "32", *options
     ) as server:
         assert_equal(server, distinct, concurrency=16)
         assert_equal(server, distinct, concurrency=16)

@@ -18,6 +18,10 @@ requests = st.lists(
 ).filter(lambda lengths: any(new for new, _ in lengths))
 
 
+NONE = torch.empty(0)
+"""In the place of the compiled attention's plan."""
+
+
 class Batch:
     """Random queries, keys and values of some requests, and where they are cached."""
 
@@ -57,6 +61,16 @@ class Batch:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The operator's output, called by name as the engine does."""
+        return self._call(
+            causal, alibi, *window, self.block_table, softcap, NONE, sinks
+        )
+
+    def attend_as_later(self, causal: bool, tokens: int) -> torch.Tensor:
+        """The same as later releases call it, with one window."""
+        table = self.block_table
+        return self._call(causal, None, tokens, table, 0.0, NONE, None, None)
+
+    def _call(self, *arguments: object) -> torch.Tensor:
         output = torch.full_like(self.query, math.nan)
         torch.ops._C.cpu_attention_with_kv_cache(
             self.query,
@@ -66,13 +80,7 @@ class Batch:
             self.starts,
             torch.tensor(self.context, dtype=torch.int32),
             0.3,
-            causal,
-            alibi,
-            *window,
-            self.block_table,
-            softcap,
-            torch.empty(0),
-            sinks,
+            *arguments,
         )
         return output
 
@@ -139,6 +147,16 @@ def test_attention_over_the_cache(
     batch = Batch(lengths, group * kv_heads, kv_heads, seed)
     torch.testing.assert_close(
         batch.attend(causal, window), batch.expected(causal, window)
+    )
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("tokens", "left"), [(-1, -1), (1, 0), (4, 3)])
+def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None:
+    batch = Batch([(5, 7), (1, 3)], heads=2, kv_heads=1, seed=0)
+    window = (left, 0 if causal and left >= 0 else left)
+    torch.testing.assert_close(
+        batch.attend_as_later(causal, tokens), batch.expected(causal, window)
     )
 
 
@@ -232,6 +250,14 @@ def test_greedy_rejection(
     assert output.tolist() == [[-1, -1, -1], expected, [3, -1, -1]]
 
 
+def test_swiglu() -> None:
+    gates = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    result = torch.empty(3, 4)
+    torch.ops._C.silu_and_mul(result, gates)
+    gate, up = gates[:, :4], gates[:, 4:]
+    torch.testing.assert_close(result, gate / (1 + (-gate).exp()) * up)
+
+
 def test_operators_are_those_of_the_compiled_library() -> None:
     # The engine finds them by name; a renamed one would only fail at its first call.
     for name in (
@@ -241,6 +267,7 @@ def test_operators_are_those_of_the_compiled_library() -> None:
         "cpu_attn_reshape_and_cache",
         "cpu_attention_with_kv_cache",
         "rejection_greedy_sample_kernel_impl",
+        "silu_and_mul",
     ):
         assert hasattr(torch.ops._C, name)
     assert operators.__doc__

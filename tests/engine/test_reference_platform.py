@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -131,5 +132,7 @@ def test_refuses_the_second_model_runner(
 def test_refuses_to_speculate_at_random() -> None:
     check_sampling(speculative=True, temperature=0.0)
     check_sampling(speculative=False, temperature=0.7)
-    with pytest.raises(ValueError, match=r"temperature=0\.7: .* send temperature=0"):
+    with pytest.raises(
+        VLLMValidationError, match=r"temperature=0\.7: .* send temperature=0"
+    ):
         check_sampling(speculative=True, temperature=0.7)

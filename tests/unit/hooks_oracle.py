@@ -1,47 +1,18 @@
 """Where the project's hooks must stand, told by hand.
 
 Independent of the tools on purpose: plain `ast`, and facts about vLLM that a reader can
-check. Each check returns what is wrong in a sentence.
+check. Each check's docstring says in a sentence what must be so.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-FuncDef = ast.FunctionDef | ast.AsyncFunctionDef
+from hooks_oracle_report import CHECKS as REPORT_CHECKS
+from oracle_syntax import block_with, function, imported, once
 
-
-def function(tree: ast.Module, qualified: str) -> FuncDef:
-    """Return the one function or method of this name."""
-    *classes, name = qualified.split(".")
-    body: list[ast.stmt] = tree.body
-    for wanted in classes:
-        (owner,) = [n for n in body if isinstance(n, ast.ClassDef) and n.name == wanted]
-        body = owner.body
-    (found,) = [n for n in body if isinstance(n, FuncDef) and n.name == name]
-    return found
-
-
-def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield every block of statements below a node."""
-    for child in ast.walk(node):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(child, field, None)
-            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                yield block
-
-
-def block_with(node: ast.AST, test: Callable[[str], bool]) -> tuple[list[str], int]:
-    """Return the block that holds the one simple statement that passes the test."""
-    found = [
-        ([ast.unparse(s) for s in block], index)
-        for block in blocks(node)
-        for index, statement in enumerate(block)
-        if not hasattr(statement, "body") and test(ast.unparse(statement))
-    ]
-    assert len(found) == 1, f"expected one such statement, found {len(found)}"
-    return found[0]
+BALANCE = "vllm.v1.core.sched.balance"
 
 
 def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
@@ -54,8 +25,7 @@ def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
     assert "gate.exchange(" in body[index + 1]
     assert "tell_clients=self._send_engine_dead" in body[index + 1]
     assert function(tree, "EngineCoreProc._send_engine_dead")
-    everywhere = ast.unparse(tree)
-    assert everywhere.count("gate.exchange(") == 1
+    once(tree, "gate.exchange(")
 
 
 def scheduler_is_checked_where_it_is_made(tree: ast.Module) -> None:
@@ -69,7 +39,7 @@ def scheduler_is_checked_where_it_is_made(tree: ast.Module) -> None:
     ]
     assert made
     assert made[-1] < index
-    assert ast.unparse(tree).count("check_balance_scheduler(") == 1
+    once(tree, "check_balance_scheduler(")
 
 
 def gate_is_made_after_the_limit(tree: ast.Module) -> None:
@@ -126,87 +96,103 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
 
 
 def gate_is_told_of_the_end(tree: ast.Module) -> None:
-    """Scheduler.shutdown ends the gate's watch, once."""
+    """Scheduler.shutdown ends the watch of the gate, once."""
     shutdown = function(tree, "Scheduler.shutdown")
     told = [i for i, s in enumerate(shutdown.body) if "balance_gate" in ast.unparse(s)]
     assert len(told) == 1
-    assert "self.balance_gate.shutdown()" in ast.unparse(shutdown.body[told[0]])
-    assert ast.unparse(tree).count("balance_gate.shutdown()") == 1
+    assert ast.unparse(shutdown.body[told[0]]) == (
+        "if self.balance_gate is not None:\n    self.balance_gate.shutdown()"
+    )
+    once(tree, "balance_gate.shutdown()")
 
 
-OPTIONS = ("data_parallel_balance", "data_parallel_balance_ttft")
+def rank_says_its_policy(tree: ast.Module) -> None:
+    """The ready message has the policy beside the hash that the front-end compares."""
+    body, index = block_with(
+        tree, lambda t: t.startswith("ready_msg['data_parallel_balance'] = ")
+    )
+    assert body[index].endswith("parallel_config.data_parallel_balance")
+    assert body[index - 1].startswith("ready_msg['parallel_config_hash'] = ")
 
 
-def option_is_checked_and_passed(tree: ast.Module) -> None:
-    """EngineArgs hands the options to ParallelConfig, and the parser has them, once."""
-    create = function(tree, "EngineArgs.create_engine_config")
-    calls = [
-        n
-        for n in ast.walk(create)
-        if isinstance(n, ast.Call) and ast.unparse(n.func) == "ParallelConfig"
-    ]
-    assert len(calls) == 1
-    given = {k.arg: ast.unparse(k.value) for k in calls[0].keywords}
-    for option in OPTIONS:
-        assert given.get(option) == f"self.{option}"
-    parser = function(tree, "EngineArgs.add_cli_args")
-    loops = [
-        n
-        for n in ast.walk(parser)
-        if isinstance(n, ast.For) and ast.unparse(n.iter) == repr(OPTIONS)
-    ]
-    assert len(loops) == 1
-    assert "parallel_group.add_argument(flag" in ast.unparse(loops[0])
+def ranks_are_compared_before_the_hash(tree: ast.Module) -> None:
+    """The policies are compared before the hashes, whose error names no option."""
+    body, index = block_with(
+        function(tree, "wait_for_engine_startup"),
+        lambda t: t.startswith("check_same_balance(eng_index, msg, parallel_config"),
+    )
+    assert body[index + 1] == "worker_config_hash = msg.get('parallel_config_hash')"
 
 
-def config_has_the_field(tree: ast.Module) -> None:
-    """ParallelConfig has the field and checks it at the end of its validation."""
-    (config,) = [
-        n
-        for n in tree.body
-        if isinstance(n, ast.ClassDef) and n.name == "ParallelConfig"
-    ]
-    fields = [
-        ast.unparse(n.target) for n in config.body if isinstance(n, ast.AnnAssign)
-    ]
-    for option in OPTIONS:
-        assert fields.count(option) == 1
-    post = function(tree, "ParallelConfig.__post_init__")
-    body, index = block_with(post, lambda t: t == "check_balance_config(self)")
-    assert any(t.startswith("self.data_parallel_index =") for t in body[:index])
+def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
+    """What the gate held does not count as waiting for capacity (line 0.30)."""
+    body, index = block_with(
+        function(tree, "Scheduler.schedule"),
+        lambda t: t == "self.prefill_capacity_bound = bool(self.waiting)",
+    )
+    assert body[index + 1] == (
+        "if self.balance_gate is not None and self.balance_gate.held:\n"
+        "    self.prefill_capacity_bound = False"
+    )
+    once(tree, "self.balance_gate.held")
 
 
-def subcommand_is_imported_with_a_sibling(tree: ast.Module) -> None:
-    """The module of `vllm bench serve` imports ours beside the base class."""
-    body = [ast.unparse(n) for n in tree.body]
-    ours = body.index("from vllm.entrypoints.cli.benchmark import dp_balance")
-    assert body[ours + 1].startswith("from vllm.entrypoints.cli.benchmark.base import")
+def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
+    """The gate is reset where a fault resets the step counter (line 0.30)."""
+    retry = function(tree, "EngineCoreSentinel.retry")
+    body = [ast.unparse(s) for s in retry.body]
+    (reset,) = [i for i, t in enumerate(body) if "gate.reset()" in t]
+    assert "engine.step_counter = 0" in body[reset - 1]
+    once(tree, "gate.reset()")
 
 
-CHECKS: dict[str, tuple[Callable[[ast.Module], None], ...]] = {
-    "vllm/config/parallel.py": (config_has_the_field,),
-    "vllm/entrypoints/cli/benchmark/serve.py": (subcommand_is_imported_with_a_sibling,),
-    "vllm/engine/arg_utils.py": (option_is_checked_and_passed,),
+Check = Callable[[ast.Module], None]
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    **REPORT_CHECKS,
     "vllm/v1/core/sched/scheduler.py": (
+        imported(f"{BALANCE}.gate", "create_balance_gate"),
         gate_is_made_after_the_limit,
         gate_is_asked_in_both_loops,
         gate_is_told_of_the_end,
+        *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
     ),
     "vllm/v1/engine/core.py": (
+        imported(f"{BALANCE}.validation", "check_balance_scheduler"),
         exchange_follows_the_finish_sync,
         scheduler_is_checked_where_it_is_made,
+        rank_says_its_policy,
     ),
+    "vllm/v1/engine/utils.py": (
+        imported(f"{BALANCE}.validation", "check_same_balance"),
+        ranks_are_compared_before_the_hash,
+    ),
+}
+# What further lines have in addition, by the name of the line.
+LINES: dict[str, dict[str, tuple[Check, ...]]] = {
+    "0.30": {
+        "vllm/v1/core/sched/scheduler.py": (held_requests_do_not_bound_the_capacity,),
+        "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
+            gate_forgets_the_wave_after_a_fault,
+        ),
+    },
 }
 
 
-def misplaced(files: dict[str, bytes]) -> list[str]:
-    """Return what is wrong with patched files, a line for each failed check."""
+def misplaced(files: dict[str, bytes], line: str = "") -> list[str]:
+    """Return what is wrong with patched files, a line for each failed check.
+
+    Args:
+        files: Content by path.
+        line: Name of a further line, whose own hooks are checked too.
+    """
     wrong = []
     for path, content in files.items():
         tree = ast.parse(content)
-        for check in CHECKS.get(path, ()):
+        more = LINES[line].get(path, ()) if line else ()
+        for check in (*CHECKS.get(path, ()), *more):
             try:
                 check(tree)
-            except (AssertionError, ValueError, StopIteration) as error:
+            except (AssertionError, ValueError, IndexError, StopIteration) as error:
                 wrong.append(f"{path}: {check.__doc__} {error}")
     return wrong

@@ -118,6 +118,12 @@ def test_server_log_is_read(tmp_path: Path) -> None:
     ], "the third step was not logged by both ranks"
 
 
+def test_lines_of_later_releases_are_read(tmp_path: Path) -> None:
+    text = server_log(3, 30.0, 0.03).replace("Iteration(", "Engine 001: Iteration(")
+    (path := tmp_path / "server.log").write_text(text.replace(" ms", " ms, KV cache"))
+    assert len(read_server_logs([path], 2).samples) == 3
+
+
 def test_lines_that_ranks_write_at_once_are_read(tmp_path: Path) -> None:
     text = server_log(3, 30.0, 0.03)
     names = "(EngineCore_DP0 pid=7) ", "(EngineCore_DP1 pid=7) "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.pristine import ensure_pristine
+from balance_tools.server import free_port
 from rebase_samples import (
     ASCEND,
     ENGINE,
@@ -79,6 +81,32 @@ def test_series_and_lock_move_together(root: Path, tmp_path: Path) -> None:
         "exchange.patch": "context-only",
         "defer.patch": "untouched",
     }
+
+
+def test_what_was_fetched_once_needs_no_network(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = sdist(tmp_path, "2.0", NEWER)
+    assert rebase(root, "--sdist", str(archive), "--dry-run") == 0
+    archive.unlink()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    assert rebase(root, "2.0") == 0
+    assert load_lock(root / "upstream.toml").vllm.version == "2.0"
+
+
+def test_the_report_has_the_drift_for_machines_too(root: Path, tmp_path: Path) -> None:
+    archive = sdist(tmp_path, "2.0", NEWER)
+    assert rebase(root, "--sdist", str(archive), "--drift") == 0
+    drift = report(root, "2.0")["drift"]
+    rows = {row["function"]: row for row in drift["packages"]["vllm"]}
+    schedule = rows["vllm.engine.Engine.schedule"]
+    assert (schedule["added"], schedule["removed"]) == (2, 1)
+    assert schedule["series"] == "touched"
+    assert schedule["patches"] == ["hold.patch"]
+    assert drift["replaced_at_run_time"] == drift["copies"] == []
+    assert report(root, "2.0")["verification"] is None
 
 
 def test_there_and_back_gives_the_same_bytes(root: Path, tmp_path: Path) -> None:

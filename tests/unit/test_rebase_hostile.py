@@ -22,6 +22,7 @@ from rebase_samples import (
     tracked,
     write_tree,
 )
+from series_samples import make_patch
 
 SYNC = (
     b"            self.active = self.sync(\n                executed,\n            )\n"
@@ -280,3 +281,36 @@ def test_merged_verbatim_at_another_place_is_a_conflict(
     tree = write_tree(tmp_path / "hostile", files)
     assert rebase(root, "hostile", "--sdist", str(tree)) == 5
     assert report(root)["status"] == "conflict"
+
+
+DROPPED = b"            scheduled.append(request)\n"
+ADMITS = (
+    b"            self.running.append(request)\n"
+    b"            scheduled.append(request)\n"
+    b"            budget -= request.tokens\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        (UPSTREAM, "untouched"),
+        (engine((DROPPED, b"")), "already-upstream"),
+        (engine((ADMITS, b"            self.admit(request)\n")), "conflict"),
+        (engine((SCHEDULE, b"")), "target-deleted"),
+    ],
+    ids=["still there", "taken out by upstream", "rewritten", "function gone"],
+)
+def test_a_patch_that_only_takes_out_is_upstream_only_between_its_neighbours(
+    root: Path, tmp_path: Path, files: Files, status: str
+) -> None:
+    old = write_tree(tmp_path / "old", UPSTREAM)
+    patches = root / "patches/vllm"
+    for name in ("gate.patch", "hold.patch", "exchange.patch", "series"):
+        (patches / name).unlink()
+    without = {"vllm/engine.py": replaced(ENGINE, (DROPPED, b""))}
+    make_patch(patches, old, "drop.patch", without)
+    tree = write_tree(tmp_path / "hostile", files)
+    code = rebase(root, "hostile", "--sdist", str(tree))
+    assert report(root)["patches"][0]["status"] == status
+    assert (code == 0) == (status == "untouched")

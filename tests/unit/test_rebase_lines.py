@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from balance_tools.paths import Paths
-from balance_tools.rebase.lines import Line, derive
+from balance_tools.rebase.line import Line
+from balance_tools.rebase.lines import derive
 from rebase_samples import (
     ENGINE,
     UPSTREAM,
@@ -74,20 +75,64 @@ def test_the_rest_is_derived_and_proven(root: Path) -> None:
     assert b"self.gate.drain()" in repo.read_bytes()
 
 
-def test_another_pin_is_noticed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    patch = root / "patches/vllm/gate.patch"
-    patch.write_text(
-        patch.read_text().replace("create_gate(config)", "create_gate(config, 1)")
-    )
-    for name in ("hold.patch", "exchange.patch"):
-        other = root / "patches/vllm" / name
-        other.write_text(
-            other.read_text().replace("create_gate(config)", "create_gate(config, 1)")
-        )
+def edit(patch: Path, old: str, new: str) -> None:
+    text = patch.read_text()
+    assert old in text
+    patch.write_text(text.replace(old, new))
+
+
+def test_another_pin_is_noticed_and_renewed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = root / "patches/vllm/gate.patch"
+    edit(gate, "create_gate(config)", "create_gate(config, 1)")
     assert rebase(root, "--checkout-line", "next") == 1
     said = capsys.readouterr().err
-    assert "lines/next" in said
-    assert "renew the line with tools/rebase.sh 2.0 --line next" in said
+    assert "lines/next/series.toml: expected the vllm series" in said
+    assert "renew the line with tools/rebase.sh --renew-line next" in said
+    assert rebase(root, "--renew-line", "next") == 0
+    assert "lines/next/series.toml: vllm series " in capsys.readouterr().out
+    derive(Paths(root), Line.find(Paths(root), "next"))
+    assert rebase(root, "--renew-line", "next") == 0
+    assert "nothing to renew" in capsys.readouterr().out
+
+
+def test_a_line_is_not_renewed_when_a_hook_was_not_placed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (root / "lines/next/series.toml").read_bytes()
+    hook = "+            self.gate.exchange(self.active)\n"
+    # Upstream's new release has this statement itself.
+    edit(root / "patches/vllm/exchange.patch", hook, "+            self.bound = True\n")
+    assert rebase(root, "--renew-line", "next") == 1
+    said = capsys.readouterr().err
+    assert "exchange.patch does not follow from the pin any more" in said
+    assert "tools/rebase.sh 2.0 --ascend 1.0 --line next" in said
+    assert (root / "lines/next/series.toml").read_bytes() == before
+
+
+def test_a_patch_of_the_line_must_follow_the_one_of_the_pin(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = ("gate.holds(request)", "gate.holds(request, 1)")
+    edit(root / "patches/vllm/hold.patch", *change)
+    for option in ("--checkout-line", "--renew-line"):
+        assert rebase(root, option, "next") == 1
+        said = capsys.readouterr().err
+        assert "lines/next/patches/vllm/hold.patch: expected it to follow" in said
+    edit(root / "lines/next/patches/vllm/hold.patch", *change)
+    assert rebase(root, "--renew-line", "next") == 0
+    assert rebase(root, "--checkout-line", "next") == 1
+    assert "expected a git checkout" in capsys.readouterr().err
+
+
+def test_a_patch_that_the_pin_no_longer_has_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = root / "lines/next/patches/vllm"
+    (own / "hold.patch").rename(own / "other.patch")
+    assert rebase(root, "--renew-line", "next") == 1
+    assert "patches/vllm/series: expected other.patch" in capsys.readouterr().err
 
 
 def test_a_line_that_is_not_there_is_named(

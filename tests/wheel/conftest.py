@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.distribution import ARCHES, PYTHONS, Choice
+from balance_tools.distribution import (
+    ARCHES,
+    PYTHONS,
+    SETTINGS_NAME,
+    Choice,
+    load_settings,
+)
 from balance_tools.env import make_env
 from balance_tools.paths import Paths
 from balance_tools.wheel import build_wheel
+from balance_tools.wheel_plan import make_plan
 from environments import Environment, make_environment
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = load_settings(ROOT / SETTINGS_NAME).version("0.23.0")
+"""Without the label of a target."""
 THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 ASCEND = [Choice("ascend", python, arch) for python in PYTHONS for arch in ARCHES]
 HERE = Choice("ascend", THIS_PYTHON, "x86_64")
@@ -30,9 +39,16 @@ def paths() -> Paths:
     return Paths(ROOT)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make release` has its wheels inspected by these tests."""
+    parser.addoption("--release", type=Path, help="take the wheels of this folder")
+
+
 @pytest.fixture(scope="session")
-def build(paths: Paths) -> Build:
-    """Builds a wheel, once in a session."""
+def build(paths: Paths, pytestconfig: pytest.Config) -> Build:
+    """Builds a wheel, once in a session, or takes it from the folder of a release."""
+    if folder := pytestconfig.getoption("--release", None):
+        return lambda choice: folder / make_plan(paths, choice).filename
     return cache(lambda choice: build_wheel(paths, choice, paths.dist))
 
 
@@ -60,5 +76,5 @@ def empty(
 def bare(empty: Environment) -> Iterator[Environment]:
     """The same, cleared of our distributions after the test."""
     yield empty
-    for name in ("vllm-ascend", "vllm"):
+    for name in ("vllm-ascend", "vllm", "vllm"):  # a test may have laid two over
         empty.pip("uninstall", "--yes", name)

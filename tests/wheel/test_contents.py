@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import email
 import hashlib
 import json
@@ -17,7 +19,7 @@ from balance_tools.kernels import fetch_kernels
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.series import load_series
-from conftest import ASCEND, Build
+from conftest import ASCEND, VERSION, Build
 
 EVERY = [Choice(), *ASCEND]
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -71,8 +73,7 @@ def test_has_nothing_that_nobody_asked_for(
     tops = {name.split("/")[0] for name in archive.namelist()}
     version = parse_wheel_filename(Path(archive.filename or "").name)[1]
     info = f"vllm-{version}.dist-info"
-    extra = {f"vllm-{version}.data"} if choice.target == "ascend" else set()
-    assert tops == {*packages(choice), "vllm_balance", info} | extra
+    assert tops == {*packages(choice), "vllm_balance", info, f"vllm-{version}.data"}
     assert not [n for n in archive.namelist() if "__pycache__" in n or "/." in n]
     has_platform = "vllm_balance/reference/__init__.py" in archive.namelist()
     assert has_platform == (choice.target == "reference")
@@ -99,12 +100,9 @@ def test_the_tag_is_that_of_the_kernels(choice: Choice, build: Build) -> None:
     (tag,) = tags
     assert name == "vllm"
     if choice.target == "reference":
-        assert (str(tag), str(version)) == (
-            "py3-none-any",
-            "0.23.0+balance.1.reference",
-        )
+        assert (str(tag), str(version)) == ("py3-none-any", f"{VERSION}.reference")
     else:
-        assert str(version) == "0.23.0+balance.1.a2"
+        assert str(version) == f"{VERSION}.a2"
         assert tag.interpreter == tag.abi == choice.python
         assert tag.platform == f"manylinux_2_34_{choice.arch}"
 
@@ -183,6 +181,9 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(
     assert ("vllm_balance.reference" in text) == (choice.target == "reference")
     assert "vllm_ascend:" not in text
     others = [n for n in archive.namelist() if n.count("/") == 3 and "entry_poi" in n]
+    (guard,) = [name for name in others if "/vllm_balance-" in name]
+    assert "vllm_balance = vllm_balance.start:register" in archive.read(guard).decode()
+    others.remove(guard)
     if choice.target == "ascend":
         plugin = archive.read(others[0]).decode()
         # As the plugin's setup.py spells them.
@@ -192,6 +193,17 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(
         assert plugin.count("vllm_ascend:register") == 5
     else:
         assert others == []
+
+
+def test_record_lists_every_file_with_its_hash(archive: zipfile.ZipFile) -> None:
+    (own,) = [n for n in archive.namelist() if n.count("/") == 1 and "RECORD" in n]
+    rows = list(csv.reader(archive.read(own).decode().splitlines()))
+    assert sorted(row[0] for row in rows) == sorted(archive.namelist())
+    for name, sha256, _ in rows:
+        if name != own:
+            digest = hashlib.sha256(archive.read(name)).digest()
+            text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            assert sha256 == f"sha256={text}", name
 
 
 def test_record_says_what_the_wheel_was_built_from(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HERE, ROOT, Build
+from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
 
 ENTRY_POINTS = """
@@ -43,7 +43,9 @@ ASCEND_ENTRY_POINTS = [
         for name in ("filesystem", "hf_hub")
     ),
     ("vllm.platform_plugins", "ascend", "vllm_ascend:register"),
+    ("vllm.platform_plugins", "vllm_balance", "vllm_balance.start:register"),
 ]
+PLUGIN_VERSION = f"{VERSION}.a2".replace("+", ".post1+")
 
 
 @pytest.fixture(scope="session")
@@ -56,14 +58,17 @@ def test_reference_wheel_with_all_its_requirements(installed: Environment) -> No
     check = installed.pip("check")
     assert "No broken requirements found" in check.stdout
     version = installed.run("vllm", "--version").stdout.split()[-1]
-    assert version == "0.23.0+balance.1.reference"
+    assert version == f"{VERSION}.reference"
     assert installed.python_says("import vllm; print(vllm.__version__)") == "0.23.0"
 
 
 def test_reference_wheel_is_intact_and_says_what_it_is(installed: Environment) -> None:
     assert "installed as it was built" in installed.run("vllm-balance", "verify").stdout
     info = json.loads(installed.run("vllm-balance", "info", "--json").stdout)
-    assert info["distributions"] == {"vllm": "0.23.0+balance.1.reference"}
+    assert info["distributions"] == {
+        "vllm": f"{VERSION}.reference",
+        "vllm-balance": f"{VERSION}.reference",
+    }
     assert info["target"] == "reference"
     text = installed.run("vllm-balance", "info").stdout
     assert info["lock_sha256"] in text
@@ -81,7 +86,7 @@ def test_reference_wheel_carries_no_plugin(installed: Environment) -> None:
     assert installed.pip("show", "vllm-ascend", check=False).returncode == 1
 
 
-def test_ascend_wheel_is_two_distributions(
+def test_ascend_wheel_is_three_distributions(
     bare: Environment, ascend_wheel: Path
 ) -> None:
     bare.install(ascend_wheel)
@@ -89,8 +94,7 @@ def test_ascend_wheel_is_two_distributions(
         "from importlib.metadata import version as v;"
         "print(v('vllm'), v('vllm-ascend'), v('vllm_ascend'))"
     )
-    plugin = "0.23.0.post1+balance.1.a2"
-    assert versions == f"0.23.0+balance.1.a2 {plugin} {plugin}"
+    assert versions == f"{VERSION}.a2 {PLUGIN_VERSION} {PLUGIN_VERSION}"
     found = json.loads(bare.python_says(ENTRY_POINTS))
     assert [tuple(entry) for entry in found] == ASCEND_ENTRY_POINTS
     satisfied = bare.pip("install", "--no-deps", "--no-index", "vllm-ascend>=0.23.0")
@@ -121,7 +125,7 @@ def test_uninstalling_the_plugin_leaves_vllm(
     assert not [entry for entry in found if "vllm_ascend" in entry[2]]
     result = bare.run("vllm-balance", "verify", check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("vllm-ascend 0.23.0.post1+balance.1.a2: expected")
+    assert result.stderr.startswith(f"vllm-ascend {PLUGIN_VERSION}: expected")
     assert result.stderr.count("\n") == 1
     bare.pip("uninstall", "--yes", "vllm")
     assert bare.listing() == before

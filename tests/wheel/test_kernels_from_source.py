@@ -31,7 +31,7 @@ from balance_tools.pristine import ensure_pristine
 from balance_tools.socs import device_of, known_socs
 from balance_tools.toolchain import DISTRIBUTIONS, find_toolchain
 from balance_tools.vendor import vendor
-from conftest import ROOT, THIS_PYTHON
+from conftest import ROOT, THIS_PYTHON, VERSION
 from stand_in import VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources
 
@@ -330,7 +330,7 @@ def test_a_wheel_says_which_chip_it_is_for(
     build_in(root, SOURCE, umask=0o022, PYTHONPATH="")
     (wheel,) = (root / "dist").glob("*.whl")
     machine = platform.machine()
-    version = "0.23.0+balance.1.ascend910.9391"
+    version = f"{VERSION}.ascend910.9391"
     tag = f"{THIS_PYTHON}-{THIS_PYTHON}-linux_{machine}"
     assert wheel.name == f"vllm-{version}-{tag}.whl"
     archive = zipfile.ZipFile(wheel)
@@ -344,7 +344,7 @@ def test_a_wheel_says_which_chip_it_is_for(
         "libcust_opapi.so",
     }
     record = json.loads(archive.read("vllm_balance/build.json"))
-    assert record["distributions"]["vllm_ascend"].endswith("balance.1.ascend910.9391")
+    assert record["distributions"]["vllm_ascend"].endswith(".ascend910.9391")
     assert (record["device"], record["soc"]) == ("A3", "ascend910_9391")
     assert (record["kernels"], record["kernel_wheel"]) == ("source", None)
     assert record["toolchain"].startswith("CANN 9.1.0, torch 2.10.0, torch-npu 2.10.0")

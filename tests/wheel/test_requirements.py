@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import email
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from packaging.version import Version
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
+from balance_tools.release.sbom import Content
 from conftest import ASCEND, Build
 from stub_wheels import write_stub
 
@@ -101,9 +100,7 @@ def test_one_set_pleases_both_upstreams(
 def test_reference_wheel_asks_for_what_upstream_asks_and_torch(
     reference_wheel: Path, paths: Paths
 ) -> None:
-    with zipfile.ZipFile(reference_wheel) as archive:
-        (name,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
-        metadata = email.message_from_bytes(archive.read(name))
+    metadata = Content.read(reference_wheel).metadata
     ours = {
         canonicalize_name(requirement.name): requirement
         for requirement in map(Requirement, metadata.get_all("Requires-Dist", []))

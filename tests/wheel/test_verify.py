@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import HERE, ROOT, Build
+from balance_tools.release.sdist import NAME, write_sdist
+from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
 from stub_wheels import write_stub
+from vllm_balance.checkout import RECORD
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,9 @@ def findings(environment: Environment, *arguments: str) -> list[str]:
 
 def test_intact(pristine: Environment) -> None:
     result = pristine.run("vllm-balance", "verify", "--checkout", str(ROOT))
-    assert result.stdout.endswith("installed as it was built\n")
+    first, second = result.stdout.splitlines()
+    assert first.endswith(": installed as it was built")
+    assert ": built from commit " in second
 
 
 def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> None:
@@ -77,7 +83,7 @@ def test_modified(tampered: Environment, name: str) -> None:
     (line,) = findings(tampered)
     assert line.startswith(f"{path}: ")
     assert "found modified" in line
-    assert "pip install --force-reinstall --no-deps vllm-0.23.0+balance.1.a2-" in line
+    assert f"pip install --force-reinstall --no-deps vllm-{VERSION}.a2-" in line
 
 
 def test_missing(tampered: Environment) -> None:
@@ -123,27 +129,61 @@ def test_stock_vllm_laid_over_ours(tampered: Environment, tmp_path: Path) -> Non
     stock = write_stub(tmp_path, "vllm", "0.23.0", files={"vllm/__init__.py": "x = 1"})
     tampered.pip("install", "--ignore-installed", "--no-deps", str(stock))
     (line,) = findings(tampered)
-    assert "expected only vllm 0.23.0+balance.1.a2, found vllm 0.23.0;" in line
+    assert f"expected only vllm {VERSION}.a2, found vllm 0.23.0;" in line
 
 
-def test_another_checkout(pristine: Environment, tmp_path: Path) -> None:
-    for name in ("upstream.toml", "patches"):
-        source = ROOT / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, tmp_path / name)
-    pristine.run("vllm-balance", "verify", "--checkout", str(tmp_path))
-    with (tmp_path / "upstream.toml").open("a") as file:
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """The source archive of this checkout, unpacked."""
+    with tarfile.open(write_sdist(ROOT, VERSION, tmp_path)) as packed:
+        packed.extractall(tmp_path, filter="data")
+    return tmp_path / f"{NAME}-{VERSION}"
+
+
+def differing(environment: Environment, archive: Path) -> list[str]:
+    """The files that a verification against the archive names."""
+    lines = findings(environment, "--checkout", str(archive))
+    return [line.partition(": ")[0].removeprefix(f"{archive}/") for line in lines]
+
+
+def test_the_archive_it_was_built_from(pristine: Environment, archive: Path) -> None:
+    result = pristine.run("vllm-balance", "verify", "--checkout", str(archive))
+    assert "built from commit " in result.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "upstream.toml",
+        "vllm/v1/core/sched/balance/policy.py",
+        "vllm_balance/verify.py",
+    ],
+)
+def test_an_archive_with_another_file(
+    pristine: Environment, archive: Path, name: str
+) -> None:
+    with (archive / name).open("a") as file:
         file.write("# another\n")
-    (line,) = findings(pristine, "--checkout", str(tmp_path))
-    assert line.startswith(f"{tmp_path}/upstream.toml: expected the hash")
-    series = tmp_path / "patches" / "vllm" / "series"
+    assert differing(pristine, archive) == [name]
+    (archive / name).unlink()
+    assert str(archive / name) in findings(pristine, "--checkout", str(archive))[0]
+
+
+def test_an_archive_with_another_series(pristine: Environment, archive: Path) -> None:
+    series = archive / "patches" / "vllm" / "series"
     names = series.read_text().split()
     series.write_text("\n".join(names[:-1]) + "\n")
-    lines = findings(pristine, "--checkout", str(tmp_path))
-    assert [line.partition(":")[0] for line in lines] == [
-        f"{tmp_path}/upstream.toml",
-        f"{tmp_path}/patches/vllm/series",
-    ]
+    assert differing(pristine, archive) == ["patches/vllm/series"]
+
+
+def test_an_archive_of_another_commit(pristine: Environment, archive: Path) -> None:
+    record = json.loads((archive / RECORD).read_text())
+    record["files"]["vllm_balance/more.py"] = "0"
+    (archive / RECORD).write_text(json.dumps(record | {"commit": "0" * 40}))
+    first, second = findings(pristine, "--checkout", str(archive))
+    assert first.startswith(f"{archive}: expected commit ")
+    assert f"found {'0' * 40}; repair: git -C {archive} checkout " in first
+    assert second.startswith(f"{archive}/vllm_balance/more.py: expected none")
 
 
 def test_no_checkout(pristine: Environment, tmp_path: Path) -> None:

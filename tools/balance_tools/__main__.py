@@ -19,7 +19,9 @@ COMMANDS = {
     "kernels": "kernels",
     "wheel": "wheel",
     "wheels": "wheel",
+    "release": "release.command",
     "env": "env",
+    "image": "image",
     "demo": "demo",
 }
 EXIT_ERROR = 1

@@ -136,11 +136,17 @@ class Settings:
     name: str
     revision: int
     summary: str
+    guard_entry_points: EntryPoints
+    """Those of the dist-info that is ours alone."""
     targets: Mapping[str, Target]
+
+    def version(self, upstream: str) -> str:
+        """The version of a release, without the label of a target: `…+balance.1`."""
+        return f"{upstream}+balance.{self.revision}"
 
     def local_version(self, upstream: str, label: str) -> str:
         """The version of the patched `upstream` version: `0.23.0+balance.1.a2`."""
-        return f"{upstream}+balance.{self.revision}.{label}"
+        return f"{self.version(upstream)}.{label}"
 
 
 def load_settings(path: Path) -> Settings:
@@ -168,6 +174,7 @@ def _settings(data: dict[str, Any]) -> Settings:
         name=data["distribution"]["name"],
         revision=data["distribution"]["revision"],
         summary=data["distribution"]["summary"],
+        guard_entry_points=data["guard-entry-points"],
         targets={
             name: _target(name, entry, data["entry-points"])
             for name, entry in data["targets"].items()

@@ -114,6 +114,13 @@ def walk(folder: Path) -> Iterator[str]:
             yield (here / name).relative_to(folder).as_posix()
 
 
+def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
+    """The files that the manifest in a tree does not list, or that git tracks."""
+    known = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
+    paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
+    return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
+
+
 def same_content(one: Path, other: Path) -> bool:
     """Whether two files (or links) hold the same."""
     return _sha256(one) == _sha256(other)

@@ -107,6 +107,17 @@ class Patch:
         """Return the number of lines with this tag in all files."""
         return sum(file.count(tag) for file in self.files)
 
+    @property
+    def changes(self) -> tuple[tuple[str, str, bytes], ...]:
+        """Path, tag and text of every added or removed line: no context, no numbers."""
+        return tuple(
+            (file.path, tag, line)
+            for file in self.files
+            for hunk in file.hunks
+            for tag, line in hunk.lines
+            if tag in (ADDED, REMOVED)
+        )
+
 
 def split_header(raw: bytes) -> tuple[bytes, bytes]:
     """Split a patch into header and body where quilt does."""

@@ -6,10 +6,7 @@ For the demo, the benchmarks and the engine tests.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -23,17 +20,12 @@ import psutil
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from balance_tools.serve_process import ServeProcess
+
 START_S = 150
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
-STOP_S = 30
-"""How long it may take to stop."""
-
-FOLLOW_S = 5
-"""How much longer its other processes may live than the first."""
-
 REQUEST_S = 120
-LOG_TAIL_LINES = 60
 
 
 def free_port() -> int:
@@ -44,14 +36,13 @@ def free_port() -> int:
         return port
 
 
-class Server:
-    """`vllm serve MODEL OPTIONS` as a context manager, with one API server.
+class Server(ServeProcess):
+    """A `vllm serve` with an API server, as a context manager.
 
-    `python` is the interpreter of the environment in which vllm is installed.
-    `folder` gets the log and is the working directory: the server must import the
-    installed packages, not a source tree. On exit the whole process group is ended;
-    processes that outlive the server's own shutdown are killed and reported as an
-    AssertionError. If the body fails, the end of the log goes to stderr.
+    It listens on `address` and `port`, by default a free one of the loopback interface;
+    for the rest see `ServeProcess`. On exit all its processes are ended; those that
+    outlive the server's own shutdown are killed and reported as an AssertionError. If
+    the body fails, the end of the log goes to stderr.
     """
 
     def __init__(
@@ -61,43 +52,31 @@ class Server:
         *options: str,
         environment: Mapping[str, str] | None = None,
         python: Path | str = sys.executable,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+        enter: Sequence[str] = (),
+        name: str | None = None,
     ) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / f"server-{self.port}.log"
+        self.port = port or free_port()
+        self.url = f"http://{address}:{self.port}"
         self.model = model
         self.start_s = 0.0
         self.memory_bytes = 0
-        self._folder = folder
-        self._command = [
-            *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
-            *options,
-        ]
-        self._environment = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-            **(environment or {}),
-        }
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(
+            *(folder, name or f"server-{self.port}", model),
+            *("--host", address, "--port", str(self.port), *options),
+            environment=environment,
+            python=python,
+            enter=enter,
+        )
 
     def __enter__(self) -> Server:
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                env=self._environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group of its own
-            )
+        self.start()
         try:
-            self._wait_until_ready()
+            self.wait_until_ready()
         except BaseException:
-            self._print_log_tail()
-            self._stop()
+            self.print_log_tail()
+            self.stop()
             raise
         return self
 
@@ -108,9 +87,9 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._print_log_tail()
+            self.print_log_tail()
         self.memory_bytes = self._memory()
-        left = self._stop()
+        left = self.stop()
         if error is None:
             assert not left, f"{self.log}: the server left processes behind: {left}"
 
@@ -175,15 +154,15 @@ class Server:
         """Empty the prefix cache of every rank."""
         assert self.post("/reset_prefix_cache").status_code == 200
 
-    def _wait_until_ready(self) -> None:
-        assert self._process is not None
+    def wait_until_ready(self) -> None:
+        """Wait until it answers; RuntimeError if it exits or takes too long."""
         start = time.monotonic()
         said = 0.0
         while True:
             waited = time.monotonic() - start
-            if self._process.poll() is not None:
+            if (status := self.exit_status()) is not None:
                 raise RuntimeError(
-                    f"{self.log}: the server exited with {self._process.returncode} "
+                    f"{self.log}: the server exited with {status} "
                     f"after {waited:.0f} s, before it was ready"
                 )
             with contextlib.suppress(requests.ConnectionError):
@@ -199,53 +178,10 @@ class Server:
                 print(f"waiting for vllm serve: {waited:.0f} s", file=sys.stderr)
             time.sleep(0.1)
 
-    def _processes(self) -> list[psutil.Process]:
-        """The server's processes that are alive: its group, and its descendants."""
-        assert self._process is not None
-        found: dict[int, psutil.Process] = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                found[child.pid] = child
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                if os.getpgid(process.pid) == self._process.pid:
-                    found[process.pid] = process
-        return [p for p in found.values() if _alive(p)]
-
     def _memory(self) -> int:
         """Bytes of memory of the server, shared pages counted once."""
         total = 0
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 total += process.memory_full_info().pss
         return total
-
-    def _stop(self) -> list[str]:
-        """End every process; the names of those that had to be killed."""
-        assert self._process is not None
-        processes = self._processes()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        # If it does not stop in time, it counts as left behind, below.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
-        psutil.wait_procs(processes, timeout=FOLLOW_S)
-        left = [p for p in {*processes, *self._processes()} if _alive(p)]
-        names = []
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                names.append(f"{process.pid} {process.name()}")
-                process.kill()
-        psutil.wait_procs(left, timeout=STOP_S)
-        self._process.wait(STOP_S)
-        return names
-
-    def _print_log_tail(self) -> None:
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        print(f"--- end of {self.log}", *lines, sep="\n", file=sys.stderr)
-
-
-def _alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False

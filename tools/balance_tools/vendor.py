@@ -15,14 +15,18 @@ from balance_tools.errors import ToolError
 from balance_tools.fetch import fetch
 from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.lock import Lock, load_lock
-from balance_tools.manifest import MANIFEST_NAME, same_content, take_manifest
+from balance_tools.manifest import (
+    MANIFEST_NAME,
+    files_of_ours,
+    same_content,
+    take_manifest,
+)
 from balance_tools.paths import Paths
 from balance_tools.pristine import Fetch, ensure_pristine
 from balance_tools.series import apply_series
 from balance_tools.vendored import (
     Package,
     differences,
-    files_of_ours,
     look,
 )
 

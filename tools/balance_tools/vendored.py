@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.lock import Artifact, Lock
-from balance_tools.manifest import MANIFEST_NAME, Manifest
+from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours
 from balance_tools.paths import Paths
 from balance_tools.series import Series, load_series
 
@@ -54,13 +53,6 @@ class Package:
     def ours(self) -> list[str]:
         """The files below `tree` that no earlier run put there."""
         return files_of_ours(self.tree, self.tracked)
-
-
-def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
-    """The files that the manifest in a tree does not list, or that git tracks."""
-    known = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
-    paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
-    return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 
 
 def look(paths: Paths, lock: Lock, name: str) -> Package:

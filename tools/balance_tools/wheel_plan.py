@@ -37,6 +37,8 @@ from balance_tools.tree_check import check_trees
 from balance_tools.upstream_metadata import UpstreamMetadata, read_upstream_metadata
 
 OURS = "vllm_balance"
+GUARD = "vllm-balance"
+"""The distribution that OURS is, in every wheel."""
 PLUGIN = "vllm_ascend"
 SKIPPED_FOLDERS = frozenset({"__pycache__"})
 
@@ -85,14 +87,14 @@ class WheelPlan:
     @property
     def distributions(self) -> dict[str, str]:
         """What importlib.metadata will see: name to version, the wheel's own first."""
-        found = {self.settings.name: self.version}
+        found = {self.settings.name: self.version, GUARD: self.version}
         if self.has_plugin:
             found[self.upstreams[PLUGIN].name] = self.plugin_version
         return found
 
     @property
     def has_plugin(self) -> bool:
-        """Whether the wheel carries the plugin, and with it a second dist-info."""
+        """Whether the wheel carries the plugin, and with it a dist-info for it."""
         return PLUGIN in self.target.packages
 
     @property
@@ -180,7 +182,8 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
     target = settings.targets[choice.target]
-    check_our_entry_points(paths.root, target.entry_points)
+    for entry_points in (target.entry_points, settings.guard_entry_points):
+        check_our_entry_points(paths.root, entry_points)
     check_trees(paths, lock, target.packages)
     pristine = {
         package: paths.pristine / f"{artifact.project}-{artifact.version}"

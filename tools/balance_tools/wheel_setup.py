@@ -1,7 +1,7 @@
 """How setuptools is told what to build; setup.py at the root calls it.
 
 setuptools copies the packages and writes the metadata. What it cannot do is added when
-the content of the wheel is complete: kernels, the plugin's dist-info, the build record,
+the content of the wheel is complete: kernels, further dist-infos, the build record,
 upstream's licences, and modes and times that do not depend on the machine.
 """
 
@@ -16,9 +16,10 @@ from setuptools import Distribution
 from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.build_record import build_record
+from balance_tools.dist_info import render_entry_points, write_dist_info
 from balance_tools.elf import check_elf_files, check_pure, find_elf_files
 from balance_tools.kernel_stage import add_kernels
-from balance_tools.plugin_metadata import render_entry_points, write_plugin_dist_info
+from balance_tools.wheel_parts import further_dist_infos
 from balance_tools.wheel_plan import OURS, WheelPlan
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
@@ -120,13 +121,13 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     that does not fit the tag.
     """
     record = wheel_root / OURS / "build.json"
-    record.write_text(build_record(plan), encoding="utf-8")
+    record.write_text(build_record(plan, wheel_root), encoding="utf-8")
     if plan.kernels is not None:
         add_kernels(plan.kernels, wheel_root)
-    if plan.has_plugin:
-        # platlib is where the packages of this wheel go too: its RECORD names them
-        # relative to that folder.
-        write_plugin_dist_info(plan, wheel_root, wheel_root / data_dir / "platlib")
+    # Where the packages of this wheel go too: a RECORD names them relative to it.
+    library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
+    for info in further_dist_infos(plan):
+        write_dist_info(info, wheel_root, library)
     files = [path for path in wheel_root.rglob("*") if path.is_file()]
     binaries = find_elf_files(
         wheel_root, (path.relative_to(wheel_root) for path in files)

@@ -26,7 +26,7 @@ def register() -> str | None:
     others = [
         plugin.name
         for plugin in entry_points(group="vllm.platform_plugins")
-        if plugin.value != "vllm_balance.reference:register"
+        if not plugin.value.startswith("vllm_balance.")
         and (admitted is None or plugin.name in admitted)
     ]
     return None if others else PLATFORM

@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -17,12 +19,12 @@ def check(config: Any) -> None:
 
 
 def check_sampling(speculative: bool, temperature: float) -> None:
-    """Raise ValueError for a request that speculative decoding cannot sample.
+    """Raise VLLMValidationError where speculative decoding cannot sample a request.
 
     Upstream's CPU rejection sampler handles greedy requests only.
     """
     if speculative and temperature > 0:
-        raise ValueError(
+        raise VLLMValidationError(
             f"temperature={temperature}: the reference platform decodes speculatively "
             "only where sampling is greedy; send temperature=0 or serve without "
             "--speculative-config"

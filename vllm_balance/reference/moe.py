@@ -2,13 +2,14 @@
 
 Seam: vLLM's registry of out-of-tree operators. Importing this module replaces
 ``UnquantizedFusedMoEMethod``, whose CPU path needs a compiled kernel and whose PyTorch
-fallback knows no expert map (expert parallelism).
+fallback knows no expert map (expert parallelism). Whether the method routes the tokens
+itself (``apply_monolithic``) or the layer has done so (``apply``) depends on the
+release; vLLM calls the one that its ``is_monolithic`` names.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
 from vllm.model_executor.custom_op import CustomOp
-from vllm.model_executor.layers.fused_moe import cpu_fused_moe
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -65,6 +66,9 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
+        # Not at the top: releases that call `apply` do not have it.
+        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
         weights, experts = cpu_fused_moe.select_experts(
             hidden_states=x,
             router_logits=router_logits,
@@ -78,6 +82,22 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
             routed_scaling_factor=layer.routed_scaling_factor,
             e_score_correction_bias=layer.e_score_correction_bias,
         )
+        return self.apply(layer, x, weights, experts)
+
+    def apply(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        *_: object,
+        **__: object,
+    ) -> torch.Tensor:
+        """Run the experts of this rank on ``x`` ``[tokens, hidden]``, routed already.
+
+        The rest of the arguments is about shared experts, which the layer runs.
+        """
+        experts = topk_ids
         if layer.expert_map is not None:
             experts = layer.expert_map[experts]
-        return expert_loop(x, layer.w13_weight, layer.w2_weight, weights, experts)
+        return expert_loop(x, layer.w13_weight, layer.w2_weight, topk_weights, experts)

@@ -2,13 +2,16 @@
 
 Seam: ``Platform.import_kernels``. vLLM's CPU build compiles these from ``csrc/cpu``;
 its attention backend, block table and rejection sampler call them by name. The schemas
-are those of the compiled library, so that upstream's callers stay as they are.
+are those of the compiled library, so that upstream's callers stay as they are. Where
+they differ between the releases that this distribution supports, both stand here: as
+arguments with a default, or as two overloads, of which torch takes the one that fits.
 
 Shapes: a key or value cache is ``[blocks, kv heads, block size, head size]``, a token
 tensor is ``[tokens, heads, head size]``. A slot is ``block * block size + offset``.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
@@ -31,6 +34,16 @@ def _operator(schema: str) -> Callable[[Callable[..., object]], Callable[..., ob
 @_operator("init_cpu_memory_env(SymInt[] node_ids) -> ()")
 def init_cpu_memory_env(node_ids: Sequence[int]) -> None:
     """Bind memory to NUMA nodes: nothing to do where speed does not count."""
+
+
+@_operator("silu_and_mul(Tensor(a0!) result, Tensor input) -> ()")
+def silu_and_mul(result: torch.Tensor, gates: torch.Tensor) -> None:
+    """Write SwiGLU of ``gates`` ``[..., 2 n]`` into ``result`` ``[..., n]``.
+
+    Later releases want it to exist when a layer is made, and run PyTorch's form.
+    """
+    gate, up = gates.chunk(2, dim=-1)
+    result.copy_(F.silu(gate) * up)
 
 
 @_operator(
@@ -61,7 +74,8 @@ def compute_slot_mapping(
 @_operator(
     "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, "
     "int head_dim, Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, "
-    "bool casual, int window_size, str isa_hint, bool enable_kv_split) -> Tensor"
+    "bool casual, int window_size, str isa_hint, bool enable_kv_split, "
+    'Tensor? dynamic_causal=None, str kv_cache_dtype="auto") -> Tensor'
 )
 def get_scheduler_metadata(*_: object) -> torch.Tensor:
     """The plan of the compiled attention's threads: there is none here."""
@@ -152,6 +166,30 @@ def attention_with_kv_cache(
                 scores = scores.masked_fill(~visible, float("-inf"))
             result = _weigh(scores, values, sinks).to(output.dtype)
         output[new] = result.transpose(0, 1)
+
+
+@_operator(
+    "cpu_attention_with_kv_cache.one_window(Tensor query, Tensor key_cache, "
+    "Tensor value_cache, Tensor(a3!) output, Tensor query_start_loc, Tensor seq_lens, "
+    "float scale, bool causal, Tensor? alibi_slopes, SymInt sliding_window_size, "
+    "Tensor block_table, float softcap, Tensor scheduler_metadata, Tensor? s_aux, "
+    "Tensor? dynamic_causal, float k_scale=1.0, float v_scale=1.0, "
+    'str kv_cache_dtype="auto") -> ()'
+)
+def attention_with_one_window(*call: Any) -> None:
+    """The same, as later releases call it.
+
+    They give one window, in tokens, the query's own included, and a tensor where
+    requests of a batch differ in whether they are causal.
+    """
+    first, causal, window = call[:9], call[7], call[9]
+    if call[14] is not None:
+        raise NotImplementedError(
+            "reference platform: attention must be causal, or not, for all requests of "
+            "a batch; serve another model"
+        )
+    left = window - 1 if window > 0 else -1
+    attention_with_kv_cache(*first, left, -1 if causal else left, *call[10:14])
 
 
 def _sequence(cache: torch.Tensor, blocks: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import os
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 
 import torch
+from vllm.v1.sample import rejection_sampler
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
 
@@ -27,6 +28,11 @@ class ReferenceWorker(CPUWorker):
         # The runner's own lacks wait_stream (async scheduling); without one it takes
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
+        # Later releases start the kernel through a launcher; their CPU runner gives
+        # other launchers the CPU's kernel, and forgets this one.
+        launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
+        if launcher is not None:
+            launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
 
     def determine_available_memory(self) -> int:
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""

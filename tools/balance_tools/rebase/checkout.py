@@ -9,15 +9,35 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 
+LISTING = ".checkout"
+
+
+def files_of(paths: Paths) -> list[str]:
+    """Return what git tracks, relative to the root.
+
+    Raises:
+        ToolError: it is not a git checkout.
+    """
+    run = subprocess.run(
+        ["git", "-C", str(paths.root), "ls-files", "-z"], capture_output=True
+    )
+    if run.returncode:
+        said = run.stderr.decode().strip()
+        raise ToolError(
+            f"{paths.root}: expected a git checkout, found {said}; run this in a clone"
+        )
+    return [name for name in run.stdout.decode().split("\0") if name]
+
 
 def make_checkout(
-    paths: Paths, folder: Path, lock: str, patches: dict[str, Path | None]
+    paths: Paths, folder: Path, lock: str, patches: Mapping[str, Path | None]
 ) -> Paths:
     """Make or update the source root at `folder`.
 
@@ -30,20 +50,16 @@ def make_checkout(
     Raises:
         ToolError: git cannot list the files.
     """
-    run = subprocess.run(
-        ["git", "-C", str(paths.root), "ls-files", "-z"], capture_output=True
-    )
-    if run.returncode:
-        said = run.stderr.decode().strip()
-        raise ToolError(
-            f"{paths.root}: expected a git checkout, found {said}; run this in a clone"
-        )
     other = Paths(folder)
-    for name in run.stdout.decode().split("\0"):
-        source, target = paths.root / name, folder / name
-        if name and source.is_file() and not name.startswith("patches/"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(source, target)
+    names = [
+        name
+        for name in files_of(paths)
+        if (paths.root / name).is_file() and not name.startswith("patches/")
+    ]
+    _forget(folder, names)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _copy(paths.root / name, folder / name)
     other.lock.write_text(lock, encoding="utf-8")
     for package, series in patches.items():
         remove_tree(other.patches(package))
@@ -58,6 +74,16 @@ def make_checkout(
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
     return other
+
+
+def _forget(folder: Path, names: list[str]) -> None:
+    """Remove what an earlier checkout copied and the repository no longer has."""
+    listing = folder / LISTING
+    if listing.is_file():
+        for name in set(listing.read_text().splitlines()) - set(names):
+            (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    listing.write_text("\n".join(names) + "\n")
 
 
 def _copy(source: Path, target: Path) -> None:

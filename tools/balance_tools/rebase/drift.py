@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from balance_tools.check_placement import patched_modules
-from balance_tools.rebase.replaced import (
-    PLUGIN,
-    UPSTREAM,
-    Copy,
-    Replacement,
-    copies,
-    overlaps,
-    replacements,
-)
-from balance_tools.rebase.session import Plan
 from balance_tools.rebase.symbols import Change, Modules, change, normalised
 from balance_tools.series import Series
 
@@ -121,73 +110,3 @@ def _in(name: str, text: str) -> bool:
 
 def _words(text: str) -> list[str]:
     return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
-
-
-def drift_markdown(package: str, rows: Sequence[Drift]) -> list[str]:
-    """Return the table of drift, most relevant first."""
-    lines = ["", f"## {package}: drift of what the series touches or relies on", ""]
-    lines += ["| function | the series | change | names of the hooks in it | patches |"]
-    lines += ["|---|---|---|---|---|"]
-    for row in rows:
-        changed = row.where if row.change is None else str(row.change)
-        if row.change is not None and not row.change.lines:
-            changed = "none"
-        named = ", ".join(row.named) or "–"
-        patches = ", ".join(row.subject.patches)
-        subject = row.subject
-        lines.append(
-            f"| {subject.symbol} | {subject.how} | {changed} | {named} | {patches} |"
-        )
-    return lines
-
-
-def overlap_markdown(pairs: Sequence[tuple[str, Replacement]]) -> list[str]:
-    """Return the table of what vllm_ascend replaces at run time among our functions."""
-    lines = ["", f"## What {PLUGIN} replaces at run time among them", ""]
-    if not pairs:
-        return [*lines, "Nothing."]
-    lines += ["| function of the series | replaced | in | by |", "|---|---|---|---|"]
-    for symbol, one in dict.fromkeys(pairs):
-        lines.append(f"| {symbol} | {one.symbol} | {one.path}:{one.line} | {one.by} |")
-    return lines
-
-
-def copies_markdown(found: Sequence[Copy]) -> list[str]:
-    """Return the table of copies that vllm_ascend carries, most drifted first."""
-    lines = ["", f"## Copies of upstream functions in {PLUGIN}, with their drift", ""]
-    lines += [
-        "| function of vLLM | copy | lines | alike | drift |",
-        "|---|---|---|---|---|",
-    ]
-    for one in found:
-        where = f"{one.path}:{one.line} {one.scope}"
-        share = f"{one.likeness:.0%}"
-        lines.append(
-            f"| {one.symbol} | {where} | {one.lines} | {share} | {one.drift} |"
-        )
-    return lines
-
-
-def drift_report(
-    plans: Sequence[Plan], series: Mapping[str, Series], with_copies: bool
-) -> str:
-    """Return the drift part of a report.
-
-    Args:
-        plans: Of both packages.
-        series: By package, for the old trees.
-        with_copies: Whether to compare every copy too (takes a while).
-    """
-    lines: list[str] = []
-    symbols: list[str] = []
-    trees = {plan.package: Modules(Path(plan.new_tree)) for plan in plans}
-    for plan in plans:
-        old, new = Modules(Path(plan.old_tree)), trees[plan.package]
-        found = subjects(series[plan.package], old)
-        symbols += [subject.symbol for subject in found]
-        lines += [*drift_markdown(plan.package, drift(found, old, new))]
-    replaced = replacements(trees[PLUGIN])
-    lines += overlap_markdown(overlaps(symbols, replaced))
-    if with_copies:
-        lines += copies_markdown(copies(trees[PLUGIN], trees[UPSTREAM], replaced))
-    return "\n".join(lines) + "\n"

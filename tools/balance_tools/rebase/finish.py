@@ -11,7 +11,7 @@ from balance_tools.errors import ToolError
 from balance_tools.export import export_patch, sorted_paths
 from balance_tools.files import remove_tree
 from balance_tools.lint import lint_in_place
-from balance_tools.patchfile import ADDED, REMOVED, Patch, parse_patch
+from balance_tools.patchfile import Patch, parse_patch
 from balance_tools.paths import Paths
 from balance_tools.placement import placement_of
 from balance_tools.rebase.model import HookResult, PatchResult, Status
@@ -84,7 +84,7 @@ def _final(
     new = parse_patch(patch.name, raw)
     if raw == patch.raw:
         status = Status.UNTOUCHED
-    elif _changes(new) == _changes(patch):
+    elif new.changes == patch.changes:
         status = Status.CONTEXT_ONLY
     else:
         status = Status.CONTENT_CHANGED
@@ -103,16 +103,6 @@ def _final(
     else:
         hooks = tuple(replace(hook, status=status) for hook in hooks)
     return replace(result, status=status, hooks=hooks)
-
-
-def _changes(patch: Patch) -> list[tuple[str, str, bytes]]:
-    return [
-        (file.path, tag, line)
-        for file in patch.files
-        for hunk in file.hunks
-        for tag, line in hunk.lines
-        if tag in (ADDED, REMOVED)
-    ]
 
 
 def _write_series_file(

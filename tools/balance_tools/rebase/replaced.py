@@ -88,7 +88,8 @@ def _replacements_in(tree: ast.Module, path: str) -> Iterator[Replacement]:
 
 def _set_by_call(node: ast.Call) -> list[tuple[ast.AST, ast.AST]]:
     """Return target and value of `setattr(owner, "name", value)`."""
-    if ast.unparse(node.func) != "setattr" or len(node.args) != 3:
+    is_setattr = isinstance(node.func, ast.Name) and node.func.id == "setattr"
+    if not is_setattr or len(node.args) != 3:
         return []
     owner, name, value = node.args
     if not isinstance(name, ast.Constant):

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from balance_tools.rebase.drift_report import DriftReport
 from balance_tools.rebase.model import HookResult, PatchResult, Status, worst
 from balance_tools.rebase.session import Session
+from balance_tools.rebase.verdict import Verdict
 
 
 def exit_code(session: Session) -> int:
@@ -20,9 +22,18 @@ def _statuses(session: Session) -> list[Status]:
     return [*results, session.pending.result.status] if session.pending else results
 
 
-def write_report(folder: Path, session: Session, extra: str = "") -> Path:
-    """Write report.md and report.json into `folder`; return the former."""
+def write_report(
+    folder: Path,
+    session: Session,
+    drift: DriftReport | None = None,
+    verdict: Verdict | None = None,
+) -> Path:
+    """Write report.md and report.json into `folder`; return the former.
+
+    Both hold the drift and the verification as far as they are known.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    parts = {"drift": drift, "verification": verdict}
     data = {
         "format": 1,
         "target": session.target,
@@ -36,11 +47,13 @@ def write_report(folder: Path, session: Session, extra: str = "") -> Path:
         "patches": [asdict(result) for result in _all(session)],
         "waits_for": list(session.pending.files) if session.pending else [],
         "seconds": dict(session.seconds),
+        **{name: part.data() if part else None for name, part in parts.items()},
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
     report = folder / "report.md"
-    report.write_text(markdown(session) + extra, encoding="utf-8")
+    more = "".join(part.markdown() for part in parts.values() if part)
+    report.write_text(markdown(session) + more, encoding="utf-8")
     return report
 
 

@@ -41,9 +41,11 @@ class _Iteration(NamedTuple):
 
 
 # Without the name of the rank: when several ranks write at once, it comes apart from
-# the rest of the line. Ranks are alike to the cost model, so it is not needed.
+# the rest of the line. Ranks are alike to the cost model, so it is not needed. Later
+# releases log from the front-end, which numbers the engines.
 _ITERATION = re.compile(
-    r"(?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) \[\S+\] Iteration\((?P<number>\d+)\): "
+    r"(?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) \[\S+\] (?:Engine \d+: )?"
+    r"Iteration\((?P<number>\d+)\): "
     r"\d+ context requests, (?P<prefill>\d+) context tokens, "
     r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
     r"iteration elapsed time: (?P<ms>[\d.]+) ms"

@@ -106,7 +106,7 @@ class BalanceGate:
         self.decision = decision
         budget = decision.prefill_tokens
         self._tokens_left = sys.maxsize if budget is None else budget
-        self._prefill_tokens = 0
+        self._clipped: list[tuple[Request, int, int]] = []
         self._held = False
 
     # Called by the engine core's busy loop.
@@ -181,7 +181,7 @@ class BalanceGate:
         waits = [max(0.0, wall - request.arrival_time) for request in pending]
         if self._ttft_budget is not None:
             waits = [wait for wait in waits if wait < self._ttft_budget]
-        self._scheduled.append(self._prefill_tokens)
+        self._scheduled.append(self._prefilled())
         running, waiting = scheduler.get_request_counts()
         since = now if self._last_exchange is None else self._last_exchange
         return Row(
@@ -205,6 +205,15 @@ class BalanceGate:
                 * 1e6
             ),
             wait_us=int(max(waits, default=0.0) * 1e6),
+        )
+
+    def _prefilled(self) -> int:
+        """Prompt tokens of the step. A request that the scheduler asked for need not
+        have been scheduled: the KV cache may have been full."""
+        return sum(
+            tokens
+            for request, before, tokens in self._clipped
+            if request.num_computed_tokens > before
         )
 
     def _count_hold(self, now: float) -> None:
@@ -276,7 +285,7 @@ class BalanceGate:
             num_new_tokens = min(num_new_tokens, self._tokens_left)
         self._held |= num_new_tokens == 0
         self._tokens_left = max(0, self._tokens_left - num_new_tokens)
-        self._prefill_tokens += num_new_tokens
+        self._clipped.append((request, request.num_computed_tokens, num_new_tokens))
         return num_new_tokens
 
     @staticmethod

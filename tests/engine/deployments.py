@@ -1,0 +1,85 @@
+"""The command lines that the files below deploy/ start, and those of their page."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PAGE = ROOT / "docs/deployment.md"
+PRINT_ARGUMENTS = (
+    "#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+)
+
+
+def kubernetes(variant: str, host: int, folder: Path, **changed: str) -> list[str]:
+    """The arguments of `vllm` that the container of a pod starts, by a real shell.
+
+    `folder` gets a program `vllm` that prints them; `changed` are variables of the
+    container that an operator has changed.
+    """
+    path = DEPLOY / "kubernetes" / variant / f"{variant}.yaml"
+    spec = yaml.safe_load(path.read_text())["spec"]
+    given = {
+        "status.podIP": f"10.0.0.{1 + host}",
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(host),
+    }
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    if variant == "leaderworkerset":
+        group = spec["leaderWorkerTemplate"]
+        template = group["workerTemplate" if host else "leaderTemplate"]
+        environment |= {
+            "LWS_GROUP_SIZE": str(group["size"]),
+            "LWS_WORKER_INDEX": str(host),
+            "LWS_LEADER_ADDRESS": "vllm-0.vllm.default",
+        }
+    else:
+        template = spec["template"]
+    (container,) = template["spec"]["containers"]
+    for variable in container["env"]:
+        source: dict[str, Any] = variable.get("valueFrom", {})
+        field = source.get("fieldRef", {}).get("fieldPath")
+        environment[variable["name"]] = given[field] if field else variable["value"]
+    environment |= changed
+    program = folder / "vllm"
+    program.write_text(PRINT_ARGUMENTS)
+    program.chmod(0o755)
+    printed = subprocess.run(
+        container["args"], env=environment, capture_output=True, check=True
+    ).stdout
+    arguments: list[str] = json.loads(printed)
+    return arguments
+
+
+def systemd(unit: str, instance: str) -> list[str]:
+    """The arguments of `vllm` that a unit starts, with the settings of vllm.env."""
+    settings = {}
+    for line in (DEPLOY / "systemd/vllm.env").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, settings[name] = line.partition("=")
+    text = (DEPLOY / "systemd" / unit).read_text().replace("\\\n", " ")
+    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    words = []
+    for word in start.replace("%i", instance).split():
+        if whole := re.fullmatch(r"\$\{(\w+)\}", word):  # one word
+            words.append(settings[whole[1]])
+        elif split := re.fullmatch(r"\$(\w+)", word):  # as many as it has
+            words += settings[split[1]].split()
+        else:
+            words.append(word)
+    return words[words.index("/opt/vllm/bin/vllm") + 1 :]
+
+
+def documented() -> Iterator[list[str]]:
+    """The arguments of `vllm` in every `vllm serve` of the page."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", PAGE.read_text(), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.search(r"\bvllm (serve .*)", line):
+                yield shlex.split(match[1], comments=True)

@@ -1,0 +1,39 @@
+"""What a deployment on one host listens on: as docs/security.md says."""
+
+import os
+
+import psutil
+
+from balance_tools.server import Server
+
+OPTIONS = ("--data-parallel-size", "2", "--data-parallel-balance", "cap")
+BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def group_of(process_id):
+    try:
+        return os.getpgid(process_id)
+    except ProcessLookupError:  # another program, gone meanwhile
+        return None
+
+
+def listening(server):
+    """(address, port, process id) of every socket that the server listens on."""
+    sockets = [
+        (*connection.laddr, connection.pid)
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid
+    ]
+    (group,) = {group_of(pid) for _, port, pid in sockets if port == server.port}
+    return [socket for socket in sockets if group_of(socket[2]) == group]
+
+
+def test_only_two_stores_of_rank_0_are_on_all_interfaces(moe_model, tmp_path):
+    with Server(tmp_path, moe_model, *OPTIONS, environment=BOUND) as server:
+        server.completion([1, 2, 3], 4)
+        sockets = listening(server)
+        public = [socket for socket in sockets if socket[0] != "127.0.0.1"]
+        assert {address for address, _, _ in public} <= {"::", "0.0.0.0"}
+        owners = [psutil.Process(pid).cmdline()[0] for _, _, pid in public]
+    assert owners == ["VLLM::EngineCore_DP0"] * 2
+    assert len(sockets) > 10  # gloo's, on the loopback interface

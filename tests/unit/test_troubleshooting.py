@@ -1,0 +1,63 @@
+"""Every message in docs/troubleshooting.md is one that the sources can still print."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import pip._internal.resolution.resolvelib.factory as pip_factory
+import pytest
+
+from balance_tools.paths import Paths
+from messages import GAP, Template, read_templates, uncovered
+
+PATHS = Paths.find()
+PAGE = (PATHS.root / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES = re.findall(r"^```text\n(.+)\n```$", PAGE, re.MULTILINE)
+OF_UPSTREAM = (
+    "vllm/distributed/device_communicators/shm_broadcast.py",
+    "vllm/envs.py",
+    "vllm/platforms/__init__.py",
+    "vllm/utils/cpu_resource_utils.py",
+    "vllm/v1/engine/core_client.py",
+    "vllm/v1/engine/exceptions.py",
+    "vllm/v1/engine/utils.py",
+    "vllm_ascend/platform.py",
+    "vllm_ascend/utils.py",
+)
+STANDARD = (argparse, subprocess, pip_factory)
+MOST_UNKNOWN = 12
+"""Letters and digits that may be a value, such as the name of a file."""
+
+
+@pytest.fixture(scope="module")
+def templates() -> list[Template]:
+    """What this project, the upstream files named above, pip and Python can say."""
+    root = PATHS.root
+    files = [root / name for name in OF_UPSTREAM]
+    for folder in ("vllm_balance", "tools", "vllm/v1/core/sched/balance"):
+        files += (root / folder).rglob("*.py")
+    files += [Path(module.__file__ or "") for module in STANDARD]
+    with pytest.raises(OSError, match="libascendcl") as loader:
+        ctypes.CDLL("libascendcl.so")
+    return [*read_templates(files), Template((str(loader.value),))]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_the_message_exists(templates: list[Template], message: str) -> None:
+    unknown = uncovered(message, templates)
+    assert len(unknown) <= MOST_UNKNOWN, f"nothing says {unknown!r}"
+
+
+def test_every_block_is_one_message() -> None:
+    assert len(MESSAGES) == PAGE.count("```text\n") > 30
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_one_other_word_is_noticed(templates: list[Template], message: str) -> None:
+    words = max(message.split(GAP), key=len)
+    other = message.replace(words, f"{words[:-3]}zz{words[-3:]}")
+    assert len(uncovered(other, templates)) > MOST_UNKNOWN

@@ -1,0 +1,202 @@
+"""A stock vllm or vllm-ascend over or under ours: refused at start, with the repair."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from balance_tools.distribution import Choice
+from balance_tools.paths import Paths
+from conftest import HERE, VERSION, Build
+from environments import Environment
+from stub_wheels import write_stub
+
+ASK = """
+import importlib.metadata
+for found in importlib.metadata.entry_points(group="vllm.platform_plugins"):
+    if found.value.startswith("vllm_balance.start:"):
+        assert found.load()() is None
+        print("starts")
+"""
+"""What vLLM does first of all; vLLM itself would want torch."""
+ENTRY_POINTS = {
+    "vllm": "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n",
+    "vllm-ascend": "[vllm.platform_plugins]\nascend = vllm_ascend:register\n",
+}
+
+NEWEST_PIP = pytest.mark.parametrize("empty", ["pip"], indirect=True)
+
+Stock = Callable[..., Path]
+
+
+@pytest.fixture
+def stock(paths: Paths, tmp_path: Path) -> Stock:
+    """Makes a small wheel with upstream's own text of the files that we patch."""
+
+    def make(name: str, version: str) -> Path:
+        package = name.replace("-", "_")
+        patches = "".join(p.read_text() for p in paths.patches(package).glob("*.patch"))
+        names = [
+            line[len("+++ b/") :] for line in patches.splitlines() if line[:3] == "+++"
+        ]
+        (pristine,) = paths.pristine.glob(f"{name}-0.23.0{'.post1' * ('-' in name)}")
+        names += [f"{package}/__init__.py", f"{package}/envs.py"]
+        files = {file: (pristine / file).read_text() for file in names}
+        info = f"{package}-{version}.dist-info/entry_points.txt"
+        return write_stub(
+            tmp_path / version, name, version, files=files | {info: ENTRY_POINTS[name]}
+        )
+
+    return make
+
+
+def starts(environment: Environment) -> bool:
+    """Whether vLLM would go on; else it ends without saying so."""
+    result = environment.run("python", "-c", ASK, check=False)
+    if result.returncode == 0:
+        assert result.stdout == "starts\n"
+    return result.returncode == 0
+
+
+def refusal(environment: Environment) -> str:
+    """The one line with which it refuses to start."""
+    result = environment.run("python", "-c", ASK, check=False)
+    assert result.returncode == 1, result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def repair(environment: Environment, wheel: Path, line: str) -> None:
+    """Run the commands of a refusal, in the folder of the wheel."""
+    commands = line.partition("Repair: ")[2].split(" && ")
+    assert commands[-1] == f"pip install {wheel.name}"
+    for command in commands:
+        arguments = command.split()[1:]
+        if arguments[0] == "install":
+            arguments = ["install", "--no-deps", "--no-compile", str(wheel)]
+        environment.pip("--quiet", *arguments)
+
+
+def assert_refused_and_repaired(
+    environment: Environment, wheel: Path, *sentences: str
+) -> None:
+    line = refusal(environment)
+    for sentence in sentences:
+        assert sentence in line
+    repair(environment, wheel, line)
+    assert starts(environment)
+    environment.run("vllm-balance", "verify")
+
+
+@pytest.mark.parametrize(
+    ("choice", "version"), [(Choice(), "0.24.0"), (HERE, "0.23.0")]
+)
+def test_stock_vllm_laid_over_ours(
+    bare: Environment, build: Build, stock: Stock, choice: Choice, version: str
+) -> None:
+    wheel = build(choice)
+    bare.install(wheel)
+    assert starts(bare)
+    bare.install("--ignore-installed", stock("vllm", version))
+    assert_refused_and_repaired(
+        bare,
+        wheel,
+        f"found vllm {version}",
+        "/vllm/config/parallel.py: expected the patch of balance scheduling in it",
+    )
+
+
+@NEWEST_PIP
+def test_stock_vllm_under_ours(
+    bare: Environment, reference_wheel: Path, stock: Stock
+) -> None:
+    bare.install(stock("vllm", "0.23.0"))
+    bare.install("--ignore-installed", reference_wheel)
+    assert_refused_and_repaired(
+        bare,
+        reference_wheel,
+        f"expected only vllm {VERSION}.reference, found vllm 0.23.0",
+    )
+
+
+@NEWEST_PIP
+def test_stock_files_copied_over_ours(
+    bare: Environment, reference_wheel: Path, paths: Paths
+) -> None:
+    """As by a line of a Dockerfile: no metadata tells of it."""
+    bare.install(reference_wheel)
+    stock = paths.pristine / "vllm-0.23.0" / "vllm" / "v1" / "core" / "sched"
+    (bare.packages / "vllm/v1/core/sched/scheduler.py").write_bytes(
+        (stock / "scheduler.py").read_bytes()
+    )
+    assert_refused_and_repaired(bare, reference_wheel, "/scheduler.py: expected the")
+
+
+@NEWEST_PIP
+def test_a_mend_of_a_patched_file_is_the_operators_business(
+    bare: Environment, reference_wheel: Path
+) -> None:
+    bare.install(reference_wheel)
+    with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
+        file.write("# a mend\n")
+    assert starts(bare)
+    assert bare.run("vllm-balance", "verify", check=False).returncode == 1
+
+
+@NEWEST_PIP
+@pytest.mark.parametrize("version", ["0.23.0.post1", "0.24.0"])
+@pytest.mark.parametrize("order", ["over", "under"])
+def test_stock_plugin(
+    bare: Environment, build: Build, stock: Stock, order: str, version: str
+) -> None:
+    """By plain pip: only the same version is taken for already installed."""
+    wheel, other = build(HERE), stock("vllm-ascend", version)
+    for path in [wheel, other] if order == "over" else [other, wheel]:
+        bare.install(path)
+    assert_refused_and_repaired(bare, wheel, f"found vllm-ascend {version}")
+
+
+@NEWEST_PIP
+def test_stock_plugin_beside_the_reference_wheel(
+    bare: Environment, reference_wheel: Path, stock: Stock
+) -> None:
+    bare.install(reference_wheel, stock("vllm-ascend", "0.23.0.post1"))
+    assert_refused_and_repaired(bare, reference_wheel, "expected no vllm-ascend beside")
+
+
+@NEWEST_PIP
+@pytest.mark.parametrize("choice", [Choice(), HERE], ids=lambda choice: choice.name)
+def test_plain_pip_replaces_ours_and_leaves_nothing_of_it(
+    bare: Environment, build: Build, stock: Stock, choice: Choice
+) -> None:
+    """So the way back to stock vLLM needs no detection."""
+    bare.install(build(choice))
+    bare.install(stock("vllm", "0.24.0"))
+    assert not list(bare.packages.glob("vllm_balance*"))
+    assert not list(bare.packages.glob("vllm_ascend*"))
+    assert not (bare.folder / "bin" / "vllm-balance").exists()
+
+
+def test_the_server_itself_refuses(
+    installed: Environment, paths: Paths, tmp_path: Path
+) -> None:
+    """`vllm serve` with a stock vllm before ours on the path ends in one line."""
+    pristine = paths.pristine / "vllm-0.23.0" / "vllm"
+    (tmp_path / "vllm").symlink_to(pristine)
+    serve = ["-m", "vllm.entrypoints.cli.main", "serve", "nothing"]
+    result = subprocess.run(
+        [str(installed.python), *serve],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    *_, last = result.stderr.splitlines()
+    assert last.startswith(f"error: {tmp_path}/vllm/")
+    assert "pip uninstall -y vllm vllm-ascend vllm-balance && pip install" in last

@@ -1,0 +1,91 @@
+"""A further dist-info in the wheel, beside the one that pip makes of the wheel itself.
+
+`importlib.metadata` and pip find it under its own name, and pip and uv can uninstall
+it by that name. Its RECORD lists its package and itself, so that uninstalling it leaves
+the rest; everything is in the wheel's own RECORD too, so that `pip uninstall vllm`
+leaves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+
+from balance_tools.distribution import EntryPoints
+
+
+@dataclass(frozen=True)
+class DistInfo:
+    """What a dist-info says."""
+
+    name: str
+    version: str
+    package: str
+    """The folder that belongs to it."""
+    headers: Sequence[tuple[str, str]]
+    """Of METADATA, after name and version."""
+    description: str
+    entry_points: EntryPoints
+
+
+def write_dist_info(info: DistInfo, wheel_root: Path, folder: Path) -> None:
+    """Write a dist-info into `folder`; its package lies in `wheel_root`.
+
+    Call it when the package is complete: RECORD holds a hash of every file.
+    """
+    name = f"{info.name.replace('-', '_')}-{info.version}.dist-info"
+    path = folder / name
+    path.mkdir(parents=True)
+    texts: Mapping[str, str] = {
+        "METADATA": render_metadata(info),
+        "entry_points.txt": render_entry_points(info.entry_points),
+        "top_level.txt": f"{info.package}\n",
+    }
+    for file, text in texts.items():
+        (path / file).write_text(text, encoding="utf-8")
+    installed = [
+        (file.relative_to(base).as_posix(), file)
+        for base, top in ((wheel_root, wheel_root / info.package), (folder, path))
+        for file in top.rglob("*")
+        if file.is_file()
+    ]
+    record = render_record(sorted(installed), f"{name}/RECORD")
+    (path / "RECORD").write_text(record, encoding="utf-8", newline="")
+
+
+def render_metadata(info: DistInfo) -> str:
+    """The text of METADATA."""
+    message = Message()
+    message["Metadata-Version"] = "2.1"
+    message["Name"] = info.name
+    message["Version"] = info.version
+    for header, value in info.headers:
+        message[header] = value
+    message.set_payload(info.description)
+    return message.as_string()
+
+
+def render_entry_points(entry_points: EntryPoints) -> str:
+    """The text of an entry_points.txt, sorted."""
+    lines: list[str] = []
+    for group, entries in sorted(entry_points.items()):
+        lines += [f"[{group}]", *(f"{k} = {v}" for k, v in sorted(entries.items())), ""]
+    return "\n".join(lines)
+
+
+def render_record(files: Iterable[tuple[str, Path]], record_name: str) -> str:
+    """The text of a RECORD: path, sha256 and size in bytes of each file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name, path in files:
+        content = path.read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+        writer.writerow([name, f"sha256={digest.rstrip(b'=').decode()}", len(content)])
+    writer.writerow([record_name, "", ""])
+    return text.getvalue()

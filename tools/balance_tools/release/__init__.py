@@ -1,0 +1,1 @@
+"""Everything that a release has, by one command, and the proof that it works."""

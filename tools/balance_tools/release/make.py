@@ -1,0 +1,161 @@
+"""Make a release: build into a hidden folder, verify there, and only then name it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.distribution import SETTINGS_NAME, load_settings
+from balance_tools.errors import ToolError
+from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
+from balance_tools.lock import Lock, load_lock
+from balance_tools.paths import Paths
+from balance_tools.progress import progress
+from balance_tools.release.notes import CHANGELOG, release_notes
+from balance_tools.release.sbom import render_sbom
+from balance_tools.release.sdist import write_sdist
+from balance_tools.release.try_out import try_out
+from balance_tools.source_state import commit_time_s, source_state
+from balance_tools.wheel import ALL, build_wheel
+
+SUMS = "SHA256SUMS"
+NOTES = "RELEASE-NOTES.md"
+INSPECTIONS = ("test_contents.py", "test_requirements.py")
+"""Of tests/wheel: what can be said of a wheel without the machine it is for."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is released, before it is built."""
+
+    paths: Paths
+    lock: Lock
+    version: str
+    """`0.23.0+balance.1`"""
+    notes: str
+    trial: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where it will lie."""
+        return self.paths.dist / f"release-{self.version}{'-trial' * self.trial}"
+
+
+def plan_release(paths: Paths, *, trial: bool) -> Release:
+    """Check all that can be checked before the long part; raises ToolError."""
+    lock = load_lock(paths.lock)
+    settings = load_settings(paths.root / SETTINGS_NAME)
+    version = settings.version(lock.vllm.version)
+    changelog = (paths.root / CHANGELOG).read_text(encoding="utf-8")
+    notes = release_notes(changelog, version, lock, trial=trial)
+    state = source_state(paths.root)
+    if state.commit is None:
+        raise ToolError(
+            f"{paths.root}: expected a git checkout with a commit, for a release is "
+            "made from one, found none; clone the repository"
+        )
+    if state.dirty and not trial:
+        raise ToolError(
+            f"{paths.root}: expected no changes against commit {state.commit[:12]}, "
+            "found some (git status); commit them, or make a trial with --trial"
+        )
+    tagged = _commit_of_tag(paths.root, f"v{version}")
+    if tagged not in (None, state.commit) and not trial:
+        raise ToolError(
+            f"{SETTINGS_NAME}: expected a version without a tag, found v{version} on "
+            f"commit {tagged}; raise the revision, as docs/releasing.md says"
+        )
+    return Release(paths, lock, version, notes, trial)
+
+
+def make_release(release: Release, *, verify: bool = True) -> Path:
+    """Build, verify and name the release; returns its folder.
+
+    A failure leaves no folder and raises ToolError. One that is there already must hold
+    the same bytes.
+    """
+    hidden = release.folder.with_name(f".{release.folder.name}.part")
+    with exclusive(release.paths.build / ".release.lock"), disk_errors(hidden):
+        remove_tree(hidden)
+        hidden.mkdir(parents=True)
+        try:
+            build(release, hidden)
+            if verify:
+                verify_release(release.paths, hidden)
+            _put_in_place(release, hidden)
+        finally:
+            remove_tree(hidden)
+    return release.folder
+
+
+def build(release: Release, folder: Path) -> None:
+    """Put every file of the release into `folder`, the sums last."""
+    paths = release.paths
+    wheels = []
+    with progress("building the wheels of the release", len(ALL), "wheel") as report:
+        for done, choice in enumerate(ALL, 1):
+            wheels.append(build_wheel(paths, choice, folder))
+            report(done)
+    complete(release, wheels, folder)
+
+
+def complete(release: Release, wheels: list[Path], folder: Path) -> None:
+    """Add everything that is not a wheel."""
+    paths, version = release.paths, release.version
+    sdist = write_sdist(paths.root, version, folder)
+    time_s = commit_time_s(paths.root)
+    bill = render_sbom(version, time_s, wheels, sdist, paths, release.lock)
+    texts = {f"vllm-{version}.cdx.json": bill, NOTES: release.notes}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
+    (folder / SUMS).write_text(sums, encoding="utf-8")
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def verify_release(paths: Paths, folder: Path) -> None:
+    """Inspect all wheels, and use the reference wheel; raises ToolError."""
+    tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
+    command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
+    with progress("inspecting the wheels", 1, "pass"):
+        status = subprocess.call([*command, *tests], cwd=paths.root, stdout=sys.stderr)
+    if status != 0:
+        raise ToolError(
+            f"{folder.name}: expected wheels that pass {', '.join(INSPECTIONS)}, found "
+            "failures, above; mend them and run this again"
+        )
+    (reference,) = folder.glob("*reference*.whl")
+    with tempfile.TemporaryDirectory(prefix="release-") as scratch:
+        copy = shutil.copytree(folder, Path(scratch, "release"))
+        left = try_out(copy / reference.name, Path(scratch, "machine"))
+    shown = ", ".join(left) or "nothing"
+    print(f"outside the environment, vLLM left: {shown}", file=sys.stderr)
+
+
+def _put_in_place(release: Release, hidden: Path) -> None:
+    folder = release.folder
+    if folder.is_dir() and not release.trial:
+        old, new = (path / SUMS for path in (folder, hidden))
+        if not old.is_file() or old.read_bytes() != new.read_bytes():
+            raise ToolError(
+                f"{folder}: expected no release here, or the same bytes, found others; "
+                f"raise the revision in {SETTINGS_NAME}, or remove the folder if it "
+                "was never published"
+            )
+        return
+    remove_tree(folder)
+    hidden.rename(folder)
+
+
+def _commit_of_tag(root: Path, tag: str) -> str | None:
+    command = ["git", "-C", str(root), "rev-parse", "--quiet", "--verify"]
+    result = subprocess.run(
+        [*command, f"refs/tags/{tag}^{{commit}}"], capture_output=True, text=True
+    )
+    return result.stdout.strip() or None
