@@ -195,7 +195,8 @@ def kv_limited(document: dict[str, Any]) -> str:
     return (
         "## A full KV cache\n\n"
         "As many requests as slots, but a KV cache for about half of them: requests "
-        "queue for blocks and are preempted. vLLM's own schedulers (`--engine real`); "
+        "queue for blocks and are preempted. `cap` does nothing here: no rank has all "
+        "slots in use. vLLM's own schedulers (`--engine real`); "
         f"means over the seeds {', '.join(map(str, document['seeds']))}, ± is half the "
         "range. TTFT counts the wait in the queue.\n\n"
         + table(
