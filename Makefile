@@ -22,8 +22,8 @@ NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 	--net --pid --fork --kill-child --mount-proc
 HOSTS ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-hosts lint vendor wheel \
-	wheels release env clean
+.PHONY: help demo test test-unit test-wheel test-engine test-hosts test-image lint \
+	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -37,6 +37,8 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
+	.venv/bin/hadolint docker/Dockerfile
+	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit
@@ -50,6 +52,9 @@ test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
 
+test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
+	.venv/bin/python -m pytest tests/image
+
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor
 
@@ -61,6 +66,10 @@ wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 
 release: $(VENV)  ## build and verify a release in dist/
 	$(TOOL) release $(RELEASE)
+
+image: $(VENV)  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
+	$(TOOL) image $(WHEEL) $(if $(OS),--os $(OS)) $(if $(BASE),--base $(BASE)) \
+	    $(if $(ENGINE),--engine $(ENGINE)) $(if $(OPTIONS),--options='$(OPTIONS)')
 
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env

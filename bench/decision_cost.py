@@ -46,7 +46,8 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
         fields = {
             "wave": 0,
             "step": 0,
-            "running": rng.randint(20, MAX_RUNNING - 5),
+            "running": (running := rng.randint(20, MAX_RUNNING - 5)),
+            "decoding": running,
             "waiting": pending,
             "pending": pending,
             "pending_tokens": pending * rng.randint(50, 3000),

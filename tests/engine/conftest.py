@@ -15,8 +15,7 @@ import pytest
 # Before anything imports transformers or vllm.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hugging_face import Sample, samples
-from vllm_balance.reference import tiny_models
+from model_fixtures import dense_model, dense_samples, moe_model, moe_samples
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -41,27 +40,3 @@ def pytest_sessionstart() -> None:
             f"{vllm_folder()}: the source tree is on the import path; these tests "
             "check an installed wheel: run ENV/bin/pytest, not python -m pytest"
         )
-
-
-@pytest.fixture(scope="session")
-def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture-of-experts model."""
-    return tiny_models.make("moe", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny dense model."""
-    return tiny_models.make("dense", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def moe_samples(moe_model: Path) -> list[Sample]:
-    """Prompts and expected greedy tokens of the mixture-of-experts model."""
-    return samples(moe_model)
-
-
-@pytest.fixture(scope="session")
-def dense_samples(dense_model: Path) -> list[Sample]:
-    """Prompts and expected greedy tokens of the dense model."""
-    return samples(dense_model)

@@ -15,10 +15,9 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["NO_PROXY"] = "*"
 
-from deployment import CAP, MODES, Group
-from hugging_face import Sample, samples
+from deployment import MODES, Group
+from model_fixtures import moe_model, moe_samples
 from netns import in_own_namespace, network
-from vllm_balance.reference import tiny_models
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,18 +45,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("group", kinds, ids=names, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="session")
-def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture-of-experts model."""
-    return tiny_models.make("moe", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def moe_samples(moe_model: Path) -> list[Sample]:
-    """Prompts and expected greedy tokens of the model."""
-    return samples(moe_model)
-
-
 @pytest.fixture(scope="module")
 def group(
     request: pytest.FixtureRequest,
@@ -67,5 +54,5 @@ def group(
     """Hosts with two ranks each that serve together; one group for all its tests."""
     mode, number = request.param
     folder = tmp_path_factory.mktemp(f"{mode}-{number}")
-    with network(number) as hosts, Group(mode, hosts, moe_model, folder, *CAP) as found:
+    with network(number) as hosts, Group(mode, hosts, moe_model, folder) as found:
         yield found

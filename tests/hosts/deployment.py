@@ -15,7 +15,10 @@ from balance_tools.serve_process import ServeProcess
 from balance_tools.server import Server
 from netns import INTERFACE, Host
 
-CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")
+OPTIONS = (
+    "--enable-expert-parallel",
+    *("--data-parallel-balance", "cap", "--max-num-seqs", "2"),
+)
 """Two places a rank are full soon, so that the gate holds."""
 
 MODES = ("internal", "hybrid", "external")
@@ -38,9 +41,7 @@ class Group:
     the others run `--headless`.
     """
 
-    def __init__(
-        self, mode: str, hosts: list[Host], model: Path, folder: Path, *options: str
-    ) -> None:
+    def __init__(self, mode: str, hosts: list[Host], model: Path, folder: Path) -> None:
         self.mode, self.hosts = mode, hosts
         self.ranks = RANKS * len(hosts)
         self.servers: list[Server] = []
@@ -49,7 +50,7 @@ class Group:
             *("--data-parallel-size", str(self.ranks)),
             *("--data-parallel-address", hosts[0].address),
             *("--data-parallel-rpc-port", str(RPC_PORT)),
-            *options,
+            *OPTIONS,
         )
         for number, host in enumerate(hosts):
             for place, own in enumerate(_options(mode, number)):

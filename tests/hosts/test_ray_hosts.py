@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from balance_tools.server import Server
-from deployment import CAP, RANKS, environment
+from deployment import OPTIONS, RANKS, environment
 from hugging_face import Sample
 from netns import Host, network
 from test_several_hosts import assert_serves
@@ -65,7 +65,7 @@ def test_ray_places_ranks_on_two_hosts(
         stack.enter_context(ray_node(first, *head))
         stack.enter_context(ray_node(second, "--address", address))
         server = Server(
-            *(tmp_path, moe_model, *CAP),
+            *(tmp_path, moe_model, *OPTIONS),
             *("--data-parallel-size", str(2 * RANKS)),
             *("--data-parallel-size-local", str(RANKS)),
             *("--data-parallel-backend", "ray"),

@@ -21,6 +21,7 @@ COMMANDS = {
     "wheels": "wheel",
     "release": "release.command",
     "env": "env",
+    "image": "image",
     "demo": "demo",
 }
 EXIT_ERROR = 1

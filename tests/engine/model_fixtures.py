@@ -1,0 +1,32 @@
+"""Tiny models, and what Hugging Face writes with them."""
+
+from pathlib import Path
+
+import pytest
+
+from hugging_face import Sample, samples
+from vllm_balance.reference import tiny_models
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture-of-experts model."""
+    return tiny_models.make("moe", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny dense model."""
+    return tiny_models.make("dense", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def moe_samples(moe_model: Path) -> list[Sample]:
+    """Prompts and expected greedy tokens of the mixture-of-experts model."""
+    return samples(moe_model)
+
+
+@pytest.fixture(scope="session")
+def dense_samples(dense_model: Path) -> list[Sample]:
+    """Prompts and expected greedy tokens of the dense model."""
+    return samples(dense_model)

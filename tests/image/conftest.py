@@ -1,0 +1,116 @@
+"""The reference image, built by `make image`'s command on a bare Debian root.
+
+Needs root, podman, runc and mmdebstrap; `.ci/run` says when it cannot have them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from balance_tools.distribution import Choice
+from balance_tools.files import remove_tree
+from balance_tools.image import plan_image
+from balance_tools.paths import Paths
+from balance_tools.pip_config import PipConfig, read_pip_config
+from balance_tools.wheel import build_wheel
+from containers import Podman, make_podman
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("mmdebstrap", "podman", "runc")
+BARE = "localhost/bare-debian"
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to run where nothing could be found out."""
+    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
+    if os.geteuid() != 0:
+        lacking.insert(0, "the rights of root")
+    if lacking:
+        raise pytest.UsageError(
+            f"tests/image: expected {', '.join(lacking)}, found none; run "
+            f"`apt-get install {' '.join(PROGRAMS)}` and this again, as root"
+        )
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """An engine that knows no image; all that it makes is removed at the end."""
+    folder = tmp_path_factory.mktemp("podman")
+    podman = make_podman(folder)
+    yield podman
+    podman("rm", "--all", "--force")
+    podman("rmi", "--all", "--force")
+    remove_tree(folder)
+
+
+@pytest.fixture(scope="session")
+def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A base image with the essential packages of Debian and apt, nothing else."""
+    archive = tmp_path_factory.mktemp("debian") / "root.tar"
+    release = "bookworm"  # that of the base image in docker/bases.toml
+    subprocess.run(
+        ["mmdebstrap", "--quiet", "--variant=minbase", release, str(archive)],
+        check=True,
+    )
+    podman("import", "--quiet", str(archive), BARE)
+    archive.unlink()
+    return BARE
+
+
+@pytest.fixture(scope="session")
+def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image, built with the options that this machine's pip needs."""
+    paths = Paths(ROOT)
+    wheel = build_wheel(paths, Choice(), paths.dist)
+    plan = plan_image(ROOT, wheel, "ubuntu", base)
+    settings = tmp_path_factory.mktemp("pip") / "pip.conf"
+    options = pip_options(read_pip_config(), settings)
+    # One layer a stage: those between cost a minute and are never used again.
+    command = plan.command("podman", "--layers=false", *options)
+    result = subprocess.run(command, cwd=ROOT, env=podman.variables)
+    assert result.returncode == 0, "podman could not build it; see its output above"
+    return plan.name
+
+
+def pip_options(config: PipConfig, settings: Path) -> list[str]:
+    """Options that give the build what this machine's pip is configured to use.
+
+    That is written to the file `settings`, and folders that it names are mounted.
+    """
+    values = {"timeout": str(int(config.timeout_s))}
+    for source in config.sources:
+        known = values.get(source.setting, "")
+        values[source.setting] = f"{known} {source.location}".strip()
+    folders = {local_folder(source.location) for source in config.sources}
+    volumes = [f"{folder}:{folder}" for folder in folders - {None}]
+    if config.proxy:
+        values["proxy"] = config.proxy
+    if config.cert:
+        # Not where it lies here: a package of Debian writes there.
+        values["cert"] = "/etc/pip-cert.pem"
+        volumes.append(f"{config.cert}:{values['cert']}")
+    if config.trusted_hosts:
+        values["trusted-host"] = " ".join(sorted(config.trusted_hosts))
+    lines = [f"{name} = {value}" for name, value in values.items()]
+    settings.write_text("\n".join(["[global]", *lines, ""]))
+    options = ["--secret", f"id=pip,src={settings}"]
+    for volume in volumes:
+        options += ["--volume", f"{volume}:ro"]
+    return options
+
+
+def local_folder(location: str) -> Path | None:
+    """The folder to mount for a place where pip looks; None for another machine."""
+    parts = urlsplit(location)
+    if not parts.scheme:
+        return Path(location)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path)).parent  # the index links to files beside it
+    return None

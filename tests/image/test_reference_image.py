@@ -1,0 +1,129 @@
+"""The reference image does what docs/images.md says: from its contents to a request."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from balance_tools.server import START_S, free_port
+from containers import Podman
+
+SHARE = "/opt/vllm/share/vllm-balance"
+RANKS = 2
+WHO = """
+import os, pathlib
+print(os.getuid(), os.getgid(), pathlib.Path.home(), os.access(pathlib.Path.home(), 2))
+print("libjemalloc" in pathlib.Path("/proc/self/maps").read_text())
+"""
+REQUEST = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="session")
+def models(
+    podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A folder with a tiny model, which the image itself made."""
+    folder = tmp_path_factory.mktemp("models")
+    os.chown(folder, 1000, 1000)
+    make = ("python", "-m", "vllm_balance.reference.tiny_models", "--model", "moe")
+    podman.output("--volume", f"{folder}:/models", image, *make, "--out", "/models")
+    return folder
+
+
+@pytest.fixture
+def server(podman: Podman, image: str, models: Path) -> Iterator[tuple[str, str]]:
+    """The name of a container that serves on two ranks, and its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    name = podman(
+        *("run", "--detach", "--volume", f"{models}:/models:ro"),
+        *("--env", f"VLLM_BALANCE_HEALTH={url}/health"),
+        *(image, "vllm", "serve", "/models/moe", "--port", str(port)),
+        *("--host", "127.0.0.1", "--api-server-count", "1"),
+        *("--data-parallel-size", str(RANKS), "--data-parallel-balance", "cap"),
+    )
+    yield name, url
+    print(podman("logs", "--tail", "60", name))
+    podman("rm", "--force", name)
+
+
+def healthy(podman: Podman, name: str) -> bool:
+    """What the health check of the image says."""
+    return podman.attempt("healthcheck", "run", name).returncode == 0
+
+
+def test_serves_a_request_on_two_ranks(podman: Podman, server: tuple[str, str]) -> None:
+    name, url = server
+    assert not healthy(podman, name)
+    deadline = time.monotonic() + START_S
+    while not healthy(podman, name):
+        assert podman.state(name)["Running"]
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    body = {**REQUEST, "model": "/models/moe"}
+    answer = requests.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == REQUEST["max_tokens"]
+    metrics = requests.get(f"{url}/metrics", timeout=60).text
+    assert "vllm:dp_balance_decisions_total" in metrics
+    # The server is the first process of the container, so it gets the signal.
+    podman("stop", "--time", "60", name)
+    assert podman.state(name)["ExitCode"] == 0
+
+
+def test_runs_as_a_user_with_jemalloc_and_without_a_shell(
+    podman: Podman, image: str
+) -> None:
+    who, jemalloc = podman.output(image, "python", "-c", WHO).splitlines()
+    assert who == "1000 1000 /home/vllm True"
+    assert jemalloc == "True"
+
+
+def test_says_what_it_is(podman: Podman, image: str) -> None:
+    assert "target" in podman.output(image)
+    assert "installed as it was built" in podman.output(image, "vllm-balance", "verify")
+    record = json.loads(podman.output(image, "vllm-balance", "info", "--json"))
+    labels = json.loads(podman("inspect", "--format", "{{json .Labels}}", image))
+    prefix = "org.opencontainers.image"
+    assert labels[f"{prefix}.version"] == record["distributions"]["vllm"]
+    assert labels[f"{prefix}.revision"].startswith(str(record["commit"] or "unknown"))
+
+
+def test_an_ascend_image_says_what_is_missing(podman: Podman, image: str) -> None:
+    """The reference image, told to be one: it has no CANN, no driver and no device."""
+    ascend = ("--env", "VLLM_BALANCE_IMAGE=ascend")
+    result = podman.run(*ascend, image, "vllm", "serve")
+    assert result.returncode == 1
+    (said,) = result.stderr.splitlines()
+    assert said.startswith("vllm-balance: cannot start: there is no /usr/local/Ascend/")
+    assert "--device /dev/davinci0" in said
+
+
+def test_lists_every_package_with_its_licence(podman: Podman, image: str) -> None:
+    listed = podman.output(image, "python", "-m", "pip", "list", "--format=json")
+    installed = {package["name"]: package["version"] for package in json.loads(listed)}
+    bom: dict[str, Any] = json.loads(
+        podman.output(image, "cat", f"{SHARE}/sbom.cdx.json")
+    )
+    assert bom["bomFormat"] == "CycloneDX"
+    named = {part["name"]: part["version"] for part in bom["components"]}
+    assert named == installed
+    folders = set(podman.output(image, "ls", f"{SHARE}/licences").splitlines())
+    without = podman.output(image, "cat", f"{SHARE}/licences/without-text.txt")
+    names = {line.split()[0] for line in without.splitlines()}
+    assert folders - {"without-text.txt"} == set(installed) - names
+    assert "vllm" in folders
+
+
+def test_has_nothing_that_only_the_build_needs(podman: Podman, image: str) -> None:
+    names = ("*.whl", "install-*.sh", "pip.conf", "cyclonedx*")
+    wanted = " -o ".join(f"-name '{name}'" for name in names)
+    search = f"find / -xdev \\( {wanted} -o -name sbom.cdx.json \\) 2>/dev/null; true"
+    found = podman.output(image, "sh", "-c", search).splitlines()
+    assert found == [f"{SHARE}/sbom.cdx.json"]
