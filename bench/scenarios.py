@@ -68,13 +68,14 @@ WORKLOADS: dict[str, Scenario] = {
 }
 """By a name for the table."""
 
-KV_LIMITED = {
-    "lognormal 600/300, KV cache for about 24 of 32": replace(
-        CHAT, limits=replace(RANKS, kv_blocks=24 * 50), engine="real"
+KV_LIMITED: dict[str, Scenario] = {
+    name: replace(scenario, limits=replace(RANKS, kv_blocks=blocks), engine="real")
+    for name, scenario, blocks in (
+        ("3500/1500 ±1.5 %", FIXED, 5000),
+        ("lognormal 600/300", CHAT, 1200),
     )
 }
-"""Real schedulers whose KV cache is full before their slots are: they preempt, and no
-rank is ever at its limit of requests."""
+"""As many requests as slots, but a KV cache for about half of them."""
 
 VARIATIONS: dict[str, Scenario] = {
     "as fitted": FIXED,
@@ -91,8 +92,7 @@ VARIATIONS: dict[str, Scenario] = {
         for factor in (0.5, 2)
     },
     "noise ±10 %": replace(FIXED, cost=replace(FIXED.cost, noise=0.2)),
-    "snapshot lag 1": replace(FIXED, snapshot_lag=1),
-    "snapshot lag 2": replace(FIXED, snapshot_lag=2),
+    "asynchronous scheduling": replace(FIXED, async_scheduling=True),
 }
 """What is varied on the fixed lengths."""
 
@@ -100,7 +100,7 @@ CHAT_VARIATIONS = {
     name: replace(
         CHAT,
         cost=scenario.cost,
-        snapshot_lag=scenario.snapshot_lag,
+        async_scheduling=scenario.async_scheduling,
     )
     for name, scenario in VARIATIONS.items()
 }

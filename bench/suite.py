@@ -2,7 +2,7 @@
 
 Run it with the interpreter of an environment that has this vLLM::
 
-    python bench/suite.py [seed] [workloads] [kv_limited] [sensitivity] [scale]
+    python bench/suite.py [seed] [workloads] [sensitivity] [kv_limited] [scale]
 """
 
 import argparse
@@ -113,17 +113,19 @@ def workloads() -> dict[str, object]:
     return compare("workloads", WORKLOADS, (*POLICIES, ORACLE), range(3))
 
 
-def kv_limited() -> dict[str, object]:
-    """Our policies on real schedulers that run out of KV cache."""
-    return compare("KV-limited", KV_LIMITED, OWN, range(2))
-
-
 def sensitivity() -> dict[str, object]:
     """Our policies while one thing at a time is varied."""
     scenarios = {f"fixed, {name}": s for name, s in VARIATIONS.items()} | {
         f"lognormal, {name}": s for name, s in CHAT_VARIATIONS.items()
     }
     return compare("sensitivity", scenarios, OWN, range(2))
+
+
+def kv_limited() -> dict[str, object]:
+    """Our policies where the KV cache is full, with real schedulers."""
+    return compare(
+        "KV limited", KV_LIMITED, ("off", "align", "adaptive"), range(2, 7, 2)
+    )
 
 
 def scale() -> dict[str, object]:
@@ -149,8 +151,8 @@ def scale() -> dict[str, object]:
 SUITES: dict[str, Callable[[], dict[str, object]]] = {
     "seed": seed,
     "workloads": workloads,
-    "kv_limited": kv_limited,
     "sensitivity": sensitivity,
+    "kv_limited": kv_limited,
     "scale": scale,
 }
 

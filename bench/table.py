@@ -1,4 +1,4 @@
-"""Writes docs/results.md from the JSON files in bench/results.
+"""Writes docs/results.md and docs/frontier.md from the JSON files in bench/results.
 
 ::
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import costs_page
+import frontier_page
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGE = ROOT / "docs" / "results.md"
+DOCS = ROOT / "docs"
 ORACLE = "perfect sharing"
 GAIN = "steady_output_throughput"
-POLICIES = ("cap", "align", "adaptive")
 
 Case = dict[str, Any]
 
@@ -157,23 +157,6 @@ def workloads(document: dict[str, Any]) -> str:
     )
 
 
-def kv_limited(document: dict[str, Any]) -> str:
-    """Gains on real schedulers whose KV cache is full."""
-    cases: dict[str, Case] = document["cases"]
-    rows = [
-        [name, *_cells(case, POLICIES, lambda found: f"{found['gain'][GAIN]:+.0%}")]
-        for name, case in cases.items()
-    ]
-    return (
-        "## When the KV cache is full first\n\n"
-        "The same gain with real schedulers (`--engine real`), which run out of KV "
-        "cache blocks before they run out of slots, so that no rank ever reaches the "
-        f"limit that `cap` looks at; {len(document['seeds'])} seeds.\n\n"
-        + table(["workload", *POLICIES], rows)
-        + f"\n\n{origin(document)}\n"
-    )
-
-
 def sensitivity(document: dict[str, Any]) -> str:
     """Gains while one constant at a time is varied."""
     cases: dict[str, Case] = document["cases"]
@@ -189,6 +172,45 @@ def sensitivity(document: dict[str, Any]) -> str:
         "The same gain on `3500/1500` and `lognormal 600/300` while one thing is "
         f"varied; {len(document['seeds'])} seeds.\n\n"
         + table(["varied", *policies], rows)
+        + f"\n\n{origin(document)}\n"
+    )
+
+
+def kv_limited(document: dict[str, Any]) -> str:
+    """Gains and latencies where the KV cache is full."""
+    cases: dict[str, Case] = document["cases"]
+    rows = [
+        [
+            f"{name}, {policy}",
+            f"{found['gain'][GAIN]:+.1%} ± {found['gain_spread'][GAIN] / 2:.1%}",
+            f"{found['mean']['mean_tpot_ms']:.0f}",
+            f"{found['mean']['median_ttft_ms'] / 1e3:.1f}",
+            f"{found['mean']['p99_ttft_ms'] / 1e3:.0f}",
+            f"{found['mean']['p99_itl_ms']:.0f}",
+            f"{found['mean']['mean_e2el_ms'] / 1e3:.0f}",
+        ]
+        for name, case in cases.items()
+        for policy, found in case["policies"].items()
+    ]
+    return (
+        "## A full KV cache\n\n"
+        "As many requests as slots, but a KV cache for about half of them: requests "
+        "queue for blocks and are preempted. `cap` does nothing here: no rank has all "
+        "slots in use. vLLM's own schedulers (`--engine real`); "
+        f"means over the seeds {', '.join(map(str, document['seeds']))}, ± is half the "
+        "range. TTFT counts the wait in the queue.\n\n"
+        + table(
+            [
+                "",
+                "gain",
+                "TPOT ms",
+                "TTFT p50 s",
+                "TTFT p99 s",
+                "ITL p99 ms",
+                "e2e s",
+            ],
+            rows,
+        )
         + f"\n\n{origin(document)}\n"
     )
 
@@ -262,8 +284,8 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "seed": seed,
     "workloads": workloads,
-    "kv_limited": kv_limited,
     "sensitivity": sensitivity,
+    "kv_limited": kv_limited,
     "wall_clock_dp4": lambda document: wall_clock(document, 4),
     "wall_clock_dp8": lambda document: wall_clock(document, 8),
     "decision-cost": lambda document: costs_page.decision(document, table),
@@ -273,8 +295,8 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def page() -> str:
-    """The page, with a section for each file that exists."""
+def results_page() -> str:
+    """The page of results, with a section for each file that exists."""
     sections = [
         section(document)
         for name, section in SECTIONS.items()
@@ -287,16 +309,27 @@ def page() -> str:
     )
 
 
+def pages() -> dict[Path, str]:
+    """All pages for which there are results."""
+    found = {DOCS / "results.md": results_page()}
+    if (document := load("frontier")) is not None:
+        text = frontier_page.page(
+            document, table, origin(document), kv_limited=load("kv_limited")
+        )
+        found[DOCS / "frontier.md"] = text
+    return found
+
+
 def main() -> None:
-    """Writes the page, or checks that it is up to date."""
+    """Writes the pages, or checks that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-            sys.exit(f"error: {PAGE} is not up to date; run python bench/table.py")
-        return
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    check = parser.parse_args().check
+    for path, text in pages().items():
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"error: {path} is not up to date; run python bench/table.py")
 
 
 if __name__ == "__main__":

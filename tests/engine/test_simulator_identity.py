@@ -61,7 +61,7 @@ def generated(case: int) -> tuple[Scenario, str]:
         traffic,
         load_balancer=LOAD_BALANCERS[case % len(LOAD_BALANCERS)],
         skew=1.0,
-        snapshot_lag=rng.choice([0, 0, 1]),
+        async_scheduling=rng.random() < 0.5,
     )
     return scenario, POLICIES[case % len(POLICIES)]
 

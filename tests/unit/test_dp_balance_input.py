@@ -35,7 +35,6 @@ def run(module: object, *arguments: str) -> None:
         ("--num-gpu-blocks 100", "--num-gpu-blocks: .* add --engine real"),
         ("--num-prompts 0", "--num-prompts 0"),
         ("--num-seeds 0", "--num-seeds 0"),
-        ("--snapshot-lag -1", "--snapshot-lag -1"),
         ("--input-len many", "--input-len many: not a distribution"),
         ("--output-len uniform:9:3", "--output-len uniform:9:3"),
         ("--output-len lognormal:9", "--output-len lognormal:9"),

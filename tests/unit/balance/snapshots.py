@@ -31,13 +31,13 @@ def snapshot(rows):
 
 def running(count, pending=0, tokens=100, **fields):
     """A rank that decodes so many requests and has others of so many tokens pending."""
-    return IDLE._replace(
-        running=count,
-        waiting=pending,
-        pending=pending,
-        pending_tokens=pending * tokens,
-        **{"decoding": count} | fields,
-    )
+    pending_fields = {
+        "decoding": count,
+        "waiting": pending,
+        "pending": pending,
+        "pending_tokens": pending * tokens,
+    }
+    return IDLE._replace(running=count, **pending_fields | fields)
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
 import pytest
-from balance.adaptive import Adaptive, AdaptiveParameters, without_granted
+from balance.adaptive import Adaptive, AdaptiveParameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
@@ -62,22 +62,45 @@ def test_a_lone_request_is_held_at_first_and_released_in_the_end():
     assert decision == (True, 100, "gain")
 
 
-def test_requests_on_every_rank_go_sooner_than_on_one():
-    def held(rows):
-        policy = learned()
-        return next(
-            step
-            for step in range(500)
-            if policy.decide(
-                snapshot(
-                    row._replace(pending_age_us=step * 40_000 if row.pending else 0)
-                    for row in rows
-                )
-            ).admit
-        )
+def steps_held(rows):
+    """Steps for which these rows, the same but for the age, are held."""
+    policy = learned()
+    return next(
+        step
+        for step in range(500)
+        if policy.decide(
+            snapshot(
+                row._replace(pending_age_us=step * 40_000 if row.pending else 0)
+                for row in rows
+            )
+        ).admit
+    )
 
+
+def test_requests_on_every_rank_go_sooner_than_on_one():
     alone = running(6, pending=1)
-    assert held([alone] * 4) < held([alone, DECODE, DECODE, DECODE])
+    assert steps_held([alone] * 4) < steps_held([alone, DECODE, DECODE, DECODE])
+
+
+def test_a_rank_with_more_requests_is_served_sooner():
+    others = [running(2), running(2), running(2)]
+    assert steps_held([running(7, pending=1), *others]) < steps_held(
+        [running(2, pending=1), running(7), running(2), running(2)]
+    )
+
+
+def test_on_empty_ranks_waits_are_shorter():
+    policy = learned()
+    rows = one_pending()
+    assert policy._tolerance(rows, load=0.0) == 2 * policy._tolerance(rows, load=1.0)
+
+
+def test_where_requests_queue_for_slots_no_throughput_is_given_away():
+    policy = learned()
+    some = one_pending(waiting=4)
+    assert policy._tolerance(some, load=1.0) == pytest.approx(0.03 / 4)
+    none = snapshot([running(8, waiting=9), DECODE])
+    assert policy._tolerance(none, load=1.0) == 0
 
 
 def test_a_rank_that_runs_nothing_is_served_at_once():
@@ -173,32 +196,6 @@ def test_at_light_load_the_budget_is_kept(gaps, budget):
             ranks.advance(policy.decide(ranks.snapshot()))
             assert all(ranks.now - t <= budget for q in ranks.waiting for _, _, t in q)
         ranks.arrive(number % 4, prompt=100, output=30)
-
-
-def test_budgets_granted_meanwhile_are_not_granted_again():
-    assert without_granted((2, 0, 4), (300, 0, 900), [200]) == (
-        (1, 0, 4),
-        (100, 0, 700),
-    )
-    assert without_granted((2, 1), (300, 40), [200, 200]) == ((0, 0), (0, 0))
-    assert without_granted((2, 1), (300, 40), []) == ((2, 1), (300, 40))
-
-
-def test_a_late_snapshot_does_not_release_the_same_work_twice():
-    policy = learned(snapshot_lag=1)
-    for step in range(200):
-        decision = policy.decide(one_pending(age=step * 0.040))
-        if decision.admit:
-            break
-    assert decision.prefill_tokens == 100
-    assert policy.decide(one_pending(age=9.0)) == (False, 0, "rent")
-
-
-def test_a_release_without_limit_is_remembered_as_a_whole_step():
-    policy = learned(snapshot_lag=1)
-    idle = snapshot([running(0, pending=1), DECODE, DECODE, DECODE])
-    assert policy.decide(idle).prefill_tokens is None
-    assert policy.decide(one_pending(age=1000.0)) == (False, 0, "rent")
 
 
 @pytest.mark.parametrize("rate", [2, 12, 30])

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from balance.cycle import Traffic, optimal_cycle, shortened_cycle
+from balance.cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +45,16 @@ def test_a_free_release_needs_no_cycle():
 def test_without_arrivals_the_cycle_never_ends():
     assert optimal_cycle(waste=1.0, requests=5, rate=0.0) == math.inf
     assert shortened_cycle(math.inf, waste=1.0, tolerance=0.02) == math.inf
+
+
+@given(waste=positive, requests=positive, rate=positive, per_rank=st.floats(0, 100))
+def test_a_fuller_release_gets_the_cycle_that_its_waste_deserves(
+    waste, requests, rate, per_rank
+):
+    plain = optimal_cycle(waste, requests, rate)
+    cycle, more = fuller_release(plain, waste, per_rank)
+    assert cycle == pytest.approx(optimal_cycle(more, requests, rate))
+    assert more == pytest.approx(waste * max(1, per_rank / 3))
 
 
 def test_traffic_is_measured_in_requests_per_second():

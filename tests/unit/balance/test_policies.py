@@ -138,7 +138,6 @@ def test_an_unknown_parameter_is_refused(name):
         ("align", "batching_steps", -1),
         ("adaptive", "ttft_budget", 0.0),
         ("adaptive", "ttft_budget", float("nan")),
-        ("adaptive", "snapshot_lag", -1),
     ],
 )
 def test_a_parameter_out_of_range_is_refused(name, parameter, value):

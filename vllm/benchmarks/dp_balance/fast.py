@@ -3,9 +3,9 @@
 """The ranks' schedulers reduced to counters: identical steps, a hundred times faster.
 
 Models vLLM's scheduler (first come first served, chunked prefill, no speculation, no
-prefix caching, synchronous) and the balance gate, with a KV cache that never fills.
-Then a rank has at most one prompt in progress, the last of its running queue, and a
-request that decodes needs no attention until the step in which it ends.
+prefix caching) and the balance gate, with a KV cache that never fills. Then a rank has
+at most one prompt in progress, the last of its running queue, and a request that
+decodes needs no attention until the step in which it ends.
 """
 
 import math
@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
+from operator import add
 
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
@@ -27,12 +28,19 @@ from .workload import SimRequest
 class FastEngine:
     """All ranks, as columns: each list has one value per rank."""
 
-    def __init__(self, limits: RankLimits, ttft_budget: float | None = None) -> None:
+    def __init__(
+        self,
+        limits: RankLimits,
+        ttft_budget: float | None = None,
+        async_scheduling: bool = False,
+    ) -> None:
         """Makes empty ranks.
 
         Args:
             limits: the limits of each rank.
             ttft_budget: what the gate of a server would be told, in seconds.
+            async_scheduling: whether a step is scheduled before the one before it
+                has ended.
 
         Raises:
             UsageError: the limits name a size of the KV cache.
@@ -56,7 +64,13 @@ class FastEngine:
         """By the step in which the requests get their last token."""
         self._unfinished = 0
         self._first: list[SimRequest] = []
+        self._ended = [0] * ranks
+        """Requests that have had their last step and keep a slot until it ends."""
+        self._in_flight: deque[Outcome] = deque()
+        """Of the steps that were scheduled and have not ended."""
         self._prefill = [0] * ranks
+        self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
+        """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
         # Columns of the snapshot.
         self._changed = set(self._ranks)
@@ -76,6 +90,8 @@ class FastEngine:
         self._decisions: Sequence[Decision] | None = None
         self._held_steps: Sequence[int] = self._zeros
         self._last_exchange: float | None = None
+        self._scheduled.clear()
+        self._in_flight.clear()  # a step without requests at most
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
@@ -97,7 +113,8 @@ class FastEngine:
         return self._unfinished > 0
 
     def _running(self, rank: int) -> int:
-        return self._decodes[rank] + (self._partial[rank] is not None)
+        partial = self._partial[rank] is not None
+        return self._decodes[rank] + partial + self._ended[rank]
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
@@ -111,10 +128,14 @@ class FastEngine:
         max_running = self._limits.max_num_seqs
         for rank in self._ranks:
             if self._partial[rank] is not None or (
-                self._waiting[rank] and self._decodes[rank] < max_running
+                self._waiting[rank]
+                and self._decodes[rank] + self._ended[rank] < max_running
             ):
                 self._schedule_prefill(rank)
-        return Loads(self._prefill, self._decodes, self._context)
+        self._scheduled.append(self._prefill)
+        loads = Loads(self._prefill, self._decodes, self._context)
+        self._advance()
+        return loads
 
     def _schedule_prefill(self, rank: int) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
@@ -151,8 +172,8 @@ class FastEngine:
             self._first.append(request)
         self._changed.add(rank)
 
-    def update(self) -> Outcome:
-        """Ends the step."""
+    def _advance(self) -> None:
+        """What the step brings to the next one; the scheduler knows it at once."""
         first, self._first = self._first, []
         done = self._ending.pop(self._step, [])
         self._context = [
@@ -164,7 +185,6 @@ class FastEngine:
             rank = request.rank
             self._decodes[rank] -= 1
             self._context[rank] -= request.prompt_len + request.output_len - 1
-            self._changed.add(rank)
         for request in first:
             rank = request.rank
             if request.output_len == 1:
@@ -173,8 +193,18 @@ class FastEngine:
             self._decodes[rank] += 1
             self._context[rank] += request.prompt_len
             self._ending[self._step + request.output_len - 1].append(request)
-        self._unfinished -= len(done)
-        return Outcome(first, done)
+        for request in done:
+            self._ended[request.rank] += 1
+        self._in_flight.append(Outcome(first, done))
+
+    def update(self) -> Outcome:
+        """Ends the step that was scheduled first."""
+        outcome = self._in_flight.popleft()
+        for request in outcome.done:
+            self._ended[request.rank] -= 1
+            self._changed.add(request.rank)
+        self._unfinished -= len(outcome.done)
+        return outcome
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks, as the gate measures them."""
@@ -191,23 +221,22 @@ class FastEngine:
         since = now if self._last_exchange is None else self._last_exchange
         self._last_exchange = now
         ranks = len(self._ranks)
+        decoding = tuple(map(add, self._decodes, self._ended))
         return Snapshot(
             wave=(wave,) * ranks,
             step=(step,) * ranks,
             running=tuple(
                 [
-                    decodes + (partial is not None)
-                    for decodes, partial in zip(
-                        self._decodes, self._partial, strict=True
-                    )
+                    active + (partial is not None)
+                    for active, partial in zip(decoding, self._partial, strict=True)
                 ]
             ),
-            decoding=tuple(self._decodes),
+            decoding=decoding,
             waiting=tuple([len(queue) for queue in self._waiting]),
             pending=tuple(self._pending),
             pending_tokens=tuple(self._pending_tokens),
             held_steps=tuple(self._held_steps),
-            prefill_tokens=tuple(self._prefill),
+            prefill_tokens=tuple(self._scheduled[0]),
             step_time_us=(int((now - since) * 1e6),) * ranks,
             kv_usage_ppm=self._zeros,
             max_running=self._max_running,

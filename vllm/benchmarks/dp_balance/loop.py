@@ -7,9 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.policy import OPEN
-from vllm.v1.core.sched.balance.rows import Snapshot
-
 from .arrivals import Clients, Frontend, Traffic
 from .cost import CostModel, Loads
 from .engine import Engine
@@ -66,7 +63,7 @@ def run(
     rng: random.Random,
     *,
     frontend: Frontend | None = None,
-    snapshot_lag: int = 0,
+    async_scheduling: bool = False,
     on_step: Callable[[Step], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
@@ -81,13 +78,13 @@ def run(
         cost: how long steps take.
         rng: source of chance of the clients and of the noise.
         frontend: the way from the clients to the ranks.
-        snapshot_lag: decisions are taken from the rows of so many steps before the
-            newest (asynchronous scheduling has a lag of 1).
+        async_scheduling: whether the engine schedules a step before the one before
+            it has ended, as the engine was told.
         on_step: called after every step.
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
-    snapshots: deque[Snapshot] = deque(maxlen=snapshot_lag + 1)
+    in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
     left = len(requests)
     now, published = 0.0, -1
@@ -103,13 +100,20 @@ def run(
                     published = tick
                 engine.add(load_balancer.choose(), request)
 
-        loads = engine.schedule()
-        seconds = cost.step_seconds(loads)
-        if cost.noise:
-            seconds = cost.noisy(seconds, rng)
-        now += seconds
-        first, done = engine.update()
-        totals.append(_sum_up(now, seconds, loads, len(first)))
+        in_flight.append(engine.schedule())
+        if len(in_flight) > async_scheduling:
+            loads = in_flight.popleft()
+            seconds = cost.step_seconds(loads)
+            if cost.noise:
+                seconds = cost.noisy(seconds, rng)
+            now += seconds
+            first, done = engine.update()
+            totals.append(_sum_up(now, seconds, loads, len(first)))
+            if on_step is not None:
+                counts = tuple(engine.counts())
+                on_step(Step(now, seconds, loads, tuple(engine.held), counts))
+        else:  # the first step of a wave: another is scheduled before it ends
+            first, done = [], []
         for request in first:
             request.first_token = now
         for request in sorted(done, key=lambda request: request.index):
@@ -120,21 +124,16 @@ def run(
             left -= len(done)
             if on_done is not None:
                 on_done(len(done))
-        if on_step is not None:
-            counts = tuple(engine.counts())
-            on_step(Step(now, seconds, loads, tuple(engine.held), counts))
 
         step += 1
         if step % SYNC_STEPS == 0 and not engine.has_work():
             wave, step = wave + 1, 0
-            snapshots.clear()
+            in_flight.clear()  # nothing was left to compute
             engine.end_wave()
             if controller is not None:
                 controller.reset()
         elif controller is not None:
-            snapshots.append(engine.exchange(wave, step, now))
-            late_enough = len(snapshots) > snapshot_lag
-            engine.decide(controller.decide(snapshots[0]) if late_enough else OPEN)
+            engine.decide(controller.decide(engine.exchange(wave, step, now)))
     return Run(requests, totals, clients.last_sent)
 
 

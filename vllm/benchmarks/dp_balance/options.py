@@ -99,11 +99,10 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         help="real: vLLM's own schedulers, a hundred times slower, with a KV cache.",
     )
     model.add_argument(
-        "--snapshot-lag",
-        type=int,
-        default=0,
-        help="Steps by which the policy sees the ranks too late; 1 resembles "
-        "asynchronous scheduling.",
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Whether the server schedules a step before the one before it has ended.",
     )
     model.add_argument("--seed", type=int, default=0)
     model.add_argument("--num-seeds", type=int, default=1, help="Runs per policy.")
@@ -205,7 +204,7 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         traffic=Traffic(concurrency, args.request_rate, args.burstiness),
         load_balancer=args.load_balancer,
         skew=args.skew,
-        snapshot_lag=args.snapshot_lag,
+        async_scheduling=args.async_scheduling,
         engine=args.engine,
     )
 

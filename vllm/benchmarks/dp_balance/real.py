@@ -8,8 +8,10 @@ whose prompt is complete. The rows go from gate to gate without a process group.
 
 import json
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from vllm.config import (
@@ -20,6 +22,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policy import Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
@@ -72,13 +75,24 @@ class _VirtualGate(BalanceGate):
         self._apply(decision)
 
 
+class _Step(NamedTuple):
+    """What a rank has scheduled."""
+
+    first: list[SimRequest]
+    """Requests that get their first token."""
+    output: SchedulerOutput | None
+    """None if there was no request."""
+    answer: ModelRunnerOutput | None
+
+
 class _Rank:
     """One scheduler with its gate."""
 
     def __init__(
         self, config: VllmConfig, kv_cache: KVCacheConfig, ttft_budget: float | None
     ) -> None:
-        self.scheduler = Scheduler(
+        asynchronous = config.scheduler_config.async_scheduling
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,
             kv_cache_config=kv_cache,
             block_size=BLOCK_SIZE,
@@ -89,9 +103,7 @@ class _Rank:
         self.gate = _VirtualGate(self.scheduler, "adaptive", ttft_budget)
         self.scheduler.balance_gate = self.gate
         self.requests: dict[str, SimRequest] = {}
-        self._output: SchedulerOutput | None = None
-        self._answer: ModelRunnerOutput | None = None
-        self._first: list[SimRequest] = []
+        self._in_flight: deque[_Step] = deque()
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
@@ -111,48 +123,56 @@ class _Rank:
 
     def schedule(self) -> tuple[int, int, int]:
         """Starts a step; returns prompt tokens, decodes and their context."""
-        self._output = None
-        self._first = []
         if not self.scheduler.has_requests():
+            self._in_flight.append(_Step([], None, None))
             return 0, 0, 0
         requests = self.scheduler.requests
-        self._output = self.scheduler.schedule()
-        scheduled = self._output.num_scheduled_tokens
+        output = self.scheduler.schedule()
         prefill = decodes = context = 0
+        first: list[SimRequest] = []
         sampled: list[list[int]] = []
-        for name, tokens in scheduled.items():
+        for name, tokens in output.num_scheduled_tokens.items():
             request = requests[name]
-            # Scheduling has advanced num_computed_tokens already.
+            complete = not request.is_prefill_chunk
+            # Scheduling has advanced both counts already.
             before = request.num_computed_tokens - tokens
-            if before < request.num_tokens - 1 or request.num_output_tokens == 0:
-                prefill += tokens
-            else:
+            in_flight = max(0, request.num_output_placeholders - complete)
+            generated = request.num_output_tokens + in_flight
+            if generated and before >= request.num_prompt_tokens + generated - 1:
                 decodes += 1
                 context += before
-            complete = request.num_computed_tokens >= request.num_tokens
+            else:
+                prefill += tokens
             sampled.append([1] if complete else [])
-            if complete and request.num_output_tokens == 0:
-                self._first.append(self.requests[name])
-        names = list(scheduled)
-        self._answer = ModelRunnerOutput(
+            if complete and not generated:
+                first.append(self.requests[name])
+        names = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
+        self._in_flight.append(_Step(first, output, answer))
         return prefill, decodes, context
 
     def update(self) -> Outcome:
-        """Ends the step."""
-        if self._output is None or self._answer is None:
+        """Ends the step that was scheduled first."""
+        first, output, answer = self._in_flight.popleft()
+        if output is None or answer is None:
             return Outcome([], [])
-        answers = self.scheduler.update_from_output(self._output, self._answer)
+        answers = self.scheduler.update_from_output(output, answer)
         done = [
             self.requests.pop(output.request_id)
             for per_client in answers.values()
             for output in per_client.outputs
             if output.finish_reason is not None
         ]
-        return Outcome(self._first, done)
+        return Outcome(first, done)
+
+    def end_wave(self) -> None:
+        """Forgets the decision, the holds, and a step without requests."""
+        self._in_flight.clear()
+        self.gate.reset()
 
 
 class RealEngine:
@@ -163,6 +183,7 @@ class RealEngine:
         limits: RankLimits,
         max_model_len: int,
         ttft_budget: float | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         """Makes the schedulers.
 
@@ -170,6 +191,8 @@ class RealEngine:
             limits: the limits of each rank.
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gates are told, in seconds.
+            async_scheduling: whether a step is scheduled before the one before it
+                has ended.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
@@ -182,7 +205,7 @@ class RealEngine:
                 f"--num-gpu-blocks {blocks}: a request of {max_model_len} tokens needs "
                 f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
             )
-        config = _config(limits, max_model_len, blocks)
+        config = _config(limits, max_model_len, blocks, async_scheduling)
         self._ranks = [
             _Rank(config, _kv_cache(blocks), ttft_budget) for _ in range(limits.ranks)
         ]
@@ -232,10 +255,12 @@ class RealEngine:
     def end_wave(self) -> None:
         """Forgets the decision and the holds."""
         for rank in self._ranks:
-            rank.gate.reset()
+            rank.end_wave()
 
 
-def _config(limits: RankLimits, max_model_len: int, blocks: int) -> VllmConfig:
+def _config(
+    limits: RankLimits, max_model_len: int, blocks: int, async_scheduling: bool
+) -> VllmConfig:
     with tempfile.TemporaryDirectory() as folder:
         model = {**_MODEL, "max_position_embeddings": max_model_len}
         (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
@@ -256,7 +281,7 @@ def _config(limits: RankLimits, max_model_len: int, blocks: int) -> VllmConfig:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len,
             enable_chunked_prefill=True,
-            async_scheduling=False,
+            async_scheduling=async_scheduling,
             is_encoder_decoder=False,
         ),
     )

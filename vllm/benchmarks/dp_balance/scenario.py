@@ -67,7 +67,7 @@ class Scenario:
     frontend: Frontend = field(default_factory=Frontend)
     load_balancer: str = "0.23"
     skew: float = 0.5
-    snapshot_lag: int = 0
+    async_scheduling: bool = False
     engine: str = "fast"
 
 
@@ -76,13 +76,16 @@ def make_engine(
 ) -> Engine:
     """The engine of the scenario. Only the real one imports torch and vLLM."""
     if scenario.engine == "fast":
-        return FastEngine(scenario.limits, ttft_budget)
+        return FastEngine(scenario.limits, ttft_budget, scenario.async_scheduling)
     if scenario.engine == "real":
         from .real import RealEngine
 
         longest = max(request.prompt_len + request.output_len for request in requests)
         return RealEngine(
-            scenario.limits, max_model_len=longest, ttft_budget=ttft_budget
+            scenario.limits,
+            max_model_len=longest,
+            ttft_budget=ttft_budget,
+            async_scheduling=scenario.async_scheduling,
         )
     raise UsageError(f"--engine {scenario.engine}: unknown; choose fast or real.")
 
@@ -101,8 +104,6 @@ def simulate(
     Raises:
         UsageError: the scenario cannot be run; the message names the option.
     """
-    if scenario.snapshot_lag < 0:
-        raise UsageError(f"--snapshot-lag {scenario.snapshot_lag}: give 0 or more.")
     # Requests and clients draw from their own generators, so that all policies are
     # asked the same questions.
     requests = scenario.workload.requests(
@@ -125,7 +126,7 @@ def simulate(
         scenario.cost,
         rng,
         frontend=scenario.frontend,
-        snapshot_lag=scenario.snapshot_lag,
+        async_scheduling=scenario.async_scheduling,
         on_step=on_step,
         on_done=on_done,
     )

@@ -3,12 +3,11 @@
 """Policy `adaptive`: hold prefills while waiting is cheaper than what it saves."""
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from operator import add, truediv
 
 from .costs import CostLearner, StepCost
-from .cycle import Traffic, optimal_cycle, shortened_cycle
+from .cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
 from .decision import OPEN, Decision
 from .level import best_level
 from .rows import Snapshot
@@ -27,18 +26,16 @@ class AdaptiveParameters:
     ttft_budget: float | None = None
     """Time to first token, in seconds, that the operator promises. Requests that
     still can keep it are not held past the point where they no longer could."""
-    snapshot_lag: int = 0
-    """Steps that were decided after the snapshot was taken, because the exchange
-    overlaps with them."""
     urgency: float = 1.5
     """Growth of the rent with age. With 1.5, rent pays for the waste of a release
     after exactly one cycle if arrivals are even: the integral of
     ``urgency * (t / T) * m t / N`` over one cycle T equals ``m T^2 / 2N``."""
     load_exponent: float = 3.0
-    """How much more the rent of a rank with more requests than the mean weighs; the
-    fullest rank decides when the last request ends."""
+    """How much more the rent of a rank with more requests weighs; the fullest rank
+    decides when the last request ends. The weights of all ranks have the mean 1."""
     tolerance: float = 0.03
-    """Share of the throughput that may be given for shorter waits."""
+    """Share of the throughput that may be given for shorter waits where all slots are
+    in use and no request waits for one; see `Adaptive._tolerance`."""
     deadline_cycles: float = 2.0
     """Age at which a rank's pending work must be served, in cycles, when a rank is
     full; times ``log2(2 * ranks)``, because the oldest of more ranks is older."""
@@ -48,8 +45,6 @@ class AdaptiveParameters:
     def __post_init__(self) -> None:
         if self.ttft_budget is not None and not self.ttft_budget > 0:
             raise ValueError(f"ttft_budget must be positive, not {self.ttft_budget}")
-        if self.snapshot_lag < 0:
-            raise ValueError(f"snapshot_lag must be 0 or more, not {self.snapshot_lag}")
 
 
 class Adaptive:
@@ -58,7 +53,7 @@ class Adaptive:
     Every second that n_r of N requests are pending on rank r costs the share n_r / N
     of the throughput. The policy lets this *rent* accrue,
 
-    ``rent_r += dt * (n_r / N) * (load_r / mean load)^load_exponent
+    ``rent_r += dt * (n_r / N) * load_r^load_exponent / mean(load^load_exponent)
     * urgency * age_r / cycle``
 
     and compares it with the *waste* of releasing now, while other ranks have less to
@@ -86,31 +81,22 @@ class Adaptive:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets rents and granted budgets; keeps the costs and the traffic."""
+        """Forgets the rents; keeps the costs and the traffic."""
         self._rents: list[float] = []
-        self._granted: deque[int] = deque(maxlen=self._parameters.snapshot_lag)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Learns from the step that has ended and decides on the next one."""
         ranks = len(snapshot.running)
         seconds = max(snapshot.step_time_us) * _SECONDS
-        requests, tokens = without_granted(
-            snapshot.pending, snapshot.pending_tokens, self._granted
-        )
-        self._learn(snapshot, seconds, sum(requests), sum(tokens))
+        self._learn(snapshot, seconds)
         if len(self._rents) != ranks:
             self._rents = [0.0] * ranks
-        decision = self._decide(snapshot, seconds, requests, tokens)
+        decision = self._decide(snapshot, seconds)
         if decision.prefill_tokens is None:
             self._rents = [0.0] * ranks
-            self._granted.append(max(snapshot.max_tokens))
-        else:
-            self._granted.append(decision.prefill_tokens)
         return decision
 
-    def _learn(
-        self, snapshot: Snapshot, seconds: float, pending: int, pending_tokens: int
-    ) -> None:
+    def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         if not seconds:
             return  # the first step of a wave has no step time
         prefilled = sum(snapshot.prefill_tokens)
@@ -120,15 +106,12 @@ class Adaptive:
             most=max(snapshot.prefill_tokens) / largest,
             mean=prefilled / len(snapshot.running) / largest,
         )
-        self._traffic.observe(seconds, prefilled, pending, pending_tokens)
+        self._traffic.observe(
+            seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
+        )
 
-    def _decide(
-        self,
-        snapshot: Snapshot,
-        seconds: float,
-        requests: tuple[int, ...],
-        tokens: tuple[int, ...],
-    ) -> Decision:
+    def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
+        requests, tokens = snapshot.pending, snapshot.pending_tokens
         running = sum(snapshot.running)
         pending = sum(requests)
         if 0 in snapshot.decoding and (
@@ -152,15 +135,17 @@ class Adaptive:
             self._rents = [0.0] * len(requests)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
-        if self._budget_is_due(snapshot, tokens, limit, cost):
+        if self._budget_is_due(snapshot, limit, cost):
             return OPEN._replace(reason="ttft_budget")
         used = map(add, snapshot.running, requests)
         load = min(1.0, max(map(truediv, used, snapshot.max_running)))
-        cycle = shortened_cycle(cycle, waste, self._parameters.tolerance)
-        self._accrue(snapshot, requests, seconds / total / cycle)
+        cycle, waste = fuller_release(
+            cycle, waste, per_rank=cycle * self._traffic.rate / len(requests)
+        )
+        cycle = shortened_cycle(cycle, waste, self._tolerance(snapshot, load))
+        self._accrue(snapshot, seconds / total / cycle)
         floor = self._overdue(
             snapshot,
-            tokens,
             limit,
             deadline=self._parameters.deadline_cycles
             * math.log2(2 * len(requests))
@@ -200,38 +185,58 @@ class Adaptive:
             return _HOLD._replace(reason="learn")
         return OPEN._replace(reason="learn")
 
-    def _accrue(
-        self, snapshot: Snapshot, requests: tuple[int, ...], share: float
-    ) -> None:
+    def _tolerance(self, snapshot: Snapshot, load: float) -> float:
+        """What shorter waits are worth, as a share of the throughput.
+
+        ``tolerance * (2 - load) * (share of the waiting requests that have a slot)``:
+        twice as much on empty ranks, where a hold is all that a request waits for;
+        nothing where requests queue for slots, whose wait only throughput shortens.
+
+        Args:
+            snapshot: the rows.
+            load: share of the slots in use, of the fullest rank.
+        """
+        waiting = sum(snapshot.waiting)
+        queued = sum(
+            [
+                n - able
+                for n, able in zip(snapshot.waiting, snapshot.pending, strict=True)
+                if n > able
+            ]
+        )
+        with_slot = 1 - queued / waiting if waiting else 1.0
+        return self._parameters.tolerance * (2 - load) * with_slot
+
+    def _accrue(self, snapshot: Snapshot, share: float) -> None:
         """Adds a step's rent. `share`: seconds of the step per request per cycle."""
-        loads = list(map(add, snapshot.running, snapshot.waiting))
-        # Somebody runs, or there would be an immediate release: the mean is positive.
-        mean = sum(loads) / len(loads)
         exponent = self._parameters.load_exponent
-        scale = self._parameters.urgency * share * _SECONDS / mean**exponent
+        weights = [
+            load**exponent for load in map(add, snapshot.running, snapshot.waiting)
+        ]
+        # Somebody runs, or there would be an immediate release: the sum is positive.
+        scale = self._parameters.urgency * share * _SECONDS * len(weights)
+        scale /= sum(weights)
         self._rents = [
-            rent + scale * n * age * load**exponent if n else 0.0
-            for rent, n, age, load in zip(
-                self._rents, requests, snapshot.pending_age_us, loads, strict=True
+            rent + scale * n * age * weight if n else 0.0
+            for rent, n, age, weight in zip(
+                self._rents,
+                snapshot.pending,
+                snapshot.pending_age_us,
+                weights,
+                strict=True,
             )
         ]
 
     @staticmethod
-    def _overdue(
-        snapshot: Snapshot, tokens: tuple[int, ...], limit: int, deadline: float
-    ) -> int:
+    def _overdue(snapshot: Snapshot, limit: int, deadline: float) -> int:
         """Pending tokens of the rank whose oldest request has been pending longest,
         if that is longer than the deadline (seconds); else 0."""
-        age, work = max(zip(snapshot.pending_age_us, tokens, strict=True))
+        age, work = max(
+            zip(snapshot.pending_age_us, snapshot.pending_tokens, strict=True)
+        )
         return min(work, limit) if age * _SECONDS > deadline else 0
 
-    def _budget_is_due(
-        self,
-        snapshot: Snapshot,
-        tokens: tuple[int, ...],
-        limit: int,
-        cost: StepCost,
-    ) -> bool:
+    def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
         """Whether one more decode step would make a request miss the TTFT budget.
 
         The oldest request of a rank that still can keep it is taken to be served
@@ -243,32 +248,8 @@ class Adaptive:
         full = cost.decode + cost.fixed + cost.own + cost.shared
         return any(
             wait * _SECONDS + cost.decode + math.ceil(work / limit) * full >= budget
-            for wait, work in zip(snapshot.wait_us, tokens, strict=True)
+            for wait, work in zip(
+                snapshot.wait_us, snapshot.pending_tokens, strict=True
+            )
             if wait and work
         )
-
-
-def without_granted(
-    requests: tuple[int, ...], tokens: tuple[int, ...], granted: deque[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Pending work that is left once the budgets granted meanwhile are used.
-
-    A snapshot that is older than the last decisions shows work that they already
-    released; without this it would be released, and paid for, twice.
-
-    Args:
-        requests: pending requests of each rank.
-        tokens: their prompt tokens.
-        granted: budgets of the decisions that the snapshot does not show.
-
-    Returns:
-        Requests (rounded up) and tokens of each rank.
-    """
-    used = sum(granted)
-    if not used:
-        return requests, tokens
-    left = tuple(max(0, work - used) for work in tokens)
-    return tuple(
-        -(-n * rest // work) if work else 0
-        for n, rest, work in zip(requests, left, tokens, strict=True)
-    ), left

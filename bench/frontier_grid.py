@@ -1,0 +1,122 @@
+"""The grid of the frontier: workloads × ranks × phi, and who is compared on it."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.metrics import throughput_bound
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+
+RANKS = (4, 8, 16, 32)
+PHIS = (0.0, 0.3, 0.6, 0.9)
+
+RIVALS = {
+    "cap": ("cap", "cap:margin=1"),
+    "align": ("align", "align:batching_steps=20", "align:timeout_steps=100"),
+    "SGLang-style": ("sglang-30", "sglang-100"),
+    "interval-N": ("interval-8", "interval-64"),
+}
+"""Settings of each rival, its default or published one first. One is chosen per rival
+for all cells."""
+
+CHOICE_SEEDS = (1,)
+CHOICE_PHIS = (0.3,)
+"""The settings are chosen by these runs, which are not reported."""
+REPORT_SEEDS = (2, 4, 6)
+TTFT_BUDGETS = (1, 2, 4, 8)
+"""Seconds."""
+BUDGET_SEEDS = REPORT_SEEDS[:1]
+
+FIXED = Workload(2048, "3500", "normal:1500:0.015")
+CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the grid."""
+
+    workload: str
+    ranks: int
+    phi: float
+    scenario: Scenario
+
+    @property
+    def name(self) -> str:
+        """Unique in the grid."""
+        return f"{self.workload}, {self.ranks} ranks, phi {self.phi:g}"
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Judged by steady throughput; open loops by mean end-to-end latency."""
+        return self.scenario.traffic.is_closed_loop
+
+
+def closed_loop(
+    workload: Workload, share: float = 1.0, slots: int = 32, skew: float = 0.0
+) -> Callable[[int, float], Scenario]:
+    """A maker of scenarios with so many requests in flight per slot."""
+
+    def make(ranks: int, phi: float) -> Scenario:
+        in_flight = round(share * ranks * slots)
+        return Scenario(
+            RankLimits(ranks, slots, 4096),
+            replace(DEEPSEEK_V3_1, phi=phi),
+            replace(workload, num_prompts=max(2048, 4 * in_flight)),
+            Traffic(max_concurrency=in_flight),
+            load_balancer="skewed" if skew else "0.23",
+            skew=skew,
+        )
+
+    return make
+
+
+def open_loop(workload: Workload, share: float) -> Callable[[int, float], Scenario]:
+    """A maker of scenarios with Poisson arrivals, at a share of what perfectly
+    balanced ranks could serve."""
+
+    def make(ranks: int, phi: float) -> Scenario:
+        scenario = closed_loop(workload)(ranks, phi)
+        requests = scenario.workload.requests(random.Random("capacity"))
+        tokens = sum(request.output_len for request in requests)
+        bound = throughput_bound(requests, scenario.limits, None, scenario.cost)
+        rate = share * bound / tokens * len(requests)
+        return replace(scenario, traffic=Traffic(request_rate=rate))
+
+    return make
+
+
+LIGHT = ("10 % of capacity", "30 % of capacity")
+
+WORKLOADS: dict[str, Callable[[int, float], Scenario]] = {
+    "3500/1500 ±1.5 %": closed_loop(FIXED),
+    "3500/1500, 75 % of the slots": closed_loop(FIXED, 0.75),
+    "3500/1500, twice the slots": closed_loop(FIXED, 2.0),
+    "3500/1500 exactly": closed_loop(Workload(2048, "3500", "1500")),
+    "lognormal 600/300": closed_loop(CHAT),
+    "lognormal 600/300, 75 % of the slots": closed_loop(CHAT, 0.75),
+    "lognormal 600/300, skewed routing": closed_loop(CHAT, skew=0.3),
+    "lognormal 2000/200": closed_loop(
+        Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
+    ),
+    "lognormal 200/2000": closed_loop(
+        Workload(2048, "lognormal:200:0.7", "lognormal:2000:0.5:8000")
+    ),
+    "short prompts, 4 slots": closed_loop(
+        Workload(2048, "lognormal:128:0.6", "lognormal:300:0.6"), slots=4
+    ),
+    LIGHT[0]: open_loop(CHAT, 0.10),
+    LIGHT[1]: open_loop(CHAT, 0.30),
+    "60 % of capacity": open_loop(CHAT, 0.60),
+}
+"""By a name for the tables. 32 slots per rank unless said otherwise."""
+
+
+def grid() -> Iterator[Cell]:
+    """All cells, workload by workload."""
+    for workload, make in WORKLOADS.items():
+        for ranks in RANKS:
+            for phi in PHIS:
+                yield Cell(workload, ranks, phi, make(ranks, phi))
