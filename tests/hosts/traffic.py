@@ -42,12 +42,13 @@ class Traffic:
     def __enter__(self) -> Traffic:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._ended = True
         self._pool.shutdown()
-        for client in self._clients:
-            client.result()
         assert not self._wrong, "\n".join(self._wrong)
+        if kind is None:  # else the error of the body says more
+            for client in self._clients:
+                client.result()
 
     def more(self, answers: int, timeout: float) -> float:
         """Wait for so many more answers; the seconds it took.

@@ -16,7 +16,7 @@ import pytest
 
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
-from balance_tools.image import plan_image
+from balance_tools.image import REFERENCE_SYSTEM, plan_image
 from balance_tools.paths import Paths
 from balance_tools.pip_config import PipConfig, read_pip_config
 from balance_tools.wheel import build_wheel
@@ -54,9 +54,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A base image with the essential packages of Debian and apt, nothing else."""
     archive = tmp_path_factory.mktemp("debian") / "root.tar"
-    release = "bookworm"  # that of the base image in docker/bases.toml
     subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", release, str(archive)],
+        ["mmdebstrap", "--quiet", "--variant=minbase", REFERENCE_SYSTEM, str(archive)],
         check=True,
     )
     podman("import", "--quiet", str(archive), BARE)
@@ -69,7 +68,7 @@ def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -
     """The image, built with the options that this machine's pip needs."""
     paths = Paths(ROOT)
     wheel = build_wheel(paths, Choice(), paths.dist)
-    plan = plan_image(ROOT, wheel, "ubuntu", base)
+    plan = plan_image(Paths(ROOT), wheel, "ubuntu", base)
     settings = tmp_path_factory.mktemp("pip") / "pip.conf"
     options = pip_options(read_pip_config(), settings)
     # One layer a stage: those between cost a minute and are never used again.

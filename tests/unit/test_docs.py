@@ -20,3 +20,11 @@ def test_tests_that_a_page_names_exist(page):
 
 def test_some_page_names_tests():
     assert any("test_waves.py::test_waves" in page.read_text() for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []

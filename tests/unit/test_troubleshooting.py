@@ -35,7 +35,7 @@ MOST_UNKNOWN = 12
 
 @pytest.fixture(scope="module")
 def templates() -> list[Template]:
-    """What this project, the upstream files named above, pip and Python can say."""
+    """What we, the image, the upstream files named above, pip and Python can say."""
     root = PATHS.root
     files = [root / name for name in OF_UPSTREAM]
     for folder in ("vllm_balance", "tools", "vllm/v1/core/sched/balance"):
@@ -43,7 +43,8 @@ def templates() -> list[Template]:
     files += [Path(module.__file__ or "") for module in STANDARD]
     with pytest.raises(OSError, match="libascendcl") as loader:
         ctypes.CDLL("libascendcl.so")
-    return [*read_templates(files), Template((str(loader.value),))]
+    others = [str(loader.value), (root / "docker" / "entrypoint.sh").read_text()]
+    return [*read_templates(files), *(Template((text,)) for text in others)]
 
 
 @pytest.mark.parametrize("message", MESSAGES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,13 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomlkit
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.errors import ToolError
+from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
+from balance_tools.pristine import ensure_pristine
 
-SETTINGS = Path("docker", "bases.toml")
+REFERENCE_BASE, REFERENCE_SYSTEM = "debian:bookworm-slim", "bookworm"
+DOCKERFILES = {
+    "A2": "Dockerfile",
+    "A3": "Dockerfile.a3",
+    "_310P": "Dockerfile.310p",
+    "A5": "Dockerfile.a5",
+}
+"""Device as the plugin calls it, to the file in its sdist that names a base with CANN
+and its nnal, without the driver, which is the host's."""
+SYSTEMS = {"ubuntu": "", "openeuler": ".openEuler"}
+"""Operating system to the end of that file's name."""
+FROM = re.compile(r"^FROM (\S+-([a-z]+[0-9.]+)-py3\.([0-9]+))$", re.MULTILINE)
+"""The base image, its system, and the minor version of its Python."""
 RECORD = "vllm_balance/build.json"
 ENGINES = ("docker", "podman", "buildah")
 CONSTRAINTS = {
@@ -73,20 +87,21 @@ class Image:
         return [*command, *options, "."]
 
 
-def plan_image(root: Path, wheel: Path, system: str, base: str | None) -> Image:
+def plan_image(paths: Paths, wheel: Path, system: str, base: str | None) -> Image:
     """Work out the image for a wheel; ToolError where the two do not fit.
 
-    `system` is one of docker/bases.toml; `base` replaces the base image named there.
+    `system` is one of SYSTEMS; `base` replaces the base image that upstream names.
     """
     wheel = wheel.resolve()
-    if wheel.parent != (root / "dist").resolve():
+    dist = paths.root / "dist"
+    if wheel.parent != dist.resolve():
         raise ToolError(
-            f"{wheel}: expected a wheel in {root / 'dist'}, which is what the build of "
+            f"{wheel}: expected a wheel in {dist}, which is what the build of "
             "the image sees, found it elsewhere; copy it there"
         )
     record = read_record(wheel)
     if base is None:
-        base, system = choose_base(root, wheel, record, system)
+        base, system = choose_base(paths, wheel, record, system)
     else:
         system = "custom"
     revision = record["commit"] or "unknown"
@@ -102,28 +117,34 @@ def plan_image(root: Path, wheel: Path, system: str, base: str | None) -> Image:
 
 
 def choose_base(
-    root: Path, wheel: Path, record: Mapping[str, Any], system: str
+    paths: Paths, wheel: Path, record: Mapping[str, Any], system: str
 ) -> tuple[str, str]:
     """The base image for a wheel, and its system as it stands in a tag."""
-    settings = tomlkit.parse((root / SETTINGS).read_text(encoding="utf-8")).unwrap()
     if record["target"] == "reference":
-        return settings["reference"]["base"], settings["reference"]["system"]
-    ascend = settings["ascend"]
-    if system not in ascend["systems"]:
+        return REFERENCE_BASE, REFERENCE_SYSTEM
+    if system not in SYSTEMS:
         raise ToolError(
-            f"--os: expected one of {', '.join(ascend['systems'])}, found {system!r}; "
-            "choose one of them"
+            f"--os: expected one of {', '.join(SYSTEMS)}, found {system!r}; choose one "
+            "of them"
         )
-    tags = {tag.interpreter for tag in parse_wheel_filename(wheel.name)[3]}
-    if ascend["python"] not in tags:
+    pristine = ensure_pristine(load_lock(paths.lock).vllm_ascend, paths)
+    dockerfile = pristine / (DOCKERFILES[record["device"]] + SYSTEMS[system])
+    text = dockerfile.read_text(encoding="utf-8") if dockerfile.is_file() else ""
+    found = FROM.search(text)
+    if found is None:
         raise ToolError(
-            f"{wheel}: expected a wheel for {ascend['python']}, the Python of the base "
-            f"images, found one for {', '.join(sorted(tags))}; make such a wheel, or "
+            f"{dockerfile}: expected a line FROM …-SYSTEM-py3.N that names the base "
+            "image, found none; name it with --base"
+        )
+    base, name, minor = found.groups()
+    tags = {tag.interpreter for tag in parse_wheel_filename(wheel.name)[3]}
+    if f"cp3{minor}" not in tags:
+        raise ToolError(
+            f"{wheel}: expected a wheel for cp3{minor}, the Python of the base image "
+            f"{base}, found one for {', '.join(sorted(tags))}; make such a wheel, or "
             "name another base with --base"
         )
-    name = ascend["systems"][system]
-    chip = ascend["chips"][record["device"]]
-    return ascend["base"].format(chip=chip, system=name), name
+    return base, name
 
 
 def read_record(wheel: Path) -> dict[str, Any]:
@@ -159,8 +180,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(args: argparse.Namespace) -> int:
-    root = Paths.find().root
-    image = plan_image(root, args.wheel, args.os, args.base)
+    paths = Paths.find()
+    image = plan_image(paths, args.wheel, args.os, args.base)
     engine = args.engine or next(filter(shutil.which, ENGINES), None)
     if engine is None:
         raise ToolError(
@@ -171,7 +192,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.print:
         print(shlex.join(command))
         return 0
-    if subprocess.call(command, cwd=root) != 0:
+    if subprocess.call(command, cwd=paths.root) != 0:
         raise ToolError(
             f"{image.name}: expected {engine} to build the image, found that it "
             "failed; read what it wrote above"
