@@ -216,8 +216,9 @@ BUDGETS = (
     "**TTFT budget.** The gate releases in time; what misses the budget waits for a "
     "slot. The load balancer counts a waiting request as four running ones, so while "
     "some are held it sends others to full ranks. In closed loops with as many "
-    "requests as slots, each of these waits until another request ends. Telling the load balancer that held requests run was tried: it keeps more "
-    "of these budgets, not all, and costs 2 % of the throughput on average."
+    "requests as slots, each of these waits until another request ends. Telling the "
+    "load balancer that held requests run was tried: it keeps more of these budgets, "
+    "not all, and costs 2 % of the throughput on average."
 )
 FULL_CACHE = (
     "**Full KV cache.** Half of the slots are empty, so there is less to gain from "
@@ -363,7 +364,9 @@ def _seeds(cells: Sequence[Cell]) -> str:
     """The seeds, and in how many cells, if there was no time for all."""
     counts = Counter(seed for cell in cells for seed in cell["seeds"])
     return ", ".join(
-        f"{seed}" if count == len(cells) else f"{seed} (there was time for {count})"
+        f"{seed}"
+        if count == len(cells)
+        else f"{seed} (there was time for {count} cells)"
         for seed, count in counts.items()
     )
 
