@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -186,9 +187,10 @@ def _full_cache(document: Document) -> Target:
 BEHIND = (
     "**Behind the best rival.** The cells are listed below. Where prompts are most of "
     "the work (`lognormal 2000/200`) and at 10 % of capacity on 32 ranks, `sglang-100` "
-    "collects for longer; its requests wait for that. `adaptive` gives 3 to 6 % of the "
-    "throughput for shorter waits on purpose, and serves overdue requests: with less "
-    "of either, it leads there too, and misses the target of the TTFT tails. Where "
+    "collects for longer; its requests wait for that. `adaptive` gives up to 6 % of "
+    "the throughput for shorter waits on purpose, and serves overdue requests. While "
+    "tuning, a later deadline won the lightly loaded cells and a slower rent halved "
+    "the loss on long prompts; both lengthened the TTFT tails past their target. Where "
     "twice as many requests as slots queue on 16 or 32 ranks, `cap` with margin 1 is "
     "best; no setting of `adaptive` that was tried changes that. What is left is "
     "skewed routing, where seeds differ by more than the loss."
@@ -214,14 +216,15 @@ BUDGETS = (
     "**TTFT budget.** The gate releases in time; what misses the budget waits for a "
     "slot. The load balancer counts a waiting request as four running ones, so while "
     "some are held it sends others to full ranks. In closed loops with as many "
-    "requests as slots `off` keeps the budget only just, and no request may be sent "
-    "amiss. Telling the load balancer that held requests run was tried: it keeps more "
-    "of these budgets, not all, and costs 2 % of the throughput on average."
+    "requests as slots, each of these waits until another request ends. Telling the "
+    "load balancer that held requests run was tried: it keeps more of these budgets, "
+    "not all, and costs 2 % of the throughput on average."
 )
 FULL_CACHE = (
     "**Full KV cache.** Half of the slots are empty, so there is less to gain from "
-    "balance than with a cache that suffices. Requests that resume after a preemption "
-    "are not held, whatever the other ranks do."
+    "balance than with a cache that suffices; `align` gains no more "
+    "([results](results.md)). Requests that resume after a preemption are not held, "
+    "whatever the other ranks do."
 )
 
 
@@ -358,16 +361,13 @@ def _name(cell: Cell) -> str:
 
 
 def _seeds(cells: Sequence[Cell]) -> str:
-    """What seeds were run, and where not all of them."""
-    most = max((cell["seeds"] for cell in cells), key=len)
-    text = ", ".join(map(str, most))
-    fewer = [cell for cell in cells if len(cell["seeds"]) < len(most)]
-    if not fewer:
-        return text
-    rest = ", ".join(sorted({f"{cell['phi']:g}" for cell in fewer}))
-    return (
-        f"{text} (in {len(fewer)} cells, of phi {rest}, fewer for want of time, but at "
-        f"least {min(len(cell['seeds']) for cell in fewer)})"
+    """The seeds, and in how many cells, if there was no time for all."""
+    counts = Counter(seed for cell in cells for seed in cell["seeds"])
+    return ", ".join(
+        f"{seed}"
+        if count == len(cells)
+        else f"{seed} (there was time for {count} cells)"
+        for seed, count in counts.items()
     )
 
 

@@ -68,11 +68,9 @@ WORKLOADS: dict[str, Scenario] = {
 }
 """By a name for the table."""
 
-KV_LIMITED: dict[str, Scenario] = {
-    name: replace(scenario, limits=replace(RANKS, kv_blocks=blocks), engine="real")
-    for name, scenario, blocks in (
-        ("3500/1500 ±1.5 %", FIXED, 5000),
-        ("lognormal 600/300", CHAT, 1200),
+KV_LIMITED = {
+    "lognormal 600/300": replace(
+        CHAT, limits=replace(RANKS, kv_blocks=1200), engine="real"
     )
 }
 """As many requests as slots, but a KV cache for about half of them."""
