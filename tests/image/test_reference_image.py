@@ -45,12 +45,14 @@ def server(podman: Podman, image: str, models: Path) -> Iterator[tuple[str, str]
     name = podman(
         *("run", "--detach", "--volume", f"{models}:/models:ro"),
         *("--env", f"VLLM_BALANCE_HEALTH={url}/health"),
+        *("--env", "HF_HUB_OFFLINE=1", "--env", "VLLM_NO_USAGE_STATS=1"),
         *(image, "vllm", "serve", "/models/moe", "--port", str(port)),
         *("--host", "127.0.0.1", "--api-server-count", "1"),
         *("--data-parallel-size", str(RANKS), "--data-parallel-balance", "cap"),
     )
     yield name, url
-    print(podman("logs", "--tail", "60", name))
+    logs = podman.attempt("logs", "--tail", "60", name)
+    print(logs.stdout, logs.stderr)
     podman("rm", "--force", name)
 
 
