@@ -32,11 +32,12 @@ demo: $(VENV)  ## build, serve a tiny MoE model on two ranks, compare balance of
 
 test: lint test-unit test-wheel test-engine  ## all tests, the fast ones first
 
-lint: $(VENV)  ## style, types, and the patch series
+lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
+	.venv/bin/python bench/table.py --check
 	.venv/bin/hadolint docker/Dockerfile
 	.venv/bin/shellcheck docker/*.sh
 
