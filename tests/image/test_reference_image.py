@@ -17,6 +17,8 @@ from containers import Podman
 
 SHARE = "/opt/vllm/share/vllm-balance"
 RANKS = 2
+# The first test also builds the image.
+pytestmark = pytest.mark.timeout(1200)
 WHO = """
 import os, pathlib
 print(os.getuid(), os.getgid(), pathlib.Path.home(), os.access(pathlib.Path.home(), 2))
