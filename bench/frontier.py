@@ -32,6 +32,7 @@ from frontier_grid import (
     Cell,
     grid,
 )
+from scenarios import FIGURES
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
@@ -39,15 +40,6 @@ from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "frontier.json"
-FIGURES = (
-    "output_throughput",
-    "steady_output_throughput",
-    "mean_tpot_ms",
-    "median_ttft_ms",
-    "p99_ttft_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-)
 SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
 ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "level.py")

@@ -14,6 +14,17 @@ PUBLISHED = {
 """What vllm-ascend #5212 reports for DeepSeek-V3.1: 3500 input and 1500 output tokens,
 512 requests, batch 128."""
 
+FIGURES = (
+    "output_throughput",
+    "steady_output_throughput",
+    "mean_tpot_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+)
+"""What is kept of a run."""
+
 RANKS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 
 SEED = Scenario(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from scenarios import (
     CHAT_VARIATIONS,
+    FIGURES,
     KV_LIMITED,
     PUBLISHED,
     SCALES,
@@ -36,17 +37,7 @@ RESULTS = Path(__file__).parent / "results"
 POLICIES = ("off", "cap", "align", "adaptive", "interval-2", "sglang-30")
 OWN = ("off", "cap", "align", "adaptive")
 ORACLE = "perfect sharing"
-FIGURES = (
-    "output_throughput",
-    "steady_output_throughput",
-    "mean_tpot_ms",
-    "median_ttft_ms",
-    "p99_ttft_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-    "balance_ratio",
-    "bound_share",
-)
+MEASURED = (*FIGURES, "balance_ratio", "bound_share")
 
 
 def run(
@@ -69,10 +60,10 @@ def summary(result: PolicyResult, off: PolicyResult) -> dict[str, object]:
         for name in ("output_throughput", "steady_output_throughput", "mean_e2el_ms")
     }
     return {
-        "mean": {name: result.mean(name) for name in FIGURES},
+        "mean": {name: result.mean(name) for name in MEASURED},
         "spread": {
             name: max(values) - min(values)
-            for name in FIGURES
+            for name in MEASURED
             for values in [[getattr(run, name) for run in result.runs]]
         },
         "gain": {name: statistics.fmean(values) for name, values in gains.items()},
