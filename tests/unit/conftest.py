@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,13 @@ import pytest
 import pure_vllm  # noqa: F401  before any test imports vllm
 from index_samples import SampleIndex
 from repo_samples import SampleRepo
+
+
+def pytest_sessionstart() -> None:
+    """A shell ignores SIGINT in what it starts in the background, and so would every
+    process that a test interrupts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from balance_tools.files import sha256_of
 from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.release import make
-from balance_tools.release.sbom import Content
+from balance_tools.release.sbom import Content, render_sbom
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
 from balance_tools.source_state import source_files
@@ -149,6 +150,21 @@ def test_the_bill_of_materials_is_valid_and_complete(
     for line in Content.read(wheel).metadata.get_all("Requires-Dist", []):
         if "extra ==" not in line:
             assert f'"pkg:pypi/{canonicalize_name(Requirement(line).name)}"' in text
+
+
+@pytest.mark.parametrize("plugin", ["vllm_ascend", "vllm-ascend"])
+def test_the_bill_names_the_plugin_and_its_patches(
+    release: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch, plugin: str
+) -> None:
+    (wheel,) = release.glob("*.whl")
+    content = Content.read(wheel)
+    info = replace(content.info, upstreams={"vllm": "1", plugin: "1"})
+    monkeypatch.setattr(Content, "read", lambda path: replace(content, info=info))
+    lock = load_lock(paths.lock)
+    text = render_sbom("1", 0, [wheel], wheel, paths, lock)
+    assert lock.vllm_ascend.sha256 in text
+    for patch in paths.patches("vllm_ascend").glob("*.patch"):
+        assert sha256_of(patch) in text
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from balance_tools.lock import Artifact, Lock
 from balance_tools.paths import Paths
 from balance_tools.series import load_series
 from vllm_balance.build_info import BuildInfo
+from vllm_balance.fingerprint import PACKAGES
 
 SCHEMA = SchemaVersion.V1_6
 
@@ -56,6 +57,11 @@ class Content:
             ]
             metadata = email.message_from_bytes(archive.read(name))
         return cls(wheel, BuildInfo(**record), metadata)
+
+    def has(self, package: str) -> bool:
+        """Whether it is made of that vendored package, however upstream spells it."""
+        upstreams = map(canonicalize_name, self.info.upstreams)
+        return canonicalize_name(package) in upstreams
 
 
 def render_sbom(
@@ -122,8 +128,8 @@ def _wheel(content: Content) -> Component:
 
 def _upstream(content: Content, lock: Lock) -> Iterable[Component]:
     """The sdists that a wheel's packages are from, and the wheel of its kernels."""
-    for artifact in lock.packages.values():
-        if artifact.project in content.info.upstreams:
+    for package, artifact in lock.packages.items():
+        if content.has(package):
             yield _artifact(artifact, "source, patched")
     for artifact in lock.kernel_wheels:
         if artifact.filename == content.info.kernel_wheel:
@@ -148,8 +154,8 @@ def _artifact(artifact: Artifact, use: str) -> Component:
 
 
 def _patches(content: Content, paths: Paths) -> Iterable[Component]:
-    for package in ("vllm", "vllm_ascend"):
-        if package.replace("_", "-") in content.info.upstreams:
+    for package in PACKAGES:
+        if content.has(package):
             for patch in load_series(paths.patches(package)).patches:
                 path = paths.patches(package) / patch.name
                 name = f"patches/{package}/{patch.name}"
