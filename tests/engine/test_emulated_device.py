@@ -66,7 +66,7 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [
         *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
-        *("--num-gpu-blocks-override", "80"),
+        *("--num-gpu-blocks-override", "48"),
     ]
     quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
     with Server(tmp_path, moe_model, *options, *quick) as server:
