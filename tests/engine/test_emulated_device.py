@@ -66,12 +66,12 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [
         *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
-        *("--num-gpu-blocks-override", "48"),
+        *("--num-gpu-blocks-override", "66"),
     ]
     quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
     with Server(tmp_path, moe_model, *options, *quick) as server:
-        asked = prompts(12)
-        first = server.complete(asked, 100, concurrency=12, ignore_eos=False)
+        asked = prompts(24)
+        first = server.complete(asked, 100, concurrency=24, ignore_eos=False)
         again = server.complete(asked, 100, concurrency=3, ignore_eos=False)
         assert first == again
         lengths = {len(tokens) for tokens in first}
