@@ -18,7 +18,7 @@ SETTINGS = {
     "adaptive": {"data_parallel_balance": "adaptive"},
     "adaptive with a TTFT budget": {
         "data_parallel_balance": "adaptive",
-        "data_parallel_balance_ttft": 0.05,
+        "data_parallel_balance_ttft": 0.3,
     },
 }
 
