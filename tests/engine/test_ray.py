@@ -19,6 +19,7 @@ def ray_address() -> Iterator[str]:
     """The address of a Ray of this machine alone, with a device for each rank."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     context = ray.init(
+        address="local",  # not one that another `ray start` has left word of
         num_cpus=2 * RANKS,
         resources={"NPU": RANKS},
         object_store_memory=80 * 2**20,
