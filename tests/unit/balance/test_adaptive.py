@@ -89,6 +89,16 @@ def test_a_rank_with_more_requests_is_served_sooner():
     )
 
 
+def test_releases_of_many_requests_are_collected_for_longer(monkeypatch):
+    rows = [running(150, pending=1), *[running(150)] * 3]
+    longer = steps_held(rows)
+    monkeypatch.setattr(
+        "balance.adaptive.fuller_release",
+        lambda cycle, waste, per_rank: (cycle, waste),
+    )
+    assert steps_held(rows) < longer
+
+
 def test_on_empty_ranks_waits_are_shorter():
     policy = learned()
     rows = one_pending()

@@ -63,8 +63,8 @@ class Adaptive:
     theory finds best for the learned costs and traffic (`cycle.py`), so no constant
     is in seconds. Release is immediate
 
-    - while nobody's time is at stake: no rank, or a rank with pending work,
-      decodes anything;
+    - while nobody's time is at stake: no rank decodes anything, or one with pending
+      work does not;
     - when less than two requests arrive per cycle: nothing is worth waiting for;
     - when a request would otherwise miss the operator's TTFT budget.
 
