@@ -153,9 +153,20 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
     assert f"the exchange after step {FAILS_AT + 21} of wave 0 failed" in error
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param({"1": signal.SIGKILL}, id="killed"),
+        pytest.param({"1": signal.SIGSTOP}, id="stopped"),
+        # As where a collective call of the model has no time-out: nobody says why.
+        pytest.param(
+            {"0": signal.SIGSTOP, "2": signal.SIGSTOP, "1": signal.SIGKILL},
+            id="killed while the others are stuck",
+        ),
+    ],
+)
 def test_a_server_that_loses_a_rank_answers_with_errors(
-    moe_model: Path, tmp_path: Path, how: int
+    moe_model: Path, tmp_path: Path, signals: dict[str, int]
 ) -> None:
     """The other ranks wait in the model, in a call that has no time-out in sight."""
     options = ("-dp", "3", "--enable-expert-parallel", "--max-num-seqs", "4")
@@ -174,6 +185,8 @@ def test_a_server_that_loses_a_rank_answers_with_errors(
                 answer = server.post("/v1/completions", body | {"max_tokens": 500})
             except requests.ConnectionError:
                 return 503  # the server has gone: refused, or reset
+            except requests.Timeout:
+                return 0
             return int(answer.status_code)
 
         answers = pool.map(ask, range(24))
@@ -181,12 +194,15 @@ def test_a_server_that_loses_a_rank_answers_with_errors(
             time.sleep(0.1)
         pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text()))
         assert sorted(pids) == ["0", "1", "2"]
-        os.kill(int(pids["1"]), how)
-        assert all(status >= 500 for status in answers)
+        for rank, number in signals.items():
+            os.kill(int(pids[rank]), number)
+        statuses = list(answers)
+        assert all(status >= 500 for status in statuses), statuses
         engines = [psutil.Process(int(pid)) for pid in pids.values() if _exists(pid)]
         psutil.wait_procs(engines, END_S)
         log = server.log.read_text()
-    assert "no answer from rank 1 (process ended or stopped)" in log
+    if signals.keys() == {"1"}:
+        assert "no answer from rank 1 (process ended or stopped)" in log
     assert not any(_exists(pid) for pid in pids.values())
 
 

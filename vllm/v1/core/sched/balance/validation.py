@@ -2,11 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Refuses what balance scheduling cannot do, in one sentence each.
 
-Imports nothing of vllm at run time: `vllm.config` imports this module.
+Imports nothing else of vllm at run time: `vllm.config` imports this module.
 """
 
 import inspect
 from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.balance.forks import untie_forked_signals
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -17,6 +19,8 @@ _FLAG = "--data-parallel-balance"
 
 def check_balance_config(parallel_config: "ParallelConfig") -> None:
     """Refuses a deployment that has no ranks to balance.
+
+    If it has, the engines that this process forks will answer for their signals alone.
 
     Raises:
         ValueError: balance is on for one rank, or for a model without MoE layers; or
@@ -41,6 +45,7 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
             f"{_FLAG} {policy} needs at least two data parallel ranks, but "
             "data_parallel_size is 1. Set --data-parallel-size, or remove the flag."
         )
+    untie_forked_signals()
 
 
 def check_balance_scheduler(
