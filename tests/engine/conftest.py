@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long test_waves runs."""
-    parser.addoption("--waves", type=int, default=120, help="waves of test_waves.py")
+    parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
 
 
 def vllm_folder() -> Path:

@@ -1,9 +1,9 @@
-"""Real data parallel engine loops in processes of their own, without a model.
+"""Real data parallel engine loops in processes of their own.
 
 Each rank runs upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the
-real balance gate and a real gloo group; only the model executor is a stand-in (it
-answers every decode with token 7) and this module plays the coordinator and the
-front-end. Thousands of steps take seconds.
+real balance gate and a real gloo group; this module plays the coordinator and the
+front-end. A `LoopEngine` has a stand-in for the model, which answers every decode with
+token 7, so that thousands of steps take seconds; a `ModelEngine` has the model.
 """
 
 import logging
@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,9 +23,10 @@ import torch.distributed as dist
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineShutdownState
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
@@ -38,7 +39,6 @@ class StandInExecutor(Executor):
     def _init_executor(self) -> None:
         self.dummy_batches = 0
         self.scheduler: Any = None
-        self.on_step: Callable[[Any], None] = lambda output: None
 
     def get_kv_cache_specs(self):
         import torch
@@ -71,7 +71,6 @@ class StandInExecutor(Executor):
         return None
 
     def execute_model(self, scheduler_output, non_block=False):
-        self.on_step(scheduler_output)
         ids = list(scheduler_output.num_scheduled_tokens)
         requests = self.scheduler.requests
         self._output = ModelRunnerOutput(
@@ -117,6 +116,8 @@ class Trace:
 class LoopEngine(DPEngineCoreProc):
     """`DPEngineCoreProc` without sockets: queues in, queues out."""
 
+    executor: type[Executor] = StandInExecutor
+
     def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
         self.step_counter = 0
         self.current_wave = 0
@@ -134,10 +135,15 @@ class LoopEngine(DPEngineCoreProc):
         self.shutdown_state = EngineShutdownState.RUNNING
         self._set_what_later_releases_have(vllm_config)
         self._init_data_parallel(vllm_config)
-        EngineCore.__init__(self, vllm_config, StandInExecutor, log_stats=True)
+        EngineCore.__init__(self, vllm_config, self.executor, log_stats=True)
         self.trace = trace
         self.model_executor.scheduler = self.scheduler
-        self.model_executor.on_step = self._record
+        self._execute_model = self.model_executor.execute_model
+        self.model_executor.execute_model = self._record_and_execute
+
+    def _record_and_execute(self, scheduler_output, non_block=False):
+        self._record(scheduler_output)
+        return self._execute_model(scheduler_output, non_block=non_block)
 
     def _set_what_later_releases_have(self, vllm_config: VllmConfig) -> None:
         parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
@@ -153,6 +159,12 @@ class LoopEngine(DPEngineCoreProc):
         scheduled = output.num_scheduled_tokens
         self.trace.steps.append((tuple(scheduled), tuple(scheduled.values()), new))
         self.trace.preemptions += len(output.preempted_req_ids or ())
+
+
+class ModelEngine(LoopEngine):
+    """With the model, in the rank's process."""
+
+    executor = UniProcExecutor
 
 
 class CollectiveCounter(LoopEngine):
@@ -269,7 +281,7 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             request_id, prompt_tokens, output_tokens, wave = payload
             request = EngineCoreRequest(
                 request_id=request_id,
-                prompt_token_ids=[1] * prompt_tokens,
+                prompt_token_ids=prompt_of(prompt_tokens),
                 mm_features=None,
                 sampling_params=SamplingParams(
                     max_tokens=output_tokens, ignore_eos=True, temperature=0.0
@@ -293,7 +305,13 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             engine.input_queue.put_nowait((start, payload))
 
 
+def prompt_of(tokens: int) -> list[int]:
+    """A prompt of that length; those of different lengths have nothing in common."""
+    return random.Random(tokens).choices(range(1, 100), k=tokens)
+
+
 def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
+    answers: dict[str, list[int]] = defaultdict(list)
     while True:
         _, outputs = engine.output_queue.get()
         if outputs.wave_complete is not None:
@@ -304,9 +322,13 @@ def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
         if outputs.utility_output is not None:
             outbox.put((rank, "called", outputs.utility_output.failure_message))
         for output in outputs.outputs:
+            answers[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 trace.finished += 1
-                outbox.put((rank, "finished", output.request_id))
+                answer = answers.pop(output.request_id)
+                complete = output.finish_reason == FinishReason.LENGTH
+                finished = (output.request_id, answer, complete)
+                outbox.put((rank, "finished", finished))
 
 
 class Ranks:
@@ -340,7 +362,10 @@ class Ranks:
         self.wave = 0
         self.running = False
         self.calls_under_way = 0
+        self.requests: dict[str, tuple[int, int]] = {}
         self.unfinished: set[str] = set()
+        self.answers: list[tuple[int, list[int]]] = []
+        """Tokens of the prompt, and the answer, which is shorter if it was aborted."""
         for process in self.processes:
             process.start()
         for _ in range(size):
@@ -365,7 +390,11 @@ class Ranks:
         ):
             self._start_wave(payload, exclude=rank)
         elif kind == "finished":
-            self.unfinished.discard(payload)
+            request_id, answer, complete = payload
+            prompt_tokens, output_tokens = self.requests.pop(request_id)
+            assert not complete or len(answer) == output_tokens
+            self.answers.append((prompt_tokens, answer))
+            self.unfinished.discard(request_id)
         elif kind == "called":
             assert payload is None, payload
             self.calls_under_way -= 1
@@ -378,6 +407,7 @@ class Ranks:
 
     def submit(self, rank: int, request_id: str, prompt: int, output: int) -> None:
         self.unfinished.add(request_id)
+        self.requests[request_id] = (prompt, output)
         self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
         if not self.running:
             self._start_wave(self.wave, exclude=rank)
@@ -465,15 +495,24 @@ def _run_rank_on_port(port: int, *args: Any) -> None:
 
 
 def burst(
-    ranks: Ranks, rng: random.Random, name: str, requests: int, aborts: bool = False
+    ranks: Ranks,
+    rng: random.Random,
+    name: str,
+    requests: int,
+    aborts: bool = False,
+    tokens: tuple[int, int] = (200, 30),
 ) -> None:
-    """Submits random requests to random ranks (some ranks may get none)."""
+    """Submits random requests to random ranks (some ranks may get none).
+
+    `tokens` are the most of a prompt and of an answer.
+    """
+    prompt, output = tokens
     busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
     sent = []
     for number in range(requests):
         rank = rng.choice(busy)
         request_id = f"{name}-{number}"
-        ranks.submit(rank, request_id, rng.randint(1, 200), rng.randint(1, 30))
+        ranks.submit(rank, request_id, rng.randint(1, prompt), rng.randint(1, output))
         sent.append((rank, request_id))
     if aborts:
         for rank, request_id in rng.sample(sent, len(sent) // 4):

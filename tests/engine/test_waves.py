@@ -1,16 +1,18 @@
 """Waves without end in real engine loops: nothing hangs, is lost or is held over.
 
-The long run, three waves a second or so::
+The long run, about one wave a second::
 
-    ENV/bin/pytest tests/engine/test_waves.py --waves 5000 --timeout 0
+    ENV/bin/pytest tests/engine/test_waves.py --waves 5000 --timeout 0 -rP
 """
 
 import random
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dp_loop import LoopEngine, Ranks, burst, loop_arguments
+from dp_loop import LoopEngine, ModelEngine, Ranks, Trace, burst, loop_arguments
 
 SETTINGS = {
     "cap": {"data_parallel_balance": "cap"},
@@ -23,7 +25,7 @@ SETTINGS = {
 }
 
 
-PREFILL_S_PER_TOKEN = 1.5e-4
+PREFILL_S_PER_TOKEN = 6e-4
 """So that there is something to balance: the adaptive policy learns what it costs."""
 
 
@@ -59,17 +61,22 @@ class CheckedEngine(LoopEngine):
         self.trace.violations.append(f"{where}: {what}")
 
 
-def stress(ranks: Ranks, rng: random.Random, waves: int) -> None:
+class CheckedModelEngine(CheckedEngine, ModelEngine):
+    """The same, with the model."""
+
+
+def stress(ranks: Ranks, rng: random.Random, waves: int, **sizes: Any) -> None:
     """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
     for wave in range(waves):
-        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts=rng.random() < 0.3)
+        aborts = rng.random() < 0.3
+        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts, **sizes)
         if rng.random() < 0.5:
             mode = rng.choice(["keep", "keep", "wait", "abort"])
             ranks.call("pause_scheduler", mode, False)
-            burst(ranks, rng, f"p{wave}", rng.randint(0, 5))
+            burst(ranks, rng, f"p{wave}", rng.randint(0, 5), **sizes)
             ranks.call("resume_scheduler")
         ranks.poll()
-        burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
+        burst(ranks, rng, f"x{wave}", rng.randint(0, 10), **sizes)
         if rng.random() < 0.7:
             ranks.drain()
     ranks.drain()
@@ -92,6 +99,11 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
         reports = ranks.stop()
     finally:
         ranks.kill()
+    check(reports, waves)
+
+
+def check(reports: list[tuple[Trace, int]], waves: int) -> None:
+    """That the waves came to their end, and that there was something to see."""
     traces = [trace for trace, _ in reports]
     assert [leftover for _, leftover in reports] == [0, 0, 0]
     assert [trace.violations for trace in traces] == [[], [], []]
@@ -99,10 +111,62 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
     assert sum(trace.closed for trace in traces) > 0, "nothing was gated"
     assert sum(trace.preemptions for trace in traces) > 0
     print(
-        f"{setting}: {traces[0].waves} waves, {sum(t.finished for t in traces)} "
-        f"requests, {len(traces[0].steps)} steps with work on rank 0, "
+        f"{traces[0].waves} waves, {sum(t.finished for t in traces)} requests, "
+        f"{len(traces[0].steps)} steps with work on rank 0, "
         f"{sum(t.preemptions for t in traces)} preemptions"
     )
+
+
+PROMPT, OUTPUT = 60, 16
+"""The most tokens of a prompt, and of an answer, of the model's waves."""
+
+
+def ranks_with_the_model(engine_class: type, model: Path, policy: str) -> Ranks:
+    """Three, each with a KV cache that two long requests fill."""
+    arguments = loop_arguments(
+        model,
+        max_model_len=96,
+        block_size=32,
+        num_gpu_blocks_override=5,
+        dtype="float32",
+        enable_expert_parallel=True,
+        cpu_distributed_timeout_seconds=30,
+        data_parallel_balance=policy,
+    )
+    return Ranks(3, engine_class, **arguments)
+
+
+@pytest.fixture(scope="module")
+def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
+    """The longest answer to the prompt of each length."""
+    ranks = ranks_with_the_model(ModelEngine, moe_model, "off")
+    try:
+        for prompt in range(1, PROMPT + 1):
+            ranks.submit(prompt % 3, f"request-{prompt}", prompt, OUTPUT)
+        ranks.drain()
+        ranks.stop()
+    finally:
+        ranks.kill()
+    answers = dict(ranks.answers)
+    assert len({tuple(answer) for answer in answers.values()}) == PROMPT
+    return answers
+
+
+@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
+def test_answers_in_waves_are_those_without_balance(
+    moe_model, answers_without_balance, policy, pytestconfig
+):
+    waves = pytestconfig.getoption("--waves") // 8
+    ranks = ranks_with_the_model(CheckedModelEngine, moe_model, policy)
+    try:
+        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    check(reports, waves)
+    assert ranks.answers
+    for prompt, answer in ranks.answers:
+        assert answer == answers_without_balance[prompt][: len(answer)]
 
 
 STOPS = {

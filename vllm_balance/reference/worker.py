@@ -9,6 +9,7 @@ import os
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.v1.sample import rejection_sampler
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
@@ -38,6 +39,11 @@ class ReferenceWorker(CPUWorker):
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""
         if self.vllm_config.speculative_config is None:
             available: int = super().determine_available_memory()
+            # Later releases do not warm up eager PyTorch; but a later stage of a
+            # pipeline gets its input buffers there.
+            runner = self.model_runner
+            if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+                runner.profile_run()
             return available
         # The warm-up would sample at random, which upstream's rejection sampler
         # cannot do on a CPU.
