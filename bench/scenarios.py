@@ -82,7 +82,10 @@ WORKLOADS: dict[str, Scenario] = {
 KV_LIMITED = {
     "lognormal 600/300": replace(
         CHAT, limits=replace(RANKS, kv_blocks=1200), engine="real"
-    )
+    ),
+    "3500/1500 ±1.5 %": replace(
+        FIXED, limits=replace(RANKS, kv_blocks=4250), engine="real"
+    ),
 }
 """As many requests as slots, but a KV cache for about half of them."""
 

@@ -113,10 +113,9 @@ def sensitivity() -> dict[str, object]:
 
 
 def kv_limited() -> dict[str, object]:
-    """Our policies where the KV cache is full, with real schedulers."""
-    return compare(
-        "KV limited", KV_LIMITED, ("off", "align", "adaptive"), range(2, 7, 2)
-    )
+    """Where the KV cache is full, with real schedulers."""
+    policies = ("off", "align", "adaptive", ORACLE)
+    return compare("KV limited", KV_LIMITED, policies, range(2, 7, 2))
 
 
 def scale() -> dict[str, object]:

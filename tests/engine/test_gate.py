@@ -95,7 +95,7 @@ def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
 
 
-def test_a_preempted_request_is_not_held(config):
+def test_a_preempted_request_is_held_like_any_other(config):
     scheduler = make_scheduler(config, num_blocks=10)
     scheduler.add_request(make_request("first", 60, 40))
     step(scheduler)
@@ -105,6 +105,8 @@ def test_a_preempted_request_is_not_held(config):
     assert scheduler.requests["second"].status == RequestStatus.PREEMPTED
     close(scheduler)
     scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
+    assert not step(scheduler).num_scheduled_tokens
+    scheduler.balance_gate._apply(OPEN)
     assert "second" in step(scheduler).num_scheduled_tokens
 
 

@@ -54,7 +54,7 @@ class CheckedEngine(LoopEngine):
     @staticmethod
     def _is_gated_prompt(request, tokens: int) -> bool:
         before = request.num_computed_tokens - tokens
-        return before < request.num_prompt_tokens and not request.num_preemptions
+        return before < request.num_prompt_tokens
 
     def _complain(self, what: str) -> None:
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"

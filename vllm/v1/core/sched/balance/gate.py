@@ -57,8 +57,8 @@ class BalanceGate:
 
     The engine core calls `exchange` once per step; `Scheduler.schedule` asks
     `holds` before it admits a waiting request and `clip` for every prompt it
-    schedules. Requests that resume after a preemption, and requests whose KV cache
-    came from a connector, are never held: their work was admitted before.
+    schedules. Requests whose KV cache came from a connector are never held: next to
+    nothing of their prompts is left to compute.
     """
 
     def __init__(
@@ -290,10 +290,10 @@ class BalanceGate:
 
     @staticmethod
     def _is_exempt(request: Request) -> bool:
-        loaded = (
+        # A preempted request has lost what was computed.
+        return (
             request.status != RequestStatus.RUNNING and request.num_computed_tokens > 0
         )
-        return loaded or request.num_preemptions > 0
 
     def shutdown(self) -> None:
         """The engine core ends, perhaps of an error that is being handled."""
