@@ -164,7 +164,7 @@ def test_answers_in_waves_are_those_without_balance(
     finally:
         ranks.kill()
     check(reports, waves)
-    assert ranks.answers
+    assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
     for prompt, answer in ranks.answers:
         assert answer == answers_without_balance[prompt][: len(answer)]
 
