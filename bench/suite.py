@@ -26,9 +26,12 @@ from scenarios import (
     scaled,
 )
 from tqdm import tqdm
+from vllm.benchmarks.dp_balance.loop import Run
+from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.results import PolicyResult, versions, write_json
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
+    simulate,
     simulate_and_measure,
     with_shared_prefill,
 )
@@ -42,19 +45,45 @@ MEASURED = (*FIGURES, "balance_ratio", "bound_share")
 
 def run(
     scenario: Scenario, policy: str, seeds: Iterable[int], bar: "tqdm[None]"
-) -> PolicyResult:
-    """Runs a policy, or off with perfectly shared prefill."""
+) -> tuple[PolicyResult, dict[str, float]]:
+    """Runs a policy, or off with perfectly shared prefill; returns the figures, and
+    where the time went."""
     if policy == ORACLE:
         scenario, policy = with_shared_prefill(scenario), "off"
-    runs = []
+    metrics, spent = [], []
     for seed in seeds:
-        runs.append(simulate_and_measure(scenario, policy, seed))
+        found = simulate(scenario, policy, seed)
+        in_flight = scenario.traffic.max_concurrency
+        metrics.append(measure(found, scenario.limits, in_flight, scenario.cost))
+        spent.append(ms_per_token(found, scenario))
         bar.update()
-    return PolicyResult(policy, runs)
+    means = {part: statistics.fmean(s[part] for s in spent) for part in spent[0]}
+    return PolicyResult(policy, metrics), means
 
 
-def summary(result: PolicyResult, off: PolicyResult) -> dict[str, object]:
-    """Mean and spread (greatest less least) of each figure, and the gains over off."""
+def ms_per_token(found: Run, scenario: Scenario) -> dict[str, float]:
+    """What the time until the last request was sent went into, by the cost model:
+    milliseconds per output token of all ranks together."""
+    cost, ranks = scenario.cost, scenario.limits.ranks
+    steps = [step for step in found.steps if step.end <= found.last_sent]
+    prefill = sum(step.prefill for step in steps) / ranks
+    most = sum(step.max_prefill for step in steps)
+    seconds = {
+        "step": cost.t0 * len(steps),
+        "prefill": cost.b * prefill,
+        "imbalance": cost.b * (1 - cost.phi) * (most - prefill),
+        "prefill steps": cost.c * sum(step.prefill > 0 for step in steps),
+    }
+    seconds["decodes"] = sum(step.seconds for step in steps) - sum(seconds.values())
+    tokens = sum(step.tokens for step in steps)
+    return {part: 1e3 * value / tokens for part, value in seconds.items()}
+
+
+def summary(
+    result: PolicyResult, spent: Mapping[str, float], off: PolicyResult
+) -> dict[str, object]:
+    """Mean and spread (greatest less least) of each figure, the gains over off, and
+    where the time went."""
     gains = {
         name: result.gains(name, off)
         for name in ("output_throughput", "steady_output_throughput", "mean_e2el_ms")
@@ -70,6 +99,7 @@ def summary(result: PolicyResult, off: PolicyResult) -> dict[str, object]:
         "gain_spread": {
             name: max(values) - min(values) for name, values in gains.items()
         },
+        "ms_per_token": spent,
     }
 
 
@@ -86,8 +116,8 @@ def compare(
             cases[name] = {
                 "scenario": asdict(scenario),
                 "policies": {
-                    policy: summary(result, results["off"])
-                    for policy, result in results.items()
+                    policy: summary(result, spent, results["off"][0])
+                    for policy, (result, spent) in results.items()
                 },
             }
     return {"seeds": list(seeds), "cases": cases}

@@ -192,6 +192,16 @@ def kv_limited(document: dict[str, Any]) -> str:
         for name, case in cases.items()
         for policy, found in case["policies"].items()
     ]
+    parts = ("step", "decodes", "prefill", "prefill steps", "imbalance")
+    spent = [
+        [
+            f"{name}, {policy}",
+            *(f"{found['ms_per_token'][part]:.3f}" for part in parts),
+            f"{sum(found['ms_per_token'].values()):.3f}",
+        ]
+        for name, case in cases.items()
+        for policy, found in case["policies"].items()
+    ]
     return (
         "## A full KV cache\n\n"
         "As many requests as slots, but a KV cache for about half of them: requests "
@@ -211,6 +221,12 @@ def kv_limited(document: dict[str, Any]) -> str:
             ],
             rows,
         )
+        + "\n\nWhere the time goes, ms per output token of all ranks: the constant "
+        "part of a step (more if fewer requests decode together), the decodes, the "
+        "prefill if it were shared evenly (prompts that are computed again included), "
+        "the price of any prefill, and what the fullest rank has more to prefill than "
+        "the mean:\n\n"
+        + table(["", *parts, "sum"], spent)
         + f"\n\n{origin(document)}\n"
     )
 

@@ -1,7 +1,7 @@
 """Greedy output of Hugging Face transformers, to compare the engine with."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,7 @@ def samples(folder: Path) -> list[Sample]:
 
     Prompts are random, seeded; one whose continuation comes near a tie is replaced.
     """
-    torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # full length
+    model = _load(folder)
     draw = random.Random(7)
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
     shared = tuple(draw.choices(vocabulary, k=129))
@@ -60,17 +58,40 @@ def _prompts(
 
 def _sample(model: torch.nn.Module, prompts: Iterator[tuple[int, ...]]) -> Sample:
     for prompt in prompts:
-        output = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        if _margin(output.scores) >= MARGIN:
-            tokens = output.sequences[0, len(prompt) :].tolist()
-            return Sample(prompt, tuple(tokens))
+        tokens = _continuation(model, prompt)
+        if tokens is not None:
+            return Sample(prompt, tokens)
     raise AssertionError("the prompts ended")
+
+
+def continuations(
+    folder: Path, prompts: Iterable[Sequence[int]]
+) -> list[tuple[int, ...] | None]:
+    """Continue each prompt by ``NEW_TOKENS`` greedy tokens; None if near a tie."""
+    model = _load(folder)
+    return [_continuation(model, prompt) for prompt in prompts]
+
+
+def _load(folder: Path) -> torch.nn.Module:
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # full length
+    return model
+
+
+def _continuation(
+    model: torch.nn.Module, prompt: Sequence[int]
+) -> tuple[int, ...] | None:
+    output = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    if _margin(output.scores) < MARGIN:
+        return None
+    return tuple(output.sequences[0, len(prompt) :].tolist())
 
 
 def _margin(scores: Sequence[torch.Tensor]) -> float:

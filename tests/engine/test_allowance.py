@@ -229,6 +229,23 @@ def test_a_request_that_missed_its_ttft_budget_does_not_press(config):
     assert row.wait_us == 1_000_000
 
 
+def test_held_requests_that_have_a_slot_are_told_as_running(config):
+    """Else the load balancer prefers ranks on which the next request waits longer."""
+    scheduler = make_scheduler(config)
+    gate = scheduler.balance_gate
+    add(scheduler, *((name, 30) for name in "abcdef"))
+    allow(scheduler, 0)
+    assert scheduler.get_request_counts() == (0, 6)
+    gate._ttft_budget = 5.0
+    assert scheduler.get_request_counts() == (4, 2)
+    row = gate._measure(wave=0, step=1, now=0.0, wall=0.0)
+    assert (row.running, row.waiting) == (0, 6)
+    gate._apply(OPEN)
+    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
+    assert len(scheduler.running) == 3
+    assert scheduler.get_request_counts() == (4, 2)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynchronous):
     """Asynchronous scheduling has scheduled the next step when one has ended."""

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from dp_loop import LoopEngine, ModelEngine, Ranks, Trace, burst, loop_arguments
+from dp_loop import (
+    LoopEngine,
+    ModelEngine,
+    Ranks,
+    Trace,
+    burst,
+    loop_arguments,
+    prompt_of,
+)
+from hugging_face import NEW_TOKENS, continuations
 
 SETTINGS = {
     "cap": {"data_parallel_balance": "cap"},
@@ -117,7 +126,7 @@ def check(reports: list[tuple[Trace, int]], waves: int) -> None:
     )
 
 
-PROMPT, OUTPUT = 60, 16
+PROMPT, OUTPUT = 60, NEW_TOKENS
 """The most tokens of a prompt, and of an answer, of the model's waves."""
 
 
@@ -138,7 +147,11 @@ def ranks_with_the_model(engine_class: type, model: Path, policy: str) -> Ranks:
 
 @pytest.fixture(scope="module")
 def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
-    """The longest answer to the prompt of each length."""
+    """The longest answer to the prompt of each length.
+
+    Prompts whose answer comes near a tie are left out: what else is in a batch changes
+    the last digits of the logits, with and without balance.
+    """
     ranks = ranks_with_the_model(ModelEngine, moe_model, "off")
     try:
         for prompt in range(1, PROMPT + 1):
@@ -147,8 +160,14 @@ def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
         ranks.stop()
     finally:
         ranks.kill()
-    answers = dict(ranks.answers)
-    assert len({tuple(answer) for answer in answers.values()}) == PROMPT
+    lengths = range(1, PROMPT + 1)
+    expected = continuations(moe_model, map(prompt_of, lengths))
+    clear = {
+        n: list(answer) for n, answer in zip(lengths, expected, strict=True) if answer
+    }
+    assert len({tuple(answer) for answer in clear.values()}) > 0.9 * PROMPT
+    answers = {n: answer for n, answer in ranks.answers if n in clear}
+    assert answers == clear
     return answers
 
 
@@ -165,8 +184,13 @@ def test_answers_in_waves_are_those_without_balance(
         ranks.kill()
     check(reports, waves)
     assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
-    for prompt, answer in ranks.answers:
-        assert answer == answers_without_balance[prompt][: len(answer)]
+    different = [
+        (prompt, answer)
+        for prompt, answer in ranks.answers
+        if prompt in answers_without_balance
+        and answer != answers_without_balance[prompt][: len(answer)]
+    ]
+    assert different == []
 
 
 STOPS = {

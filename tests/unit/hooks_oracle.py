@@ -106,6 +106,19 @@ def gate_is_told_of_the_end(tree: ast.Module) -> None:
     once(tree, "balance_gate.shutdown()")
 
 
+def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
+    """The gate answers for Scheduler.get_request_counts, before anything else."""
+    counts = function(tree, "Scheduler.get_request_counts")
+    statements = [
+        ast.unparse(s) for s in counts.body[ast.get_docstring(counts) is not None :]
+    ]
+    assert statements[0] == (
+        "if self.balance_gate is not None:\n"
+        "    return self.balance_gate.request_counts()"
+    )
+    once(tree, "balance_gate.request_counts()")
+
+
 def rank_says_its_policy(tree: ast.Module) -> None:
     """The ready message has the policy beside the hash that the front-end compares."""
     body, index = block_with(
@@ -155,6 +168,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         gate_is_made_after_the_limit,
         gate_is_asked_in_both_loops,
         gate_is_told_of_the_end,
+        gate_counts_for_the_load_balancer,
         *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
     ),
     "vllm/v1/engine/core.py": (

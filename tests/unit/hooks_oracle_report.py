@@ -100,8 +100,7 @@ def metrics_see_every_report(tree: ast.Module) -> None:
     own = [ast.unparse(n) for n in outer.body]
     (observed,) = [t for t in own if "dp_balance_prom.observe(" in t]
     assert observed == (
-        "if scheduler_stats.dp_balance_stats is not None:\n"
-        "    self.dp_balance_prom.observe(scheduler_stats.dp_balance_stats, engine_idx)"
+        "self.dp_balance_prom.observe(scheduler_stats.dp_balance_stats, engine_idx)"
     )
     once(tree, "dp_balance_prom.observe(")
 

@@ -47,14 +47,14 @@ def test_without_arrivals_the_cycle_never_ends():
     assert shortened_cycle(math.inf, waste=1.0, tolerance=0.02) == math.inf
 
 
-@given(waste=positive, requests=positive, rate=positive, per_rank=st.floats(0, 100))
+@given(waste=positive, requests=positive, rate=positive, fullness=st.floats(0, 100))
 def test_a_fuller_release_gets_the_cycle_that_its_waste_deserves(
-    waste, requests, rate, per_rank
+    waste, requests, rate, fullness
 ):
     plain = optimal_cycle(waste, requests, rate)
-    cycle, more = fuller_release(plain, waste, per_rank)
+    cycle, more = fuller_release(plain, waste, fullness)
     assert cycle == pytest.approx(optimal_cycle(more, requests, rate))
-    assert more == pytest.approx(waste * max(1, per_rank / 3))
+    assert more == pytest.approx(waste * max(1, fullness))
 
 
 def test_traffic_is_measured_in_requests_per_second():

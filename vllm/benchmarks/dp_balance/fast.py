@@ -118,7 +118,16 @@ class FastEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        return [(len(self._waiting[rank]), self._running(rank)) for rank in self._ranks]
+        counts = [
+            (len(self._waiting[rank]), self._running(rank)) for rank in self._ranks
+        ]
+        if self._ttft_budget is None:
+            return counts
+        slots = self._limits.max_num_seqs
+        return [
+            (max(0, waiting - (slots - running)), min(slots, running + waiting))
+            for waiting, running in counts
+        ]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

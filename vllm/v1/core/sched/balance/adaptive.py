@@ -13,10 +13,12 @@ from .level import best_level
 from .rows import Snapshot
 
 _HOLD = Decision(admit=False, prefill_tokens=0, reason="rent")
-_SMALLEST_BATCH = 2.0
+_SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
+_LEAST_LOAD = 0.25
+"""Share of the slots in use below which deadlines get no shorter."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class AdaptiveParameters:
     ttft_budget: float | None = None
     """Time to first token, in seconds, that the operator promises. Requests that
     still can keep it are not held past the point where they no longer could."""
-    urgency: float = 1.5
-    """Growth of the rent with age. With 1.5, rent pays for the waste of a release
-    after exactly one cycle if arrivals are even: the integral of
-    ``urgency * (t / T) * m t / N`` over one cycle T equals ``m T^2 / 2N``."""
+    urgency: float = 1.2
+    """Growth of the rent with age. With 1.5, rent would pay for the waste of a release
+    after exactly one cycle if arrivals were even: the integral of
+    ``urgency * (t / T) * m t / N`` over one cycle T would equal ``m T^2 / 2N``. They
+    are not, and ranks that are waited for get work of their own."""
     load_exponent: float = 3.0
     """How much more the rent of a rank with more requests weighs; the fullest rank
     decides when the last request ends. The weights of all ranks have the mean 1."""
@@ -38,7 +41,8 @@ class AdaptiveParameters:
     in use and no request waits for one; see `Adaptive._tolerance`."""
     deadline_cycles: float = 2.0
     """Age at which a rank's pending work must be served, in cycles, when a rank is
-    full; times ``log2(2 * ranks)``, because the oldest of more ranks is older."""
+    full; times ``log2(2 * ranks)``, because the oldest of more ranks is older. The
+    fewer slots are in use, the younger, down to a quarter."""
     window: float = 30.0
     """Seconds over which the traffic is measured."""
 
@@ -65,7 +69,7 @@ class Adaptive:
 
     - while nobody's time is at stake: no rank decodes anything, or one with pending
       work does not;
-    - when less than two requests arrive per cycle: nothing is worth waiting for;
+    - when less than 2.5 requests arrive per cycle: nothing is worth waiting for;
     - when a request would otherwise miss the operator's TTFT budget.
 
     A rank whose oldest request has been pending past a deadline (`deadline_cycles`)
@@ -140,7 +144,7 @@ class Adaptive:
         used = map(add, snapshot.running, requests)
         load = min(1.0, max(map(truediv, used, snapshot.max_running)))
         cycle, waste = fuller_release(
-            cycle, waste, per_rank=cycle * self._traffic.rate / len(requests)
+            cycle, waste, load * cycle * self._traffic.rate / len(requests)
         )
         cycle = shortened_cycle(cycle, waste, self._tolerance(snapshot, load))
         self._accrue(snapshot, seconds / total / cycle)
@@ -150,7 +154,7 @@ class Adaptive:
             deadline=self._parameters.deadline_cycles
             * math.log2(2 * len(requests))
             * cycle
-            * load,
+            * max(load, _LEAST_LOAD),
         )
         budget = best_level(
             [

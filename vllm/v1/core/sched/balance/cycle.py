@@ -63,19 +63,22 @@ def optimal_cycle(waste: float, requests: float, rate: float) -> float:
     return math.sqrt(2 * waste * requests / rate) if rate > 0 else math.inf
 
 
-def fuller_release(cycle: float, waste: float, per_rank: float) -> tuple[float, float]:
+def fuller_release(cycle: float, waste: float, fullness: float) -> tuple[float, float]:
     """The optimal cycle and its waste where releases collect many requests.
 
-    A release of a few requests wastes what one request on one rank does. With k
-    requests per rank the fullest rank has several more than the mean one; k / 3 is
-    what fits simulations best. The optimal cycle grows with the root of the waste.
+    A release of a few requests wastes what one request on one rank does. With k > 1
+    requests per rank the fullest rank has several more than the mean one, and they
+    take several steps: k times the waste fits simulations best (k / 3 and k / 2 do
+    worse), and less while slots are free, where longer waits buy less. The optimal
+    cycle grows with the root of the waste.
 
     Args:
         cycle: the optimal one, seconds, if one request is wasted.
         waste: seconds per release of one request.
-        per_rank: k, requests that each rank collects in that cycle on average.
+        fullness: k, requests that each rank collects in that cycle on average, times
+            the share of the slots in use.
     """
-    factor = max(1.0, per_rank / 3)
+    factor = max(1.0, fullness)
     return cycle * math.sqrt(factor), waste * factor
 
 

@@ -182,7 +182,7 @@ class BalanceGate:
         if self._ttft_budget is not None:
             waits = [wait for wait in waits if wait < self._ttft_budget]
         self._scheduled.append(self._prefilled())
-        running, waiting = scheduler.get_request_counts()
+        running, waiting = self._queue_lengths()
         since = now if self._last_exchange is None else self._last_exchange
         return Row(
             wave=wave,
@@ -252,7 +252,24 @@ class BalanceGate:
             admissible.append(request)
         return admissible
 
+    def _queue_lengths(self) -> tuple[int, int]:
+        scheduler = self._scheduler
+        waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
+        return len(scheduler.running), waiting
+
     # Called by the scheduler.
+
+    def request_counts(self) -> tuple[int, int]:
+        """Running and waiting requests, as the load balancer is told.
+
+        It takes a waiting request for the sign of a full rank. With a TTFT budget,
+        requests that could be admitted in the next step count as running.
+        """
+        running, waiting = self._queue_lengths()
+        if self._ttft_budget is None:
+            return running, waiting
+        ready = len(self._ready())
+        return running + ready, waiting - ready
 
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must not be admitted in this step."""

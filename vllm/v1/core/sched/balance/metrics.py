@@ -99,8 +99,10 @@ class DPBalanceProm:
             )
         )
 
-    def observe(self, report: dict[str, Any], engine_idx: int) -> None:
-        """Adds one report of `BalanceStats.take` of one engine."""
+    def observe(self, report: dict[str, Any] | None, engine_idx: int) -> None:
+        """Adds one report of `BalanceStats.take` of one engine, if it has one."""
+        if report is None:
+            return
         labels = self._labelvalues[engine_idx]
         for decision, reason, count in report["decisions"]:
             self._decisions.labels(*labels, report["policy"], decision, reason).inc(
