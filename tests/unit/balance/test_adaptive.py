@@ -149,6 +149,44 @@ def test_work_pending_too_long_is_served_whole():
     assert decision == (True, 100, "deadline")
 
 
+def of_one_decision(monkeypatch, slots):
+    """The fullness and the deadline that a decision uses; a rank has seven requests."""
+    seen = {}
+
+    def fuller_release(cycle, waste, fullness):
+        seen["fullness"] = fullness
+        return cycle, waste
+
+    def overdue(snapshot, limit, deadline):
+        seen["deadline"] = deadline
+        return 0
+
+    policy = learned()
+    monkeypatch.setattr("balance.adaptive.fuller_release", fuller_release)
+    monkeypatch.setattr(
+        "balance.adaptive.shortened_cycle", lambda cycle, waste, tolerance: cycle
+    )
+    monkeypatch.setattr(Adaptive, "_overdue", staticmethod(overdue))
+    rows = [running(6, pending=1), DECODE, DECODE, DECODE]
+    policy.decide(snapshot(row._replace(max_running=slots) for row in rows))
+    return seen
+
+
+def test_the_fewer_slots_are_in_use_the_sooner_is_the_deadline_down_to_a_quarter(
+    monkeypatch,
+):
+    half, quarter, few = (
+        of_one_decision(monkeypatch, slots)["deadline"] for slots in (14, 28, 700)
+    )
+    assert half == pytest.approx(2 * quarter)
+    assert few == pytest.approx(quarter)
+
+
+def test_the_fewer_slots_are_in_use_the_less_full_releases_count(monkeypatch):
+    half, few = (of_one_decision(monkeypatch, slots)["fullness"] for slots in (14, 700))
+    assert half == pytest.approx(50 * few)
+
+
 def test_a_released_rank_pays_its_rent():
     policy = learned()
     while not policy.decide(one_pending(age=0.5)).admit:
