@@ -1,0 +1,1 @@
+"""Whether what our files and hooks use of upstream is still there, and still fits."""
