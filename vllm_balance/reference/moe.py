@@ -2,9 +2,7 @@
 
 Seam: vLLM's registry of out-of-tree operators. Importing this module replaces
 ``UnquantizedFusedMoEMethod``, whose CPU path needs a compiled kernel and whose PyTorch
-fallback knows no expert map (expert parallelism). Whether the method routes the tokens
-itself (``apply_monolithic``) or the layer has done so (``apply``) depends on the
-release; vLLM calls the one that its ``is_monolithic`` names.
+fallback knows no expert map (expert parallelism). The layer routes the tokens.
 """
 
 import torch
@@ -58,31 +56,10 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
                 f"{layer.apply_router_weight_on_input}: serve another model"
             )
 
-    def apply_monolithic(
-        self,
-        layer: torch.nn.Module,
-        x: torch.Tensor,
-        router_logits: torch.Tensor,
-        input_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
-        # Not at the top: releases that call `apply` do not have it.
-        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-
-        weights, experts = cpu_fused_moe.select_experts(
-            hidden_states=x,
-            router_logits=router_logits,
-            top_k=layer.top_k,
-            use_grouped_topk=layer.use_grouped_topk,
-            renormalize=layer.renormalize,
-            topk_group=layer.topk_group,
-            num_expert_group=layer.num_expert_group,
-            custom_routing_function=layer.custom_routing_function,
-            scoring_func=layer.scoring_func,
-            routed_scaling_factor=layer.routed_scaling_factor,
-            e_score_correction_bias=layer.e_score_correction_bias,
-        )
-        return self.apply(layer, x, weights, experts)
+    @property
+    def is_monolithic(self) -> bool:
+        """No: some releases would have the method route the tokens on a CPU."""
+        return False
 
     def apply(
         self,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 
@@ -53,7 +52,9 @@ def missing(
     found = []
     for use in uses:
         last = use.names[0].rpartition(".")[2]
-        if (use.file, use.line, last) in seen or any(_has(new, use, n) for n in use.names):
+        if (use.file, use.line, last) in seen or any(
+            _has(new, use, n) for n in use.names
+        ):
             continue
         gone = " and ".join(name.removeprefix("?.") for name in use.names)
         text = f"{gone} is gone" if len(use.names) == 1 else f"none is left of {gone}"
@@ -71,12 +72,14 @@ def _has(names: Names, use: Use, name: str) -> bool:
     if names.has(name):
         return True
     owner, _, last = name.rpartition(".")
-    if use.kind == EITHER or names.modules.find(owner) or names.modules.module_path(owner):
+    if (
+        use.kind == EITHER
+        or names.modules.find(owner)
+        or names.modules.module_path(owner)
+    ):
         return False
     # The class may have moved to another module, which only our imports care about.
-    return use.kind != "import" and any(
-        last in names.members(other) for other in names.elsewhere(owner)
-    )
+    return any(last in names.members(other) for other in names.elsewhere(owner))
 
 
 def _what_upstream_did(use: Use, old: Names, new: Names) -> str:
@@ -145,13 +148,4 @@ def changed_lines(old: bytes, new: bytes) -> frozenset[int]:
     for tag, _, _, first, last in matcher.get_opcodes():
         if tag in ("insert", "replace"):
             lines.update(range(first + 1, last + 1))
-    return frozenset(lines | set(_statements(new, lines)))
-
-
-def _statements(source: bytes, lines: set[int]) -> Iterator[int]:
-    """Yield the lines of the simple statements and headers that reach into `lines`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            span = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if lines & set(span):
-                yield from span
+    return frozenset(lines)

@@ -19,12 +19,12 @@ ATTRIBUTE, CALL = "attribute", "call"
 
 
 class Recorder(Plugin):
-    """Asked by mypy for every attribute and call; answers with what is there already."""
+    """Asked by mypy for every attribute and call; answers with what it has."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        # Unbuffered: mypy ends its process without closing files.
-        self._out = Path(os.environ[FILE_VARIABLE]).open("a", buffering=1)
+        # A line at a time: mypy ends its process without closing files.
+        self._out = Path(os.environ[FILE_VARIABLE]).open("a", buffering=1)  # noqa: SIM115
 
     def _write(self, kind: str, name: str, context: Context, api: Any) -> None:
         self._out.write(f"{api.path}\t{context.line}\t{kind}\t{name}\n")

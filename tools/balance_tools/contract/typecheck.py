@@ -33,8 +33,8 @@ _LINE = re.compile(r"\bline \d+")
 
 
 @dataclass(frozen=True, order=True)
-class TypeError_:
-    """What mypy says about a line."""
+class Mistake:
+    """What mypy says about a line of code."""
 
     file: str
     line: int
@@ -51,7 +51,7 @@ class TypeError_:
 class Checked:
     """What a run of mypy found; `uses` are file, line and dotted name."""
 
-    errors: tuple[TypeError_, ...]
+    errors: tuple[Mistake, ...]
     uses: tuple[tuple[str, int, str], ...]
 
 
@@ -86,7 +86,7 @@ def type_check(root: Path, files: Sequence[str]) -> Checked:
             )
         recorded = [line.split("\t") for line in uses.read_text().splitlines()]
     errors = sorted(
-        TypeError_(one["file"], one["line"], one["code"] or "", one["message"])
+        Mistake(one["file"], one["line"], one["code"] or "", one["message"])
         for one in map(json.loads, said)
         if one["severity"] == "error"
     )

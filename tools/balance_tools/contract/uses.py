@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.contract.names import Names
-from balance_tools.rebase.symbols import imports
+from balance_tools.contract.names import Names, module_of
+from balance_tools.drift.symbols import imports
 
 IMPORT, ATTRIBUTE, OVERRIDE, EITHER, WORD = (
     "import",
@@ -31,8 +31,8 @@ class Use:
         file: Of ours, or one that a hook stands in.
         line: Of the use.
         kind: IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of
-            ours that upstream calls; EITHER: dotted names of which one must exist; WORD:
-            what no checker can give a type, which must still occur in upstream.
+            ours that upstream calls; EITHER: dotted names of which one must exist;
+            WORD: what no checker can give a type, which must occur in upstream.
         names: The names.
     """
 
@@ -56,12 +56,6 @@ class Ours:
     def modules(self) -> frozenset[str]:
         """The dotted names of the whole files."""
         return frozenset(module_of(file) for file in self.files)
-
-
-def module_of(file: str) -> str:
-    """Return the dotted name of a file's module."""
-    dotted = file.removesuffix(".py").replace("/", ".")
-    return dotted.removesuffix(".__init__")
 
 
 def inventory(
@@ -91,8 +85,14 @@ def inventory(
         found |= {use for use in reader.uses(tree) if ours.has(file, use.line)}
         if file in ours.files:
             own_words |= set(_defined(tree))
-        words |= {use for use in _words(file, tree) if ours.has(file, use.line)}
-    named = {(use.file, use.line, n.rpartition(".")[2]) for use in found for n in use.names}
+        if any(reader.is_upstream(origin) for origin in known.values()):
+            seen = _words(file, tree, known)
+            words |= {use for use in seen if ours.has(file, use.line)}
+    named = {
+        (use.file, use.line, name.rpartition(".")[2])
+        for use in found
+        for name in use.names
+    }
     found |= {
         use
         for use in words
@@ -123,14 +123,15 @@ class _Reader:
                 yield from self._imported(node)
             elif isinstance(node, ast.Attribute):
                 name = self._dotted(node)
-                if name and self._is_upstream(name) and self.upstream.has(name):
+                if name and self.is_upstream(name) and self.upstream.has(name):
                     yield Use(self.file, node.lineno, ATTRIBUTE, (name,))
             elif isinstance(node, ast.ClassDef) and self.file in self.ours.files:
                 yield from self._overrides(node)
             elif isinstance(node, ast.FunctionDef):
                 yield from self._either(node)
 
-    def _is_upstream(self, name: str) -> bool:
+    def is_upstream(self, name: str) -> bool:
+        """Whether a dotted name is of upstream's package, and not of a file of ours."""
         top = name.split(".")[0]
         return top == "vllm" and not _is_of(name, self.mine)
 
@@ -142,7 +143,7 @@ class _Reader:
                 continue
             else:
                 name = f"{node.module}.{alias.name}"
-            if self._is_upstream(name):
+            if self.is_upstream(name) and self.upstream.has(name):
                 yield Use(self.file, alias.lineno, IMPORT, (name,))
 
     def _dotted(self, node: ast.expr) -> str | None:
@@ -157,7 +158,7 @@ class _Reader:
     def _overrides(self, node: ast.ClassDef) -> Iterator[Use]:
         bases = [name for base in node.bases if (name := self._dotted(base))]
         for base in bases:
-            if not self._is_upstream(base):
+            if not self.is_upstream(base):
                 continue
             for name, line in _members(node):
                 if not name.startswith("__") and self.upstream.has(f"{base}.{name}"):
@@ -173,7 +174,7 @@ class _Reader:
             if not (isinstance(call, ast.Call) and ast.unparse(call.func) == FIRST_OF):
                 continue
             owner = owners.get(ast.unparse(call.args[0]))
-            names = [a.value for a in call.args[1:] if isinstance(a, ast.Constant)]
+            names = [str(a.value) for a in call.args[1:] if isinstance(a, ast.Constant)]
             prefix = f"{owner}." if owner else "?."
             yield Use(
                 self.file, call.lineno, EITHER, tuple(f"{prefix}{n}" for n in names)
@@ -208,13 +209,26 @@ def _defined(tree: ast.AST) -> Iterator[str]:
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-def _words(file: str, tree: ast.AST) -> Iterator[Use]:
-    """Yield attributes, keyword arguments and names in strings, whosever they are."""
+def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
+    """Yield attributes, keyword arguments and names in strings, except of libraries."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and not _of_library(node, known):
             yield Use(file, node.end_lineno or node.lineno, WORD, (node.attr,))
-        elif isinstance(node, ast.keyword) and node.arg:
-            yield Use(file, node.lineno, WORD, (node.arg,))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _IDENTIFIER.fullmatch(node.value) and "_" in node.value:
-                yield Use(file, node.lineno, WORD, (node.value,))
+        elif isinstance(node, ast.Call) and not _of_library(node.func, known):
+            for keyword in node.keywords:
+                if keyword.arg:
+                    yield Use(file, keyword.lineno, WORD, (keyword.arg,))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _IDENTIFIER.fullmatch(node.value)
+            and "_" in node.value
+        ):
+            yield Use(file, node.lineno, WORD, (node.value,))
+
+
+def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    origin = known.get(node.id, "vllm") if isinstance(node, ast.Name) else "vllm"
+    return origin.split(".")[0] not in ("vllm", "vllm_balance", "")

@@ -11,14 +11,15 @@ from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive, renew
 from balance_tools.rebase.driver import accept, skip
 from balance_tools.rebase.finish import restore_former, throw_away
+from balance_tools.rebase.model import worst
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
+from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_picture import scan_picture
+from balance_tools.rebase.scan_rows import write_scan
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
 from balance_tools.rebase.supported_release import Line
 from balance_tools.upstream.lock import load_lock
-from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 
 
@@ -163,13 +164,12 @@ def _scan(paths: Paths, text: str) -> int:
     artifacts = releases(paths, *parse_range(text))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
-    base = ensure_pristine(lock.vllm, paths)
-    rows = scan(paths, lock, artifacts, base)
+    rows = scan(paths, lock, artifacts)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")
     print(f"{report}: written, and {folder / 'scan.svg'}")
-    return 0
+    return worst([row.status for row in rows]).exit_code
 
 
 def _status(paths: Paths, work: Work | None) -> int:

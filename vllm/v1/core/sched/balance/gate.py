@@ -18,6 +18,11 @@ from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.upstream import (
+    keep_prefill_interval,
+    max_admitted,
+    skipped_waiting,
+)
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -131,6 +136,8 @@ class BalanceGate:
             tell_clients: tells the front-end that this engine is dead.
         """
         now = time.monotonic()
+        if self._held:
+            keep_prefill_interval(self._scheduler)
         self._count_hold(now)
         if not active:
             self._end_hold(now)
@@ -198,7 +205,7 @@ class BalanceGate:
             prefill_tokens=self._scheduled[0],
             step_time_us=int((now - since) * 1e6),
             kv_usage_ppm=int(scheduler.kv_cache_manager.usage * 1e6),
-            max_running=scheduler.max_num_running_reqs,
+            max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
             pending_age_us=int(
                 self._ages.oldest((request.request_id for request in pending), now)
@@ -236,9 +243,9 @@ class BalanceGate:
         """Waiting requests that could be admitted in the next step."""
         scheduler = self._scheduler
         admissible: list[Request] = []
-        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        slots = max_admitted(scheduler) - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        queues = chain(scheduler.skipped_waiting, scheduler.waiting)
+        queues = chain(skipped_waiting(scheduler), scheduler.waiting)
         # The others wait for something else than a slot, and take none.
         ready = (
             request
@@ -254,7 +261,7 @@ class BalanceGate:
 
     def _queue_lengths(self) -> tuple[int, int]:
         scheduler = self._scheduler
-        waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
+        waiting = len(scheduler.waiting) + len(skipped_waiting(scheduler))
         return len(scheduler.running), waiting
 
     # Called by the scheduler.
