@@ -55,9 +55,17 @@ class Frontend:
     """The way from the client to the ranks."""
 
     serial_seconds: float = 0.001
-    """Time of the API server per request; one request after the other."""
+    """Time of an API server per request; one request after the other."""
     jitter_seconds: float = 0.004
     """Further delay of a request, uniform from 0 to this."""
+    api_servers: int = 1
+    """Requests are shared out among them at random."""
+
+    def __post_init__(self) -> None:
+        if self.api_servers < 1:
+            raise UsageError(
+                f"--api-server-count {self.api_servers}: give 1 or more."
+            )
 
 
 class Clients:
@@ -76,7 +84,7 @@ class Clients:
         self._due = traffic.due_times(len(requests), rng)
         self._unsent = iter(requests)
         self._in_transit: list[tuple[float, int]] = []
-        self._server_free = 0.0
+        self._server_free = [0.0] * frontend.api_servers
         self.last_sent = 0.0
         """Seconds at which the last request so far was sent."""
         for _ in range(traffic.max_concurrency or len(requests)):
@@ -88,11 +96,15 @@ class Clients:
             return
         request.sent = max(now, self._due[request.index])
         self.last_sent = request.sent
-        self._server_free = (
-            max(self._server_free, request.sent) + self._frontend.serial_seconds
+        if (servers := self._frontend.api_servers) > 1:
+            request.server = self._rng.randrange(servers)
+        free = self._server_free
+        free[request.server] = (
+            max(free[request.server], request.sent) + self._frontend.serial_seconds
         )
         delay = self._frontend.jitter_seconds * self._rng.random()
-        heapq.heappush(self._in_transit, (self._server_free + delay, request.index))
+        arrival = free[request.server] + delay
+        heapq.heappush(self._in_transit, (arrival, request.index))
 
     def finished(self, now: float) -> None:
         """A request ended: the next one is sent, if it has waited for this."""

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from .arrivals import Traffic
+from .arrivals import Frontend, Traffic
 from .cost import DEEPSEEK_V3_1, CostModel
 from .engine import RankLimits
 from .errors import UsageError
@@ -39,6 +39,13 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         default="0.23",
         help="vLLM's own, by version, or a router that does not look at the ranks: "
         "skewed draws ranks and sticky sessions by Zipf's law.",
+    )
+    server.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=None,
+        help="Default: one per rank, as of `vllm serve`.",
     )
     server.add_argument(
         "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
@@ -202,6 +209,11 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
             num_prompts, args.input_len, args.output_len, args.dataset_path
         ),
         traffic=Traffic(concurrency, args.request_rate, args.burstiness),
+        frontend=Frontend(
+            api_servers=limits.ranks
+            if args.api_server_count is None
+            else args.api_server_count
+        ),
         load_balancer=args.load_balancer,
         skew=args.skew,
         async_scheduling=args.async_scheduling,

@@ -38,10 +38,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
-from .routing import Counts
 from .workload import SimRequest
 
 BLOCK_SIZE = 16
@@ -222,8 +222,9 @@ class RealEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
-        return [(waiting, running) for running, waiting in counts]
+        schedulers = [rank.scheduler for rank in self._ranks]
+        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        return [RankCounts(waiting, running) for running, waiting in counts]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

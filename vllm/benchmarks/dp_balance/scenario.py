@@ -9,13 +9,14 @@ from pathlib import Path
 
 from .arrivals import Frontend, Traffic
 from .cost import CostModel
+from .dispatch import Dispatcher
 from .engine import Engine, RankLimits
 from .errors import UsageError
 from .fast import FastEngine
 from .loop import Run, Step, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
-from .routing import make_load_balancer
+from .routing import make_load_balancers
 from .workload import (
     CountTokens,
     SimRequest,
@@ -110,11 +111,13 @@ def simulate(
         random.Random(f"lengths {seed}"), count_tokens
     )
     rng = random.Random(f"clients {seed}")
-    balancer = make_load_balancer(
+    ranks = scenario.limits.ranks
+    load_balancers = make_load_balancers(
         scenario.load_balancer,
-        scenario.limits.ranks,
+        ranks,
         random.Random(f"routing {seed}"),
         scenario.skew,
+        scenario.frontend.api_servers,
     )
     controller = make_controller(policy)
     return run(
@@ -122,7 +125,7 @@ def simulate(
         controller,
         requests,
         scenario.traffic,
-        balancer,
+        Dispatcher(ranks, load_balancers),
         scenario.cost,
         rng,
         frontend=scenario.frontend,

@@ -29,6 +29,7 @@ class SimRequest:
         "prompt_len",
         "rank",
         "sent",
+        "server",
     )
 
     def __init__(self, index: int, prompt_len: int, output_len: int) -> None:
@@ -38,6 +39,8 @@ class SimRequest:
         self.left = prompt_len
         """Prompt tokens that are not computed yet."""
         self.rank = -1
+        self.server = 0
+        """Number of the API server that handles it."""
         self.pending_since = math.nan
         """When the request was first seen admissible."""
         self.sent = self.first_token = self.done = math.nan
