@@ -1,5 +1,6 @@
 """Load balancers, and when they learn what."""
 
+import itertools
 import random
 
 import pytest
@@ -99,7 +100,7 @@ def test_short_steps_publish_every_100_ms_what_is_one_step_old() -> None:
         now = 0.03 * step
         seen += coordinator.published(now)
         coordinator.tell(now, 0, step, counts((step, 0)))
-    gaps = [b.time - a.time for a, b in zip(seen, seen[1:], strict=False)]
+    gaps = [b.time - a.time for a, b in itertools.pairwise(seen)]
     assert 0.0999 <= min(gaps) <= max(gaps) <= 0.13
     ages = [found.time / 0.03 - found.counts[0].waiting for found in seen[2:]]
     assert 0.9 <= min(ages) <= max(ages) <= 2.1, "in steps"

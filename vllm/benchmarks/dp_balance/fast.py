@@ -126,7 +126,9 @@ class FastEngine:
             return counts
         slots = self._limits.max_num_seqs
         return [
-            RankCounts(max(0, waiting - (slots - running)), min(slots, running + waiting))
+            RankCounts(
+                max(0, waiting - (slots - running)), min(slots, running + waiting)
+            )
             for waiting, running, _ in counts
         ]
 

@@ -23,6 +23,9 @@ class ApiServer(NamedTuple):
     count: int = 1
 
 
+FIRST = ApiServer()
+
+
 class LoadBalancer(Protocol):
     """Chooses ranks."""
 
@@ -50,7 +53,7 @@ class Balancer023:
     its own request as often as there are servers.
     """
 
-    def __init__(self, ranks: int, server: ApiServer = ApiServer()) -> None:
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
         self._server = server
         start = ranks * server.index // server.count
         self._scan = [(start + i) % ranks for i in range(ranks)]
@@ -81,7 +84,7 @@ class Balancer030:
     API servers and published counts, more for a queue on a rank whose KV cache is more
     than half full; scanned from a rank that moves on."""
 
-    def __init__(self, ranks: int, server: ApiServer = ApiServer()) -> None:
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
         self._server = server
         self._counts = [RankCounts(0, 0)] * ranks
         self._in_flight = [0] * ranks
