@@ -6,33 +6,35 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-Cell = Mapping[str, Any]
+CellResult = Mapping[str, Any]
 Document = Mapping[str, Any]
 Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
 
 
-def rivals(document: Document) -> list[str]:
-    """The settings that were chosen, one per rival."""
+def baselines(document: Document) -> list[str]:
+    """The settings that were chosen, one per baseline."""
     return list(document["chosen"].values())
 
 
-def gain(cell: Cell, policy: str) -> float:
+def gain(cell: CellResult, policy: str) -> float:
     """Mean over the seeds of the gain over off, as a share."""
     return statistics.fmean(cell["policies"][policy]["gain"])
 
 
-def best_rival(document: Document, cell: Cell) -> str:
+def best_baseline(document: Document, cell: CellResult) -> str:
     """The setting that gains most in this cell."""
-    return max(rivals(document), key=lambda policy: gain(cell, policy))
+    return max(baselines(document), key=lambda policy: gain(cell, policy))
 
 
-def lead(document: Document, cell: Cell, policy: str = "adaptive") -> float:
-    """What the policy serves more than the best rival, as a share of the latter."""
-    best = gain(cell, best_rival(document, cell))
+def lead(document: Document, cell: CellResult, policy: str = "adaptive") -> float:
+    """What the policy serves more than the best baseline, as a share of the latter."""
+    best = gain(cell, best_baseline(document, cell))
     return (1 + gain(cell, policy)) / (1 + best) - 1
 
 
-def ratio(cell: Cell, policy: str, figure: str, reference: str = "align") -> float:
+def ratio(
+    cell: CellResult, policy: str, figure: str, reference: str = "align"
+) -> float:
     """A figure of a policy over that of another."""
     policies = cell["policies"]
     quotient: float = policies[policy][figure] / policies[reference][figure]
@@ -44,7 +46,7 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def closed(document: Document, **where: object) -> list[Cell]:
+def closed(document: Document, **where: object) -> list[CellResult]:
     """The closed loops, of these ranks or this phi."""
     return [
         cell
@@ -54,7 +56,7 @@ def closed(document: Document, **where: object) -> list[Cell]:
     ]
 
 
-class Target(NamedTuple):
+class Aim(NamedTuple):
     """One aim, and what was reached."""
 
     aim: str
@@ -64,7 +66,7 @@ class Target(NamedTuple):
     """Why it is not, and what is possible."""
 
 
-def targets(document: Document, kv_limited: Document | None) -> list[Target]:
+def targets(document: Document, kv_limited: Document | None) -> list[Aim]:
     """All aims."""
     found = [
         _mean_gain(document),
@@ -78,12 +80,12 @@ def targets(document: Document, kv_limited: Document | None) -> list[Target]:
     return found if kv_limited is None else [*found, _full_cache(kv_limited)]
 
 
-def _mean_gain(document: Document) -> Target:
+def _mean_gain(document: Document) -> Aim:
     mean, small = (
         statistics.fmean(gain(cell, "adaptive") for cell in closed(document, **where))
         for where in ({}, {"ranks": 4})
     )
-    return Target(
+    return Aim(
         "mean gain over `off` at least +37 %",
         f"{mean:+.0%} over all closed loops, {small:+.0%} over those of 4 ranks",
         mean >= 0.37,
@@ -91,16 +93,16 @@ def _mean_gain(document: Document) -> Target:
     )
 
 
-def _behind(document: Document) -> Target:
-    cells: Sequence[Cell] = document["cells"]
+def _behind(document: Document) -> Aim:
+    cells: Sequence[CellResult] = document["cells"]
     leads = [lead(document, cell) for cell in cells]
     behind = sum(value < -0.02 for value in leads)
     points = sum(
-        gain(cell, "adaptive") < gain(cell, best_rival(document, cell)) - 0.02
+        gain(cell, "adaptive") < gain(cell, best_baseline(document, cell)) - 0.02
         for cell in cells
     )
-    return Target(
-        "nowhere more than 2 % below the best rival",
+    return Aim(
+        "nowhere more than 2 % below the best baseline",
         f"{behind} of {len(cells)} cells are ({points} by more than 2 points of the "
         f"throughput of `off`); worst {min(leads):+.1%}, "
         f"mean {statistics.fmean(leads):+.1%}",
@@ -109,17 +111,15 @@ def _behind(document: Document) -> Target:
     )
 
 
-def _below_off(document: Document) -> Target:
+def _below_off(document: Document) -> Aim:
     least = min(gain(cell, "adaptive") for cell in document["cells"])
-    return Target(
-        "nowhere below `off` − 1 %", f"least {least:+.1%}", least >= -0.01, ""
-    )
+    return Aim("nowhere below `off` − 1 %", f"least {least:+.1%}", least >= -0.01, "")
 
 
-def _ttft_tails(document: Document) -> Target:
+def _ttft_tails(document: Document) -> Aim:
     ratios = [ratio(cell, "adaptive", "p99_ttft_ms") for cell in document["cells"]]
     near = sum(value <= 1.1 for value in ratios)
-    return Target(
+    return Aim(
         "TTFT p99 at most 10 % above that of `align` in 90 % of the cells (65 of 72)",
         f"{near} of {len(ratios)} cells ({near / len(ratios):.0%})",
         near >= 65 / 72 * len(ratios),
@@ -127,11 +127,11 @@ def _ttft_tails(document: Document) -> Target:
     )
 
 
-def _itl_tails(document: Document) -> Target:
+def _itl_tails(document: Document) -> Aim:
     mean = geometric_mean(
         ratio(cell, "adaptive", "p99_itl_ms") for cell in document["cells"]
     )
-    return Target(
+    return Aim(
         "ITL p99 a third below that of `align`, in the geometric mean",
         f"{mean - 1:+.0%}",
         mean <= 2 / 3,
@@ -139,10 +139,10 @@ def _itl_tails(document: Document) -> Target:
     )
 
 
-def _light_load(document: Document) -> Target:
+def _light_load(document: Document) -> Aim:
     gains = [gain(cell, "adaptive") for cell in document["cells"] if cell["light"]]
     above = sum(value > 0 for value in gains)
-    return Target(
+    return Aim(
         "at light load, a gain in mean end-to-end latency in every cell",
         f"{above} of {len(gains)} cells; from {min(gains):+.2%} to {max(gains):+.0%}",
         above == len(gains),
@@ -150,7 +150,7 @@ def _light_load(document: Document) -> Target:
     )
 
 
-def _budgets(document: Document) -> Target:
+def _budgets(document: Document) -> Aim:
     runs = document["ttft_budgets"]
     is_open = {_name(cell) for cell in document["cells"] if not cell["closed_loop"]}
 
@@ -162,7 +162,7 @@ def _budgets(document: Document) -> Target:
         [run for run in runs if (run["cell"] in is_open) == wanted]
         for wanted in (True, False)
     ]
-    return Target(
+    return Aim(
         "with a TTFT budget that `off` keeps for 99 % of the requests, `adaptive` "
         "keeps it too",
         f"{kept(loops[0])} runs at a given request rate, {kept(loops[1])} closed loops",
@@ -171,12 +171,12 @@ def _budgets(document: Document) -> Target:
     )
 
 
-def _full_cache(document: Document) -> Target:
+def _full_cache(document: Document) -> Aim:
     gains = {
         name: case["policies"]["adaptive"]["gain"]["steady_output_throughput"]
         for name, case in document["cases"].items()
     }
-    return Target(
+    return Aim(
         "where the KV cache is full, with real schedulers, at least +40 % over `off`",
         " and ".join(f"{value:+.0%} ({name})" for name, value in gains.items()),
         min(gains.values()) >= 0.4,
@@ -185,8 +185,8 @@ def _full_cache(document: Document) -> Target:
 
 
 BEHIND = (
-    "**Behind the best rival.** The cells are listed below. Where prompts are most of "
-    "the work (`lognormal 2000/200`), `sglang-100` collects for longer. `adaptive` "
+    "**Behind the best baseline.** The cells are listed below. Where prompts are most "
+    "of the work (`lognormal 2000/200`), `sglang-100` collects for longer. `adaptive` "
     "gives up to 6 % of the throughput for shorter waits on purpose, and serves "
     "overdue requests; less of either won these cells while tuning, and lengthened the "
     "TTFT tails past their target. Where twice as many requests as slots queue, `cap` "
@@ -236,27 +236,27 @@ FULL_CACHE = (
 )
 
 
-def _by(document: Document, name: str) -> dict[object, list[Cell]]:
-    groups: dict[object, list[Cell]] = {}
+def _by(document: Document, name: str) -> dict[object, list[CellResult]]:
+    groups: dict[object, list[CellResult]] = {}
     for cell in document["cells"]:
         groups.setdefault(cell[name], []).append(cell)
     return groups
 
 
-def _gains(document: Document, cells: Sequence[Cell]) -> list[str]:
+def _gains(document: Document, cells: Sequence[CellResult]) -> list[str]:
     """Mean gains of all policies, and the lead of `adaptive`: its mean and least."""
     leads = [lead(document, cell) for cell in cells]
     return [
         *(
             f"{statistics.fmean(gain(cell, policy) for cell in cells):+.0%}"
-            for policy in ("adaptive", *rivals(document))
+            for policy in ("adaptive", *baselines(document))
         ),
         f"{statistics.fmean(leads):+.1%}",
         f"{min(leads):+.1%}",
     ]
 
 
-def _latencies(cells: Sequence[Cell]) -> list[str]:
+def _latencies(cells: Sequence[CellResult]) -> list[str]:
     return [
         f"{geometric_mean(ratio(cell, 'adaptive', name) for cell in cells):.2f}"
         for name in ("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "mean_tpot_ms")
@@ -274,7 +274,7 @@ def page(
         origin: how the numbers came about.
         kv_limited: of `suite.py kv_limited`, if it has been made.
     """
-    cells: Sequence[Cell] = document["cells"]
+    cells: Sequence[CellResult] = document["cells"]
     reached = targets(document, kv_limited)
     spread = max(
         max(found["gain"]) - min(found["gain"])
@@ -286,10 +286,10 @@ def page(
     slowest = sorted(cells, key=lambda cell: -ratio(cell, "adaptive", "p99_ttft_ms"))
     settings = [
         [f"`{setting}`{' (chosen)' if setting == chosen else ''}", f"{mean:+.1%}"]
-        for rival, chosen in document["chosen"].items()
-        for setting, mean in document["choice"]["mean_gain"][rival].items()
+        for baseline, chosen in document["chosen"].items()
+        for setting, mean in document["choice"]["mean_gain"][baseline].items()
     ]
-    head = ["adaptive", *(f"`{policy}`" for policy in rivals(document))]
+    head = ["adaptive", *(f"`{policy}`" for policy in baselines(document))]
     groups = [
         [title.format(key), *_gains(document, group), *_latencies(group)]
         for name, title in (
@@ -311,10 +311,10 @@ def page(
         "The gain of a closed loop is that of its steady output throughput over `off`; "
         "of an open loop, whose throughput is given, that of 1 / mean end-to-end "
         "latency. "
-        "Each rival has the one setting with the greatest mean gain over the grid, "
-        "chosen on another seed; the *best rival* is the best of them in each cell, as "
-        "if the operator knew which. The lead is over its throughput, so that 2 % mean "
-        "the same whether the gain is 10 % or 400 %. "
+        "Each baseline has the one setting with the greatest mean gain over the grid, "
+        "chosen on another seed; the *best baseline* is the best of them in each cell, "
+        "as if the operator knew which. The lead is over its throughput, so that 2 % "
+        "mean the same whether the gain is 10 % or 400 %. "
         f"Gains of `adaptive` differ by up to {spread:.0%} of off's throughput between "
         "seeds (skewed routing to many ranks).\n\n"
         "## Targets\n\n"
@@ -327,17 +327,25 @@ def page(
         "Throughput against tails, relative to `align`: a dot per closed loop, a disc "
         "for the geometric mean.\n\n"
         "![Throughput against TTFT p99 and ITL p99](pictures/frontier-trade.svg)\n\n"
-        "Lead of `adaptive` over the best rival of each cell, in per cent:\n\n"
-        "![Lead over the best rival](pictures/frontier-lead.svg)\n\n"
+        "Lead of `adaptive` over the best baseline of each cell, in per cent:\n\n"
+        "![Lead over the best baseline](pictures/frontier-lead.svg)\n\n"
         "## By workload, ranks and phi\n\n"
-        "Mean gain of each policy, lead of `adaptive` over the best rival (mean and "
+        "Mean gain of each policy, lead of `adaptive` over the best baseline (mean and "
         "least), and its latencies over those of `align` (geometric means):\n\n"
         + table(
             ["", *head, "lead", "least", "TTFT p50", "p99", "ITL p99", "TPOT"], groups
         )
         + "\n\n## The cells with the least lead\n\n"
         + table(
-            ["cell", "adaptive", "best rival", "its gain", "lead", "TTFT p99 s", "its"],
+            [
+                "cell",
+                "adaptive",
+                "best baseline",
+                "its gain",
+                "lead",
+                "TTFT p99 s",
+                "its",
+            ],
             [_worst(document, cell) for cell in worst],
         )
         + "\n\n## The cells with the longest tails\n\n"
@@ -355,7 +363,7 @@ def page(
                 for cell in slowest[:12]
             ],
         )
-        + "\n\nTTFT p99 in seconds.\n\n## Settings of the rivals\n\n"
+        + "\n\nTTFT p99 in seconds.\n\n## Settings of the baselines\n\n"
         "Mean gain over the cells with phi "
         f"{' and '.join(map(str, document['choice']['phi']))}, seed "
         f"{', '.join(map(str, document['choice']['seeds']))}:\n\n"
@@ -364,11 +372,11 @@ def page(
     )
 
 
-def _name(cell: Cell) -> str:
+def _name(cell: CellResult) -> str:
     return f"{cell['workload']}, {cell['ranks']} ranks, phi {cell['phi']:g}"
 
 
-def _seeds(cells: Sequence[Cell]) -> str:
+def _seeds(cells: Sequence[CellResult]) -> str:
     """The seeds, and in how many cells, if there was no time for all."""
     counts = Counter(seed for cell in cells for seed in cell["seeds"])
     return ", ".join(
@@ -379,8 +387,8 @@ def _seeds(cells: Sequence[Cell]) -> str:
     )
 
 
-def _worst(document: Document, cell: Cell) -> list[str]:
-    best = best_rival(document, cell)
+def _worst(document: Document, cell: CellResult) -> list[str]:
+    best = best_baseline(document, cell)
     return [
         _name(cell),
         f"{gain(cell, 'adaptive'):+.1%}",

@@ -48,7 +48,7 @@ def origin(document: dict[str, Any]) -> str:
     )
 
 
-def seed(document: dict[str, Any]) -> str:
+def published(document: dict[str, Any]) -> str:
     """The published figures beside the simulated ones."""
     (case,) = document["cases"].values()
     cost = case["scenario"]["cost"]
@@ -298,7 +298,7 @@ def wall_clock(document: dict[str, Any], ranks: int) -> str:
 
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "seed": seed,
+    "published": published,
     "workloads": workloads,
     "sensitivity": sensitivity,
     "kv_limited": kv_limited,

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.fit import Fit, fit
@@ -180,7 +180,7 @@ def main() -> None:
         RankLimits(ranks, SLOTS, MAX_TOKENS),
         _mean_cost(fits["off"]),
         Workload(None, trace=args.folder / f"dp{ranks}-off-0.json"),
-        Traffic(max_concurrency=concurrency),
+        ClientTraffic(max_concurrency=concurrency),
     )
     document = {
         "command": "python bench/wall_clock.py MODEL --data-parallel-size "

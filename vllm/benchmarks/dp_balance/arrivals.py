@@ -13,7 +13,7 @@ from .workload import SimRequest
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ClientTraffic:
     """How `vllm bench serve` would send: its options of the same names."""
 
     max_concurrency: int | None = None
@@ -66,7 +66,7 @@ class Clients:
     def __init__(
         self,
         requests: Sequence[SimRequest],
-        traffic: Traffic,
+        traffic: ClientTraffic,
         frontend: Frontend,
         rng: random.Random,
     ) -> None:

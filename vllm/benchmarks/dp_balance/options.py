@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from .arrivals import Traffic
+from .arrivals import ClientTraffic
 from .cost import DEEPSEEK_V3_1, CostModel
 from .engine import RankLimits
 from .errors import UsageError
-from .policies import OWN, RIVALS, make_controller
+from .policies import BASELINES, OWN, make_controller
 from .results import read_json
 from .routing import LOAD_BALANCERS
 from .scenario import Scenario, Workload
@@ -115,8 +115,8 @@ def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) ->
         nargs="+",
         default=list(default),
         metavar="NAME",
-        help=f"Any of {', '.join(OWN)}, and rivals {', '.join(RIVALS)} (N steps). "
-        "Parameters follow a colon: adaptive:ttft_budget=2. "
+        help=f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps)."
+        " Parameters follow a colon: adaptive:ttft_budget=2. "
         f"Default: {' '.join(default)}.",
     )
 
@@ -201,7 +201,7 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         workload=Workload(
             num_prompts, args.input_len, args.output_len, args.dataset_path
         ),
-        traffic=Traffic(concurrency, args.request_rate, args.burstiness),
+        traffic=ClientTraffic(concurrency, args.request_rate, args.burstiness),
         load_balancer=args.load_balancer,
         skew=args.skew,
         async_scheduling=args.async_scheduling,
