@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.benchmarks.dp_balance.schedulers import (
     BLOCK_SIZE,
     make_request,
@@ -111,7 +112,7 @@ def main() -> None:
             f"{row['policy']:10} {row['ranks']:5} {row['median_us']:10} "
             f"{row['p90_us']:8} {100 * row['share_of_a_36_ms_step']:7.2f}%"
         )
-    record.write(arguments, results)
+    record.write(arguments, results, policies_fingerprint())
 
 
 if __name__ == "__main__":

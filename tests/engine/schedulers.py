@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
 ROOT = Path(__file__).parents[2]
+make_request = schedulers.make_request
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
