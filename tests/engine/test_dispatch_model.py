@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Frontend, Traffic
+from vllm.benchmarks.dp_balance.arrivals import Frontend, ClientTraffic
 from vllm.benchmarks.dp_balance.coordinator import Coordinator, Publication
 from vllm.benchmarks.dp_balance.cost import CostModel, Loads
 from vllm.benchmarks.dp_balance.dispatch import Dispatcher
@@ -149,7 +149,7 @@ def agreement(seen: Sent) -> float:
         FastEngine(RankLimits(RANKS, SLOTS, 256)),
         None,
         requests,
-        Traffic(self_timed=True),
+        ClientTraffic(self_timed=True),
         Dispatcher(RANKS, [follower]),
         steps,
         random.Random(0),

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
@@ -122,7 +122,7 @@ def replay(path: Path, multiplier: float = 1.0) -> list[float]:
         RankLimits(2, 4, 4096),
         DEEPSEEK_V3_1,
         Workload(None, trace=path),
-        Traffic(self_timed=True, rate_multiplier=multiplier),
+        ClientTraffic(self_timed=True, rate_multiplier=multiplier),
     )
     return [request.sent for request in simulate(scenario, "off").requests]
 

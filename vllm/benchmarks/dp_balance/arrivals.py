@@ -14,7 +14,7 @@ from .workload import SimRequest
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ClientTraffic:
     """How `vllm bench serve` would send: its options of the same names."""
 
     max_concurrency: int | None = None
@@ -91,7 +91,7 @@ class Clients:
     def __init__(
         self,
         requests: Sequence[SimRequest],
-        traffic: Traffic,
+        traffic: ClientTraffic,
         frontend: Frontend,
         rng: random.Random,
     ) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .arrivals import Clients, Frontend, Traffic
+from .arrivals import Clients, ClientTraffic, Frontend
 from .cost import CostModel, Loads
 from .dispatch import Dispatcher
 from .engine import Engine
@@ -18,7 +18,7 @@ SYNC_STEPS = 32
 """vLLM's ranks agree only every so many steps that a wave has ended."""
 
 
-class Step(NamedTuple):
+class StepRecord(NamedTuple):
     """What happened in one step, for traces and timelines."""
 
     end: float
@@ -57,14 +57,14 @@ def run(
     engine: Engine,
     controller: Controller | None,
     requests: Sequence[SimRequest],
-    traffic: Traffic,
+    traffic: ClientTraffic,
     dispatcher: Dispatcher,
     cost: CostModel,
     rng: random.Random,
     *,
     frontend: Frontend | None = None,
     async_scheduling: bool = False,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
     """Serves the requests and returns what happened.
@@ -111,7 +111,7 @@ def run(
             totals.append(_sum_up(now, seconds, loads, len(first)))
             if on_step is not None:
                 counts = tuple(engine.counts())
-                on_step(Step(now, seconds, loads, tuple(engine.held), counts))
+                on_step(StepRecord(now, seconds, loads, tuple(engine.held), counts))
         else:  # the first step of a wave: another is scheduled before it ends
             first, done = [], []
         for request in first:

@@ -11,7 +11,7 @@ from .arrivals import Frontend
 from .cost import DEEPSEEK_V3_1, CostModel
 from .engine import RankLimits
 from .errors import UsageError
-from .policies import OWN, RIVALS, make_controller
+from .policies import BASELINES, OWN, make_controller
 from .results import read_json
 from .routing import LOAD_BALANCERS
 from .scenario import Scenario
@@ -118,8 +118,8 @@ def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) ->
         nargs="+",
         default=list(default),
         metavar="NAME",
-        help=f"Any of {', '.join(OWN)}, and rivals {', '.join(RIVALS)} (N steps). "
-        "Parameters follow a colon: adaptive:ttft_budget=2. "
+        help=f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps)."
+        " Parameters follow a colon: adaptive:ttft_budget=2. "
         f"Default: {' '.join(default)}.",
     )
 

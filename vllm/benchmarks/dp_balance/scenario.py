@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .arrivals import Frontend, Traffic
+from .arrivals import ClientTraffic, Frontend
 from .cost import CostModel
 from .dispatch import Dispatcher
 from .engine import Engine, RankLimits
 from .errors import UsageError
 from .fast import FastEngine
-from .loop import Run, Step, run
+from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
 from .routing import make_load_balancers
@@ -96,7 +96,7 @@ class Scenario:
     limits: RankLimits
     cost: CostModel
     workload: Workload = field(default_factory=Workload)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: ClientTraffic = field(default_factory=ClientTraffic)
     frontend: Frontend = field(default_factory=Frontend)
     load_balancer: str = "0.23"
     skew: float = 0.5
@@ -129,7 +129,7 @@ def simulate(
     seed: int = 0,
     *,
     count_tokens: CountTokens | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
     """Runs the scenario with a policy. The same arguments give the same run.

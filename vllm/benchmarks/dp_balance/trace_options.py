@@ -5,7 +5,7 @@
 import argparse
 from pathlib import Path
 
-from .arrivals import Traffic
+from .arrivals import ClientTraffic
 from .errors import UsageError
 from .scenario import Workload
 from .traces import TimedTrace
@@ -99,7 +99,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
     )
 
 
-def traffic_from(args: argparse.Namespace, slots: int) -> Traffic:
+def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
     """When requests are sent; a closed loop over all slots unless something else is
     asked for."""
     self_timed = args.self_timed
@@ -108,7 +108,7 @@ def traffic_from(args: argparse.Namespace, slots: int) -> Traffic:
     concurrency = args.max_concurrency
     if concurrency is None and args.request_rate == float("inf") and not self_timed:
         concurrency = slots
-    return Traffic(
+    return ClientTraffic(
         concurrency,
         args.request_rate,
         args.burstiness,
