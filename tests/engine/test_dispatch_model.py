@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Frontend, ClientTraffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.coordinator import Coordinator, Publication
 from vllm.benchmarks.dp_balance.cost import CostModel, Loads
 from vllm.benchmarks.dp_balance.dispatch import Dispatcher

@@ -95,7 +95,7 @@ def test_window(tmp_path: Path) -> None:
     path = written(tmp_path, AZURE)
     rows = read_trace(path, None, TimedTrace(start=0.05, duration=1.0)).rows
     assert [row.prompt_len for row in rows] == [3180]
-    with pytest.raises(UsageError, match="no request in the window .* lasts 29 s"):
+    with pytest.raises(UsageError, match=r"no request in the window .* lasts 29 s"):
         read_trace(path, None, TimedTrace(start=60.0))
 
 

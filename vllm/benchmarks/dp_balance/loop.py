@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .arrivals import Clients, ClientTraffic, Frontend
+from .coordinator import Counts
 from .cost import CostModel, Loads
 from .dispatch import Dispatcher
 from .engine import Engine
@@ -26,8 +27,8 @@ class StepRecord(NamedTuple):
     seconds: float
     loads: Loads
     held: tuple[bool, ...]
-    counts: tuple[tuple[int, int], ...]
-    """(waiting, running) of every rank after the step."""
+    counts: Counts
+    """Of every rank after the step."""
 
 
 class StepTotals(NamedTuple):

@@ -8,15 +8,17 @@ own requests at once. Each API server has its own.
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from .coordinator import Counts, RankCounts
 from .errors import UsageError
 from .workload import SimRequest
 
 
-class ApiServer(NamedTuple):
+@dataclass(frozen=True)
+class ApiServer:
     """Which of the API servers a load balancer is part of."""
 
     index: int = 0
@@ -165,7 +167,10 @@ def _sticky(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
     return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
 
 
-_FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
+_FRONT_ENDS: dict[str, Callable[[int, ApiServer], LoadBalancer]] = {
+    "0.23": Balancer023,
+    "0.30": Balancer030,
+}
 
 _ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
     "round-robin": _round_robin,
