@@ -197,16 +197,22 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
-    """Yield every name that a module of ours brings into the world."""
+    """Yield every attribute, function and class that a module of ours brings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(
-            node.ctx, ast.Store
+        if isinstance(node, ast.ClassDef):
+            for child in node.body:
+                if isinstance(child, ast.AnnAssign) and isinstance(
+                    child.target, ast.Name
+                ):
+                    yield child.target.id
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
         ):
-            yield node.id if isinstance(node, ast.Name) else node.attr
+            yield node.attr
 
 
 def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
