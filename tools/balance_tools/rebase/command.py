@@ -16,6 +16,7 @@ from balance_tools.rebase.report import exit_code, markdown
 from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_picture import scan_picture
 from balance_tools.rebase.scan_rows import write_scan
+from balance_tools.rebase.scan_run import run_rows
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
 from balance_tools.rebase.supported_release import Line
@@ -54,6 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--scan",
         metavar="A..B",
         help="try the series on every final release in a range",
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_",
+        action="store_true",
+        help="with --scan: build each release that fits, and serve with each policy",
     )
     parser.add_argument(
         "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
@@ -110,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.renew_line:
             return _renew(paths, args.renew_line)
         if args.scan:
-            return _scan(paths, args.scan)
+            return _scan(paths, args.scan, args.run_)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -159,12 +166,14 @@ def _renew(paths: Paths, name: str) -> int:
     return 0
 
 
-def _scan(paths: Paths, text: str) -> int:
+def _scan(paths: Paths, text: str, run: bool) -> int:
     lock = load_lock(paths.lock)
     artifacts = releases(paths, *parse_range(text))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
     rows = scan(paths, lock, artifacts)
+    if run:
+        rows = run_rows(paths, lock, artifacts, rows)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")
