@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-from frontier_page import (
+from frontier_data import (
     CellResult,
     Document,
     baselines,
