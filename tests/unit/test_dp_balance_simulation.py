@@ -11,7 +11,6 @@ from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
 from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.routing import make_load_balancer
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -77,29 +76,6 @@ def test_open_loop_has_the_rate_asked_for() -> None:
     requests = [SimRequest(i, 1, 1) for i in range(20_000)]
     Clients(requests, ClientTraffic(request_rate=50.0), Frontend(), random.Random(0))
     assert requests[-1].sent == pytest.approx(20_000 / 50, rel=0.03)
-
-
-def test_balancer_of_0_23_prefers_the_lowest_rank_and_hates_queues() -> None:
-    balancer = make_load_balancer("0.23", 3, random.Random(0))
-    assert [balancer.choose() for _ in range(4)] == [0, 1, 2, 0]
-    balancer.publish([(1, 0), (0, 3), (0, 4)])
-    assert balancer.choose() == 1
-
-
-def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
-    balancer = make_load_balancer("0.30", 3, random.Random(0))
-    assert [balancer.choose() for _ in range(3)] == [0, 1, 2]
-    balancer.publish([(0, 0), (0, 0), (0, 0)])  # not yet seen by the coordinator
-    balancer.finished(1)
-    assert balancer.choose() == 1
-
-
-def test_skewed_and_sticky_routing_are_uneven() -> None:
-    for name in ("skewed", "sticky"):
-        balancer = make_load_balancer(name, 4, random.Random(0), skew=1.0)
-        ranks = [balancer.choose() for _ in range(4000)]
-        counts = sorted(ranks.count(rank) for rank in range(4))
-        assert counts[-1] > 1.5 * counts[0]
 
 
 def decisions(policy: IntervalPolicy, **columns: tuple[int, ...]) -> list[Decision]:

@@ -23,7 +23,7 @@ from .options import (
 from .policies import OWN
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
 from .scenario import Scenario, simulate
-from .workload import CountTokens
+from .traces import CountTokens
 
 
 def compare(

@@ -28,10 +28,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
-from .routing import Counts
 from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
 
@@ -201,8 +201,9 @@ class RealEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
-        return [(waiting, running) for running, waiting in counts]
+        schedulers = [rank.scheduler for rank in self._ranks]
+        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        return [RankCounts(waiting, running) for running, waiting in counts]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
