@@ -101,7 +101,7 @@ def main() -> None:
                 f"{name:10} {ranks:6} {figures['median_us']:10.1f} "
                 f"{figures['p10_us']:9.1f} {figures['p90_us']:9.1f}"
             )
-    record.write(arguments, results)
+    record.write(arguments, results, record.tree_fingerprint())
 
 
 POLICY = load_policies()

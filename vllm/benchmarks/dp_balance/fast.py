@@ -18,10 +18,10 @@ from operator import add
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
+from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
-from .routing import Counts
 from .workload import SimRequest
 
 
@@ -119,14 +119,17 @@ class FastEngine:
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
         counts = [
-            (len(self._waiting[rank]), self._running(rank)) for rank in self._ranks
+            RankCounts(len(self._waiting[rank]), self._running(rank))
+            for rank in self._ranks
         ]
         if self._ttft_budget is None:
             return counts
         slots = self._limits.max_num_seqs
         return [
-            (max(0, waiting - (slots - running)), min(slots, running + waiting))
-            for waiting, running in counts
+            RankCounts(
+                max(0, waiting - (slots - running)), min(slots, running + waiting)
+            )
+            for waiting, running, _ in counts
         ]
 
     def schedule(self) -> Loads:
