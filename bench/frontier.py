@@ -42,7 +42,7 @@ KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "frontier.json"
 SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
-ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "level.py")
+ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "prefill_budget.py")
 """Sources that the other policies do not depend on."""
 
 Figures = dict[str, float]

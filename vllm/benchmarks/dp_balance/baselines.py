@@ -5,7 +5,7 @@
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
-HOLD = Decision(admit=False, prefill_tokens=0, reason="hold")
+HOLD = Decision(admit=False, prefill_budget=0, reason="hold")
 
 
 class IntervalPolicy:
