@@ -33,6 +33,13 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_pictures_can_be_drawn(tree: Path) -> None:
+    script = tree / "bench" / "frontier_pictures.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    drawn = sorted(path.name for path in (tree / "docs" / "pictures").iterdir())
+    assert drawn == ["frontier-lead.svg", "frontier-trade.svg"]
+
+
 def table(tree: Path, *options: str) -> str:
     """Runs the command; returns its error, "" if it succeeds."""
     script = [sys.executable, str(tree / "bench" / "table.py"), *options]

@@ -26,15 +26,6 @@ def first_of(owner: object, *names: str) -> Any:
     )
 
 
-def skipped_waiting(scheduler: "Scheduler") -> Any:
-    """The queue that the scheduler looks at before `waiting`.
-
-    Until 0.30 requests that were skipped in an earlier step, from 0.31 on those that
-    hold KV blocks.
-    """
-    return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
-
-
 def max_admitted(scheduler: "Scheduler") -> int:
     """How many requests may run: from 0.31 on, max_num_active_seqs can make it less
     than the slots of the model runner."""
