@@ -1,17 +1,17 @@
 """On two ranks, every policy answers as Hugging Face does, holds, and reports.
 
-Short, and without anything that only some releases of vLLM have: a scan of releases runs
-it on each of them.
+Short, and without anything that only some releases of vLLM have: a scan of releases
+runs it on each of them.
 """
 
 from pathlib import Path
 
 import pytest
+from vllm.v1.core.sched.balance.policy import POLICIES
 
 from balance_tools.serving.server import Server
 from hugging_face import Sample
 from test_greedy_equality import assert_equal, assert_the_gate_held
-from vllm.v1.core.sched.balance.policy import POLICIES
 
 RANKS = 2
 

@@ -14,7 +14,7 @@ import pytest
 from balance_tools.contract.check import missing, vanished_symbols
 from balance_tools.contract.fit import make_side, misfits, relied_on
 from balance_tools.contract.names import Names
-from balance_tools.contract.uses import EITHER, Use
+from balance_tools.contract.uses import EITHER, OPTIONAL, Use
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
 from balance_tools.rebase.fitting import Pin, read_pin
@@ -72,18 +72,28 @@ def alone(uses: tuple[Use, ...], old: Names) -> Iterator[tuple[str, list[Use]]]:
 @pytest.mark.timeout(900)
 def test_each_name_renamed_is_refused_by_name(pin: Pin) -> None:
     old = Names(Modules(pin.tree))
-    names = dict(alone(pin.expected.uses, old))
+    required = tuple(use for use in pin.expected.uses if use.kind != OPTIONAL)
+    names = dict(alone(required, old))
     kinds = {use.kind for uses in names.values() for use in uses}
     assert kinds == {"import", "attribute", "override", "either", "word"}
     assert {"skipped_waiting", "is_prefill_chunk", "dp_group", "worker_cls"} <= set(
         names
     )
-    assert missing(pin.expected.uses, old, old, frozenset()) == []
+    assert missing(pin.expected.uses, old, old) == []
     for name, uses in names.items():
-        found = missing(uses, old, RenamedNames(old, name), frozenset())
+        found = missing(uses, old, RenamedNames(old, name))
         assert len(found) == len(uses), (name, uses)
         assert all(name in str(finding) for finding in found)
         assert all(finding.file and finding.line for finding in found)
+
+
+def test_a_name_of_later_releases_is_missed_there_alone(pin: Pin) -> None:
+    optional = [use for use in pin.expected.uses if use.kind == OPTIONAL]
+    assert ("prefill_capacity_bound",) in {use.names for use in optional}
+    old = Names(Modules(pin.tree))
+    found = missing(optional, old, old, forward=True)
+    assert ["prefill_capacity_bound" in str(one) for one in found] == [True]
+    assert missing(optional, old, old, forward=False) == []
 
 
 def test_each_relied_on_symbol_renamed_is_refused_by_name(pin: Pin) -> None:

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher, get_close_matches
 
 from balance_tools.contract.names import Names
 from balance_tools.contract.typecheck import Checked
-from balance_tools.contract.uses import EITHER, WORD, Ours, Use
+from balance_tools.contract.uses import EITHER, OPTIONAL, WORD, Ours, Use
 
 MOST_CANDIDATES = 4
 
@@ -38,7 +38,11 @@ class Finding:
 
 
 def missing(
-    uses: Iterable[Use], old: Names, new: Names, seen: frozenset[tuple[str, int, str]]
+    uses: Iterable[Use],
+    old: Names,
+    new: Names,
+    seen: frozenset[tuple[str, int, str]] = frozenset(),
+    forward: bool = True,
 ) -> list[Finding]:
     """Return the uses whose names the new tree does not have.
 
@@ -48,10 +52,14 @@ def missing(
         new: The tree of the target.
         seen: File, line and last name of what a type checker resolved on the target;
             empty if none has run.
+        forward: Whether the target is later than the pin.
     """
     found = []
     for use in uses:
         last = use.names[0].rpartition(".")[2]
+        # What the pin has not is of later releases, and must not go unnoticed there.
+        if use.kind == OPTIONAL and (last in old.words or not forward):
+            continue
         if (use.file, use.line, last) in seen or any(
             _has(new, use, n) for n in use.names
         ):
@@ -65,7 +73,7 @@ def missing(
 
 
 def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind == WORD:
+    if use.kind in (WORD, OPTIONAL):
         return name in names.words
     if name.startswith("?."):
         return name[2:] in names.words
@@ -84,7 +92,7 @@ def _has(names: Names, use: Use, name: str) -> bool:
 
 def _what_upstream_did(use: Use, old: Names, new: Names) -> str:
     owner, _, last = use.names[0].rpartition(".")
-    if use.kind == WORD:
+    if use.kind in (WORD, OPTIONAL):
         return "the word is in no file of upstream any more"
     before, after = set(old.members(owner)), set(new.members(owner))
     if not after:

@@ -139,7 +139,7 @@ def _loaded(data: Mapping[str, object]) -> Expected:
 
 
 def misfits(
-    expected: Expected, series: Series, old: Path, target: Side
+    expected: Expected, series: Series, old: Path, target: Side, forward: bool = True
 ) -> tuple[Finding, ...]:
     """Return everything of ours that does not fit the target, worst first.
 
@@ -148,6 +148,7 @@ def misfits(
         series: The series as it is for the target.
         old: The tree of the pin.
         target: The release to try.
+        forward: Whether it is later than the pin.
     """
     before, after = Names(Modules(old)), Names(Modules(target.tree))
     checked = target.check()
@@ -156,7 +157,7 @@ def misfits(
         for file, line, name in checked.uses
         if file in target.ours.files
     )
-    gone = missing(expected.uses, before, after, seen)
+    gone = missing(expected.uses, before, after, seen, forward)
     places = {(finding.file, finding.line) for finding in gone}
     wrong = [
         finding

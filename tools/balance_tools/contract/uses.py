@@ -11,13 +11,8 @@ from pathlib import Path
 from balance_tools.contract.names import Names, module_of
 from balance_tools.drift.symbols import imports
 
-IMPORT, ATTRIBUTE, OVERRIDE, EITHER, WORD = (
-    "import",
-    "attribute",
-    "override",
-    "either",
-    "word",
-)
+IMPORT, ATTRIBUTE, OVERRIDE = "import", "attribute", "override"
+EITHER, OPTIONAL, WORD = "either", "optional", "word"
 # The function of ours that takes the first name of several that the release has.
 FIRST_OF = "first_of"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
@@ -32,7 +27,8 @@ class Use:
         line: Of the use.
         kind: IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of
             ours that upstream calls; EITHER: dotted names of which one must exist;
-            WORD: what no checker can give a type, which must occur in upstream.
+            OPTIONAL: what `hasattr` asks for, because only some releases have it; WORD:
+            what no checker can give a type, which must occur in upstream.
         names: The names.
     """
 
@@ -88,6 +84,8 @@ def inventory(
         if any(reader.is_upstream(origin) for origin in known.values()):
             seen = _words(file, tree, known)
             words |= {use for use in seen if ours.has(file, use.line)}
+            if file in ours.files:
+                found |= set(_optional(file, tree))
     named = {
         (use.file, use.line, name.rpartition(".")[2])
         for use in found
@@ -231,6 +229,15 @@ def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
             and "_" in node.value
         ):
             yield Use(file, node.lineno, WORD, (node.value,))
+
+
+def _optional(file: str, tree: ast.AST) -> Iterator[Use]:
+    """Yield the names that `hasattr` asks for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+            name = node.args[1]
+            if isinstance(name, ast.Constant):
+                yield Use(file, node.lineno, OPTIONAL, (str(name.value),))
 
 
 def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:

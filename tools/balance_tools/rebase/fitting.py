@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import Expected, expect, make_side, misfits, our_files
 from balance_tools.files import exclusive
@@ -25,6 +27,7 @@ class Pin:
     """What our files and the series expect, read from the release of the pin."""
 
     paths: Paths
+    version: str
     tree: Path
     files: tuple[str, ...]
     expected: Expected
@@ -48,14 +51,32 @@ def read_pin(paths: Paths, lock: Lock) -> Pin | None:
         patched = patched_files(series, tree)
         side = make_side(folder / "pin", tree, patched, paths.root, files)
         expected = expect(side, folder / "pin.json")
-    return Pin(paths, tree, tuple(files), expected)
+    return Pin(paths, lock.vllm.version, tree, tuple(files), expected)
 
 
-def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Finding, ...]:
-    """Return what does not fit a release; `folder` is scratch, beside `tree`."""
+def findings(
+    pin: Pin, series: Series, tree: Path, folder: Path, version: str
+) -> tuple[Finding, ...]:
+    """Return what does not fit a release.
+
+    Args:
+        pin: What we expect.
+        series: As it is for the release.
+        tree: Of the release.
+        folder: Scratch, best beside `tree`.
+        version: Of the release, or a name.
+    """
     patched = patched_files(series, tree)
     side = make_side(folder, tree, patched, pin.paths.root, pin.files)
-    return misfits(pin.expected, series, pin.tree, side)
+    return misfits(pin.expected, series, pin.tree, side, is_later(version, pin.version))
+
+
+def is_later(version: str, than: str) -> bool:
+    """Whether a release is later than another; what is no version is."""
+    try:
+        return Version(version) > Version(than)
+    except InvalidVersion:
+        return True
 
 
 def status_of(found: tuple[Finding, ...]) -> Status:
@@ -79,7 +100,8 @@ def fit(paths: Paths, work: Work, session: Session, lock: Lock) -> Status:
         print("note: no files of ours here; only patches are checked", file=sys.stderr)
         return Status.UNTOUCHED
     folder = paths.build / "contract" / session.target
-    found = findings(pin, series, Path(plan.new_tree), folder)
+    tree = Path(plan.new_tree)
+    found = findings(pin, series, tree, folder, session.target)
     (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
     for one in found:
         print(f"  {one}", file=sys.stderr)

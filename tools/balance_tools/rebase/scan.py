@@ -156,7 +156,9 @@ def _one(
         _write_patched(work, series, tree)
         row = Row(artifact.version, tuple(_cells(session)), 0.0)
         if row.placed and pin is not None:
-            found = findings(pin, series, tree, Path(name) / "contract")
+            found = findings(
+                pin, series, tree, Path(name) / "contract", artifact.version
+            )
             row = replace(
                 row,
                 fit=status_of(found).label,
