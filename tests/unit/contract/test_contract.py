@@ -79,7 +79,7 @@ def test_each_name_renamed_is_refused_by_name(pin: Pin) -> None:
     assert {"skipped_waiting", "is_prefill_chunk", "dp_group", "worker_cls"} <= set(
         names
     )
-    assert missing(pin.expected.uses, old, old) == []
+    assert missing(required, old, old) == []
     for name, uses in names.items():
         found = missing(uses, old, RenamedNames(old, name))
         assert len(found) == len(uses), (name, uses)
