@@ -2,8 +2,12 @@
 
 Seam: vLLM's registry of out-of-tree operators. Importing this module replaces
 ``UnquantizedFusedMoEMethod``, whose CPU path needs a compiled kernel and whose PyTorch
-fallback knows no expert map (expert parallelism). The layer routes the tokens.
+fallback knows no expert map (expert parallelism). Whether the method routes the tokens
+itself (``apply_monolithic``) or the layer has done so (``apply``) depends on the
+release; vLLM calls the one that its ``is_monolithic`` names.
 """
+
+import importlib
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
@@ -12,6 +16,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
+
+_ROUTING = "cpu_fused_moe"
 
 
 def expert_loop(
@@ -56,10 +62,31 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
                 f"{layer.apply_router_weight_on_input}: serve another model"
             )
 
-    @property
-    def is_monolithic(self) -> bool:
-        """No: some releases would have the method route the tokens on a CPU."""
-        return False
+    def apply_monolithic(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
+        # By name: later releases, which call `apply`, do not have the module.
+        package = UnquantizedFusedMoEMethod.__module__.rpartition(".")[0]
+        routing = importlib.import_module(f"{package}.{_ROUTING}")
+        weights, experts = routing.select_experts(
+            hidden_states=x,
+            router_logits=router_logits,
+            top_k=layer.top_k,
+            use_grouped_topk=layer.use_grouped_topk,
+            renormalize=layer.renormalize,
+            topk_group=layer.topk_group,
+            num_expert_group=layer.num_expert_group,
+            custom_routing_function=layer.custom_routing_function,
+            scoring_func=layer.scoring_func,
+            routed_scaling_factor=layer.routed_scaling_factor,
+            e_score_correction_bias=layer.e_score_correction_bias,
+        )
+        return self.apply(layer, x, weights, experts)
 
     def apply(
         self,
