@@ -1,4 +1,4 @@
-"""A server that stops, or loses a part: streams get an error, nothing is left, in time."""
+"""A server that stops, or loses a part: streams get an error, and nothing is left."""
 
 from __future__ import annotations
 

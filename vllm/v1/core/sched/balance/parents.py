@@ -75,7 +75,10 @@ class _WatchedContext:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def Process(self, *, target: Callable[..., object], **options: Any) -> Any:
+    # The name is that of multiprocessing.
+    def Process(  # noqa: N802
+        self, *, target: Callable[..., object], **options: Any
+    ) -> Any:
         return self._context.Process(target=partial(_run, target), **options)
 
 
