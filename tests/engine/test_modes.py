@@ -22,7 +22,7 @@ from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from balance_tools.server import Server, free_port
+from balance_tools.serving.server import Server, free_port
 from hugging_face import NEW_TOKENS, Sample, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal

@@ -15,10 +15,10 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
-from balance_tools.kernels import fetch_kernels
-from balance_tools.lock import load_lock
+from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.paths import Paths
-from balance_tools.series import load_series
+from balance_tools.series.apply import load_series
+from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, VERSION, Build
 
 EVERY = [Choice(), *ASCEND]
