@@ -16,7 +16,7 @@ import psutil
 import pytest
 import requests
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 
 HANG_S = 20
 """What still runs after that hangs. A machine that does nothing else needs two or three

@@ -159,6 +159,30 @@ def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
     once(tree, "gate.reset()")
 
 
+def server_is_watched_before_it_serves(tree: ast.Module) -> None:
+    """The watch of the server begins before the server does."""
+    body, index = block_with(
+        function(tree, "serve_http"),
+        lambda t: t == "end_with_engines(server, app.state.engine_client)",
+    )
+    assert body[index - 1] == "app.state.server = server"
+    (task,) = [i for i, t in enumerate(body) if t.startswith("server_task = ")]
+    assert index < task
+    once(tree, "end_with_engines(")
+
+
+def coordinator_ends_with_its_parent(tree: ast.Module) -> None:
+    """The context is replaced right after it is made, before it starts the process."""
+    body, index = block_with(
+        function(tree, "DPCoordinator.__init__"),
+        lambda t: t.startswith("context = context_with_parent_watch("),
+    )
+    assert body[index - 1] == "context = get_mp_context()"
+    (start,) = [i for i, t in enumerate(body) if "= context.Process(" in t]
+    assert index < start
+    once(tree, "context_with_parent_watch(")
+
+
 Check = Callable[[ast.Module], None]
 
 CHECKS: dict[str, tuple[Check, ...]] = {
@@ -176,6 +200,14 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         exchange_follows_the_finish_sync,
         scheduler_is_checked_where_it_is_made,
         rank_says_its_policy,
+    ),
+    "vllm/entrypoints/launcher.py": (
+        imported(f"{BALANCE}.ending", "end_with_engines"),
+        server_is_watched_before_it_serves,
+    ),
+    "vllm/v1/engine/coordinator.py": (
+        imported(f"{BALANCE}.parents", "context_with_parent_watch"),
+        coordinator_ends_with_its_parent,
     ),
     "vllm/v1/engine/utils.py": (
         imported(f"{BALANCE}.validation", "check_same_balance"),

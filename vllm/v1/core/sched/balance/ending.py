@@ -11,14 +11,13 @@ process, that the first one has.
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.parents import parent_is_gone
 
 if TYPE_CHECKING:
-    import uvicorn
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = init_logger(__name__)
@@ -30,10 +29,14 @@ GRACE_S = 2
 _watches: set[asyncio.Task[None]] = set()
 
 
-def end_with_engines(server: "uvicorn.Server", engine_client: "AsyncLLM") -> None:
-    """Ends the server when its engines have ended or must end; with balance on.
+def end_with_engines(server: Any, engine_client: "AsyncLLM") -> None:
+    """With balance on, ends the server when its engines have ended or must end.
 
     Called in the event loop of the server.
+
+    Args:
+        server: the `uvicorn.Server`.
+        engine_client: what the server asks its engines through.
     """
     config = getattr(engine_client, "vllm_config", None)
     if config is None or config.parallel_config.data_parallel_balance == "off":
@@ -43,7 +46,7 @@ def end_with_engines(server: "uvicorn.Server", engine_client: "AsyncLLM") -> Non
     task.add_done_callback(_watches.discard)
 
 
-async def _watch(server: "uvicorn.Server", engine_client: "AsyncLLM") -> None:
+async def _watch(server: Any, engine_client: "AsyncLLM") -> None:
     missing = None
     while not engine_client.errored:
         # Twice in a row: where all processes are told to stop, the coordinator is the

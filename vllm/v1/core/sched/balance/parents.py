@@ -18,8 +18,6 @@ from vllm.logger import init_logger
 from vllm.utils.system_utils import kill_process_tree
 
 if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext
-
     from vllm.config import ParallelConfig
 
 logger = init_logger(__name__)
@@ -69,7 +67,7 @@ def _watch(pid: int) -> None:
 class _WatchedContext:
     """A context of `multiprocessing` whose processes end with this one."""
 
-    def __init__(self, context: "BaseContext") -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
 
     def __getattr__(self, name: str) -> Any:
@@ -87,10 +85,13 @@ def _run(target: Callable[..., object], **arguments: Any) -> None:
     target(**arguments)
 
 
-def context_with_parent_watch(
-    context: "BaseContext", parallel_config: "ParallelConfig"
-) -> "BaseContext | _WatchedContext":
-    """The context itself, or with balance on one whose processes end with this one."""
+def context_with_parent_watch(context: Any, parallel_config: "ParallelConfig") -> Any:
+    """A context of `multiprocessing` whose processes end with this one.
+
+    Args:
+        context: the context of `multiprocessing` to start processes with.
+        parallel_config: with balance off, the context itself is returned.
+    """
     if parallel_config.data_parallel_balance == "off":
         return context
     return _WatchedContext(context)
