@@ -110,21 +110,24 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "attempt" in metafunc.fixturenames:
+        count = metafunc.config.getoption("--stops")
+        metafunc.parametrize("attempt", range(count))
+
+
 @pytest.mark.parametrize(
     "stop", [terminate, terminate_all, kill_front_end, kill_coordinator]
 )
 def test_a_server_that_stops_leaves_nothing(
     moe_model: Path,
     tmp_path: Path,
-    pytestconfig: pytest.Config,
     stop: Callable[[Server], None],
     method: str,
+    attempt: int,
 ) -> None:
-    seconds = []
-    for number in range(pytestconfig.getoption("--stops")):
-        server = start(moe_model, tmp_path, f"{number}", method)
-        seconds.append(stopped_in(server, stop))
-    print(f"{stop.__name__}, {method}: {len(seconds)} tries, {max(seconds):.1f} s")
+    server = start(moe_model, tmp_path, f"{attempt}", method)
+    print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
 @pytest.mark.parametrize("stop", [terminate, kill_front_end])
