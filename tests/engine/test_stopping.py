@@ -171,7 +171,7 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         assert {stream.end for stream in streams} <= {"error", "abort"}
         slow.close()
         assert SAID.get(stop, "") in text(server)
-        assert stop in SAID or "Data parallel balance: the" not in text(server)
+        assert stop in SAID or "Ending the server" not in text(server)
         return max(ended, *(stream.ended_at for stream in streams)) - began
     except BaseException:
         server.print_log_tail()

@@ -159,15 +159,12 @@ def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
     once(tree, "gate.reset()")
 
 
-def server_is_watched_before_it_serves(tree: ast.Module) -> None:
-    """The watch of the server begins before the server does."""
+def engines_are_watched_where_answers_are_awaited(tree: ast.Module) -> None:
+    """The watch begins with the task that awaits the answers, in the event loop."""
     body, index = block_with(
-        function(tree, "serve_http"),
-        lambda t: t == "end_with_engines(server, app.state.engine_client)",
+        function(tree, "AsyncLLM.__init__"), lambda t: t == "end_with_engines(self)"
     )
-    assert body[index - 1] == "app.state.server = server"
-    (task,) = [i for i, t in enumerate(body) if t.startswith("server_task = ")]
-    assert index < task
+    assert body[:index] == ["asyncio.get_running_loop()", "self._run_output_handler()"]
     once(tree, "end_with_engines(")
 
 
@@ -201,9 +198,9 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         scheduler_is_checked_where_it_is_made,
         rank_says_its_policy,
     ),
-    "vllm/entrypoints/launcher.py": (
+    "vllm/v1/engine/async_llm.py": (
         imported(f"{BALANCE}.ending", "end_with_engines"),
-        server_is_watched_before_it_serves,
+        engines_are_watched_where_answers_are_awaited,
     ),
     "vllm/v1/engine/coordinator.py": (
         imported(f"{BALANCE}.parents", "context_with_parent_watch"),

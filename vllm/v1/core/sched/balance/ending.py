@@ -10,8 +10,10 @@ process, that the first one has.
 """
 
 import asyncio
+import os
+import signal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.logger import init_logger
@@ -23,51 +25,63 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _PERIOD_S = 0.25
-GRACE_S = 2
+_GRACE_S = 2.0
 """How long a client that does not read its answer may hold up the end."""
 
 _watches: set[asyncio.Task[None]] = set()
 
 
-def end_with_engines(server: Any, engine_client: "AsyncLLM") -> None:
+def end_with_engines(llm: "AsyncLLM") -> None:
     """With balance on, ends the server when its engines have ended or must end.
 
     Called in the event loop of the server.
-
-    Args:
-        server: the `uvicorn.Server`.
-        engine_client: what the server asks its engines through.
     """
-    config = getattr(engine_client, "vllm_config", None)
-    if config is None or config.parallel_config.data_parallel_balance == "off":
+    if llm.vllm_config.parallel_config.data_parallel_balance == "off":
         return
-    task = asyncio.create_task(_watch(server, engine_client))
+    task = asyncio.create_task(_watch(llm))
     _watches.add(task)  # the loop keeps only a weak reference
     task.add_done_callback(_watches.discard)
 
 
-async def _watch(server: Any, engine_client: "AsyncLLM") -> None:
+async def _watch(llm: "AsyncLLM") -> None:
     missing = None
-    while not engine_client.errored:
+    loop = asyncio.get_running_loop()
+    while not llm.errored:
         # Twice in a row: where all processes are told to stop, the coordinator is the
         # first to go.
-        before, missing = missing, _missing(engine_client)
+        before, missing = missing, _missing(llm)
         if before is not None and missing is not None:
             logger.error("Data parallel balance: %s. Ending the server.", missing)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, partial(engine_client.shutdown, timeout=0))
+            await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
             break
         await asyncio.sleep(_PERIOD_S)
-    engine_client.output_processor.propagate_error(engine_client.dead_error)
-    server.config.timeout_graceful_shutdown = GRACE_S
-    if not envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
-        server.should_exit = True
+    llm.output_processor.propagate_error(llm.dead_error)
+    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
+        return
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
+        # They may still be naming the rank that was the cause.
+        while _engines_live(llm):
+            await asyncio.sleep(_PERIOD_S)
+        loop.call_later(_GRACE_S, _end_now)
 
 
-def _missing(engine_client: "AsyncLLM") -> str | None:
+def _engines_live(llm: "AsyncLLM") -> bool:
+    """Whether an engine of this server runs; upstream ends them within 5 s."""
+    manager = llm.engine_core.resources.engine_manager
+    return any(engine.is_alive() for engine in getattr(manager, "processes", ()))
+
+
+def _end_now() -> None:
+    """The event loop still runs: some client neither reads nor finishes its request."""
+    logger.warning("Data parallel balance: the last clients are cut off.")
+    os._exit(0)
+
+
+def _missing(llm: "AsyncLLM") -> str | None:
     """In words, the process without which the server cannot go on; None if it has all
     of them, or is stopping."""
-    client = engine_client.engine_core
+    client = llm.engine_core
     if not client._finalizer.alive:
         return None
     if parent_is_gone():
