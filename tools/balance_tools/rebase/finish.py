@@ -68,7 +68,7 @@ def _export_package(
 
 
 def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
-    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).stdout
+    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).output
     paths = sorted_paths(path for path in said.decode().split("\0") if path)
     old = {path: repo.read(before, path) for path in paths}
     new = {path: repo.read(after, path) for path in paths}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
+from balance_tools.files import remove_tree, replacing, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.model import HookResult, PatchResult, Status
 
@@ -123,12 +122,7 @@ class Work:
     def save(self, session: Session) -> None:
         """Write the journal: either the old or the new one survives a crash."""
         data = {"format": FORMAT, **asdict(session)}
-        partial = self.state.with_suffix(".part")
-        with partial.open("w") as file:
-            json.dump(data, file, indent=1, default=_plain)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.state)
+        write_atomically(self.state, json.dumps(data, indent=1, default=_plain))
 
 
 def _plain(value: object) -> str:
@@ -212,9 +206,8 @@ def install(source: Path, target: Path) -> None:
 def install_file(source: Path, target: Path) -> None:
     """Make file `target` equal to `source`; can be repeated after a crash."""
     if not target.exists() or target.read_bytes() != source.read_bytes():
-        partial = target.with_name(f".{target.name}.new")
-        shutil.copy2(source, partial)
-        partial.replace(target)
+        with replacing(target) as part:
+            shutil.copy2(source, part)
 
 
 def _same_files(one: Path, other: Path) -> bool:

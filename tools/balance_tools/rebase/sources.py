@@ -9,7 +9,7 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import sha256_of
+from balance_tools.files import replacing, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import default_index
 from balance_tools.upstream.lock import (
@@ -82,10 +82,7 @@ def _lock_for(paths: Paths, lock: Lock, vllm: str, ascend: str) -> Lock:
         print(f"note: {error}", file=sys.stderr)
         print("note: taking the archives in build/cache, no kernels", file=sys.stderr)
         return found_offline
-    known.parent.mkdir(parents=True, exist_ok=True)
-    partial = known.with_suffix(".part")
-    partial.write_text(dump_lock(found), encoding="utf-8")
-    partial.replace(known)
+    write_atomically(known, dump_lock(found))
     return found
 
 
@@ -137,10 +134,8 @@ def local_source(
             )
         cached = paths.cached(artifact.sha256, artifact.filename)
         if not cached.is_file():
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            partial = cached.with_name(cached.name + ".part")
-            shutil.copyfile(given, partial)
-            partial.replace(cached)
+            with replacing(cached) as part:
+                shutil.copyfile(given, part)
         tree = ensure_pristine(artifact, paths)
         return Source(f"{package} {artifact.version}", tree), artifact
     if not (given / package).is_dir():

@@ -9,6 +9,7 @@ from pathlib import Path
 import tomlkit
 
 from balance_tools.errors import ToolError
+from balance_tools.files import write_atomically
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.series.patchfile import Patch, parse_patch
 from balance_tools.upstream.lock import Lock, load_lock
@@ -95,9 +96,7 @@ class Line:
             for name, own in sorted(hashes.own.items()):
                 table.add(name, tomlkit.item(asdict(own)))
             document.add(_OWN, table)
-        partial = self.folder / f".{HASHES}.part"
-        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
-        partial.replace(self.folder / HASHES)
+        write_atomically(self.folder / HASHES, tomlkit.dumps(document))
 
     def own_patches(self) -> dict[str, dict[str, Patch]]:
         """Return the patches that a person changed for this line, by package."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from balance_tools.release.notes import CHANGELOG, release_notes
 from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
+from balance_tools.run import capture, git, to_terminal
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.build import ALL, build_wheel
 from balance_tools.wheel.source_state import commit_time_s, source_state
@@ -124,7 +124,7 @@ def verify_release(paths: Paths, folder: Path) -> None:
     tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
     command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
     with progress("inspecting the wheels", 1, "pass"):
-        status = subprocess.call([*command, *tests], cwd=paths.root, stdout=sys.stderr)
+        status = to_terminal([*command, *tests], cwd=paths.root)
     if status != 0:
         raise ToolError(
             f"{folder.name}: expected wheels that pass {', '.join(INSPECTIONS)}, found "
@@ -154,8 +154,6 @@ def _put_in_place(release: Release, hidden: Path) -> None:
 
 
 def _commit_of_tag(root: Path, tag: str) -> str | None:
-    command = ["git", "-C", str(root), "rev-parse", "--quiet", "--verify"]
-    result = subprocess.run(
-        [*command, f"refs/tags/{tag}^{{commit}}"], capture_output=True, text=True
-    )
-    return result.stdout.strip() or None
+    name = f"refs/tags/{tag}^{{commit}}"
+    found = capture(git(root, "rev-parse", "--quiet", "--verify", name))
+    return found.text.strip() or None

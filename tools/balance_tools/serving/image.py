@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from packaging.utils import parse_wheel_filename
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
+from balance_tools.run import to_terminal
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -192,7 +192,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.print:
         print(shlex.join(command))
         return 0
-    if subprocess.call(command, cwd=paths.root) != 0:
+    if to_terminal(command, cwd=paths.root) != 0:
         raise ToolError(
             f"{image.name}: expected {engine} to build the image, found that it "
             "failed; read what it wrote above"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, remove_tree
+from balance_tools.files import disk_errors, exclusive, named_in_part, remove_tree
 from balance_tools.manifest import (
     MANIFEST_NAME,
     files_of_ours,
@@ -29,8 +29,6 @@ from balance_tools.vendoring.vendored import (
     differences,
     look,
 )
-
-NAMED_FILES = 5
 
 
 @dataclass(frozen=True)
@@ -180,10 +178,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _list(package: Package, paths: Sequence[str]) -> str:
-    """The first few files by name and how many more there are."""
-    named = ", ".join(f"{package.name}/{path}" for path in paths[:NAMED_FILES])
-    more = len(paths) - NAMED_FILES
-    return f"{named} and {more} more" if more > 0 else named
+    return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours
 from balance_tools.paths import Paths
+from balance_tools.run import capture, git
 from balance_tools.series.apply import Series, load_series
 from balance_tools.upstream.lock import Artifact, Lock
 
@@ -85,18 +85,10 @@ def tracked_files(root: Path, name: str) -> frozenset[str]:
     """The paths below `root/name` that git tracks; none outside a git checkout."""
     if not (root / ".git").exists():
         return frozenset()
-    command = ["git", "-C", str(root), "ls-files", "-z", "--", name]
-    try:
-        listing = subprocess.run(command, capture_output=True, check=True).stdout
-    except FileNotFoundError:
+    listing = capture(git(root, "ls-files", "-z", "--", name))
+    if listing.status:
         raise ToolError(
-            "git: expected it to be installed, for this is a git checkout, found none; "
-            "install git"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-        raise ToolError(
-            f"{root}: expected git to list its files, found {reason[0]!r}; mend that"
-        ) from error
-    paths = listing.decode("utf-8", errors="surrogateescape").split("\0")
-    return frozenset(path[len(name) + 1 :] for path in paths if path)
+            f"{root}: expected git to list its files, found {listing.tail!r}; correct "
+            "that"
+        )
+    return frozenset(path[len(name) + 1 :] for path in listing.text.split("\0") if path)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from balance_tools.files import write_atomically
+
 Data = dict[str, str]
 
 
@@ -45,9 +47,6 @@ class Ledger:
                     return stage
         start = time.monotonic()
         stage = Stage(name, work(), round(time.monotonic() - start, 1))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".part")
         text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(file)
+        write_atomically(file, text + "\n")
         return stage

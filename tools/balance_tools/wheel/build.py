@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from balance_tools import run
 from balance_tools.distribution import (
     ARCHES,
     KERNELS,
@@ -24,7 +24,7 @@ from balance_tools.distribution import (
     load_settings,
 )
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive, remove_tree, sha256_of
+from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
 from balance_tools.kernels.from_source import build_kernels
 from balance_tools.kernels.prebuilt import extract_kernels, fetch_kernels
 from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
@@ -38,7 +38,6 @@ ALL = [
     Choice(),
     *(Choice("ascend", python, arch) for arch in ARCHES for python in PYTHONS),
 ]
-LOG_LINES = 5
 
 
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
@@ -62,10 +61,8 @@ def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
         remove_tree(made)
         _run_build(paths.root, choice, made, work / f"{choice.name}.log")
         (wheel,) = made.glob("*.whl")
-        out.mkdir(parents=True, exist_ok=True)
-        partial = out / f".{wheel.name}.part"
-        shutil.move(wheel, partial)
-        partial.replace(out / wheel.name)
+        with replacing(out / wheel.name) as part:
+            shutil.move(wheel, part)
     return out / wheel.name
 
 
@@ -97,20 +94,16 @@ def _run_build(root: Path, choice: Choice, out: Path, log: Path) -> None:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += ["--outdir", str(out), str(root)]
     environment = _without_choice(os.environ) | choice.environment()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file, progress(f"building {choice.name}", 1, "wheel"):
-        status = subprocess.call(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
+    log.unlink(missing_ok=True)
+    with progress(f"building {choice.name}", 1, "wheel"):
+        status = run.to_log(command, log, env=environment)
     if status != 0:
-        lines = log.read_text(encoding="utf-8").splitlines()
-        for line in lines:
+        for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):
                 raise ToolError(line.removeprefix("error: "))
-        tail = " / ".join(lines[-LOG_LINES:])
         raise ToolError(
             f"{log}: expected a wheel for {choice.name}, found that its build failed: "
-            f"{tail}; read the log"
+            f"{run.tail_of(log)}; read the log"
         )
 
 
