@@ -65,7 +65,7 @@ def test_a_line_holds_lock_hashes_and_the_amended_patch_only(root: Path) -> None
 def test_the_rest_is_derived_and_proven(root: Path) -> None:
     paths = Paths(root)
     work, _ = derive(paths, Line.find(paths, "next"))
-    assert (work.final / "vllm/series").read_text().split() == [
+    assert (work.final_series("vllm") / "series").read_text().split() == [
         "gate.patch",
         "hold.patch",
         "exchange.patch",

@@ -27,7 +27,7 @@ def derived(request: pytest.FixtureRequest) -> tuple[str, dict[str, bytes]]:
         work, _ = derive(PATHS, line)
         found: dict[str, bytes] = {}
         for package, artifact in line.lock().packages.items():
-            series = load_series(work.final / package)
+            series = load_series(work.final_series(package))
             files = patched_files(series, ensure_pristine(artifact, PATHS))
             found |= {path: content for path, content in files.items() if content}
     return line.name, found

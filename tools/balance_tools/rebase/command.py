@@ -138,7 +138,7 @@ def _checkout(paths: Paths, args: argparse.Namespace) -> int:
     line = Line.find(paths, args.checkout_line)
     work, session = derive(paths, line)
     series: dict[str, Path | None] = {
-        plan.package: work.final / plan.package for plan in session.plans
+        plan.package: work.final_series(plan.package) for plan in session.plans
     }
     folder = paths.build / "lines" / line.name
     other = make_checkout(paths, folder, line.lock_text, series)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
@@ -31,9 +30,10 @@ from balance_tools.series.apply import apply_to_bytes, load_series
 from balance_tools.series.patchfile import Patch
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
+from vllm_balance.fingerprint import series_sha256
 
 
-def write(paths: Paths, name: str, session: Session, final: Path) -> Line:
+def write(paths: Paths, name: str, session: Session, work: Work) -> Line:
     """Write a line from a finished rebase, in place of what it was before."""
     line = Line(name, paths.root / "lines" / name)
     new = Line(name, line.folder.with_name(f".{name}.new"))
@@ -45,8 +45,8 @@ def write(paths: Paths, name: str, session: Session, final: Path) -> Line:
         if by_hand or result.status is Status.CONTENT_CHANGED:
             folder = new.folder / "patches" / result.package
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(final / result.package / result.name, folder)
-    new.write_hashes(_hashes(paths, new, final))
+            shutil.copy2(work.final_series(result.package) / result.name, folder)
+    new.write_hashes(_hashes(paths, new, work))
     remove_tree(line.folder)
     new.folder.rename(line.folder)
     return line
@@ -68,7 +68,7 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
                 raise ToolError(_stale(line, package, name))
     work, session = _derive(paths, line)
     for package, wanted in line.hashes().series.items():
-        got = load_series(work.final / package).sha256
+        got = series_sha256(work.final, package)
         if got != wanted:
             raise ToolError(
                 f"lines/{line.name}/{HASHES}: expected the {package} series {wanted}, "
@@ -92,7 +92,7 @@ def renew(paths: Paths, line: Line) -> list[str]:
             if was.pin != now.pin and was.line == now.line:
                 raise ToolError(_stale(line, package, name))
     work, _ = _derive(paths, line)
-    after = _hashes(paths, line, work.final)
+    after = _hashes(paths, line, work)
     if after == before:
         return []
     line.write_hashes(after)
@@ -111,12 +111,12 @@ def _stale(line: Line, package: str, name: str) -> str:
     )
 
 
-def _hashes(paths: Paths, line: Line, final: Path) -> Hashes:
+def _hashes(paths: Paths, line: Line, work: Work) -> Hashes:
     own: dict[str, Own] = {}
     for package, patches in line.own_patches().items():
         own |= _own(paths, package, patches)
-    packages = sorted(path.name for path in final.iterdir() if path.is_dir())
-    return Hashes({name: load_series(final / name).sha256 for name in packages}, own)
+    packages = sorted(path.name for path in (work.final / "patches").iterdir())
+    return Hashes({name: series_sha256(work.final, name) for name in packages}, own)
 
 
 def _own(paths: Paths, package: str, own: dict[str, Patch]) -> dict[str, Own]:

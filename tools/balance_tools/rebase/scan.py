@@ -26,6 +26,7 @@ from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.fetch import default_index, fetch
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.resolve import all_links, artifact_of_link
+from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
@@ -118,7 +119,7 @@ def scan(
         the touched files lies below build/rebase/scan/VERSION/patched.
     """
     folder = work_root(paths) / "scan"
-    key = load_series(paths.patches(PACKAGE)).sha256 + _tools_hash()
+    key = series_sha256(paths.root, PACKAGE) + _tools_hash()
     rows: dict[str, Row] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
@@ -163,7 +164,7 @@ def _one(
     with tempfile.TemporaryDirectory(dir=folder) as name:
         tree = unpack_python(archive, Path(name))
         session = _rebase(work, paths, lock, artifact, tree, base)
-        _write_patched(work, load_series(work.final / PACKAGE), tree)
+        _write_patched(work, load_series(work.final_series(PACKAGE)), tree)
     for plan in session.plans:
         remove_tree(work.repo(plan.package))
     row = Row(artifact.version, tuple(_cells(session)), sum(session.seconds.values()))

@@ -14,7 +14,7 @@ from balance_tools.files import remove_tree, replacing, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.model import HookResult, PatchResult, Status
 
-FORMAT = 1
+FORMAT = 2
 TREES, PATCHES, FINISH, DONE = "trees", "patches", "finish", "done"
 
 
@@ -99,8 +99,12 @@ class Work:
 
     @property
     def final(self) -> Path:
-        """The new series and lock, complete before anything is replaced."""
+        """The new lock and series, complete, laid out as in a checkout."""
         return self.path / "final"
+
+    def final_series(self, package: str) -> Path:
+        """The new series of one package."""
+        return self.final / "patches" / package
 
     def load(self) -> Session:
         """Read the journal.

@@ -83,28 +83,29 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         remove_tree(hidden)
         hidden.mkdir(parents=True)
         try:
-            build(release, hidden)
+            wheels = build_wheels(release.paths, hidden)
+            complete(release, wheels, hidden)
             if verify:
-                verify_release(release.paths, hidden)
+                inspect_wheels(release.paths, hidden)
+                try_reference_wheel(hidden)
             _put_in_place(release, hidden)
         finally:
             remove_tree(hidden)
     return release.folder
 
 
-def build(release: Release, folder: Path) -> None:
-    """Put every file of the release into `folder`, the sums last."""
-    paths = release.paths
+def build_wheels(paths: Paths, folder: Path) -> list[Path]:
+    """Build every wheel of a release into `folder`."""
     wheels = []
     with progress("building the wheels of the release", len(ALL), "wheel") as report:
         for done, choice in enumerate(ALL, 1):
             wheels.append(build_wheel(paths, choice, folder))
             report(done)
-    complete(release, wheels, folder)
+    return wheels
 
 
 def complete(release: Release, wheels: list[Path], folder: Path) -> None:
-    """Add everything that is not a wheel."""
+    """Add everything that is not a wheel: sources, bill of materials, notes, sums."""
     paths, version = release.paths, release.version
     sdist = write_sdist(paths.root, version, folder)
     time_s = commit_time_s(paths.root)
@@ -119,8 +120,8 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
         path.chmod(0o644)
 
 
-def verify_release(paths: Paths, folder: Path) -> None:
-    """Inspect all wheels, and use the reference wheel; raises ToolError."""
+def inspect_wheels(paths: Paths, folder: Path) -> None:
+    """Run the tests that need only the wheels; raises ToolError when one fails."""
     tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
     command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
     with progress("inspecting the wheels", 1, "pass"):
@@ -128,8 +129,12 @@ def verify_release(paths: Paths, folder: Path) -> None:
     if status != 0:
         raise ToolError(
             f"{folder.name}: expected wheels that pass {', '.join(INSPECTIONS)}, found "
-            "failures, above; mend them and run this again"
+            "failures, above; correct what they name and run this again"
         )
+
+
+def try_reference_wheel(folder: Path) -> None:
+    """Install, serve with and uninstall the reference wheel; raises ToolError."""
     (reference,) = folder.glob("*reference*.whl")
     with tempfile.TemporaryDirectory(prefix="release-") as scratch:
         copy = shutil.copytree(folder, Path(scratch, "release"))

@@ -11,6 +11,7 @@ from balance_tools.paths import Paths
 from balance_tools.run import capture, git
 from balance_tools.series.apply import Series, load_series
 from balance_tools.upstream.lock import Artifact, Lock
+from vllm_balance.fingerprint import series_sha256
 
 # Raise it when the same inputs give another tree than before.
 TREE_FORMAT = "1"
@@ -23,6 +24,7 @@ class Package:
     name: str
     artifact: Artifact
     series: Series
+    series_sha256: str
     tree: Path
     manifest: Manifest | None
     """What the last run put there; None before the first run."""
@@ -36,7 +38,7 @@ class Package:
             "project": self.artifact.project,
             "version": self.artifact.version,
             "sdist": self.artifact.sha256,
-            "series": self.series.sha256,
+            "series": self.series_sha256,
             "format": TREE_FORMAT,
         }
 
@@ -62,13 +64,14 @@ def look(paths: Paths, lock: Lock, name: str) -> Package:
         name=name,
         artifact=lock.packages[name],
         series=load_series(paths.patches(name)),
+        series_sha256=series_sha256(paths.root, name),
         tree=tree,
         manifest=Manifest.read(tree / MANIFEST_NAME),
         tracked=tracked_files(paths.root, name),
     )
 
 
-def differences(package: Package, *, thorough: bool = False) -> list[str]:
+def findings(package: Package, *, thorough: bool = False) -> list[str]:
     """What is not as the lock, the series and the manifest say, a line each."""
     if package.manifest is None:
         return [f"{package.name}/: not materialised"]

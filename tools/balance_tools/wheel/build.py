@@ -56,14 +56,10 @@ def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
             build_kernels(paths, lock, choice)
         elif target.device_type is not None:
             stage_kernels(paths, lock, choice, target.device_type)
-        work = paths.build / "wheel"
-        made = work / f"{choice.name}-dist"
-        remove_tree(made)
-        _run_build(paths.root, choice, made, work / f"{choice.name}.log")
-        (wheel,) = made.glob("*.whl")
-        with replacing(out / wheel.name) as part:
-            shutil.move(wheel, part)
-    return out / wheel.name
+        made = _run_build(paths, choice)
+        with replacing(out / made.name) as part:
+            shutil.move(made, part)
+    return out / made.name
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
@@ -89,12 +85,15 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
         stage.finish()
 
 
-def _run_build(root: Path, choice: Choice, out: Path, log: Path) -> None:
-    """Run the standard build front end; its output goes to `log`."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(out), str(root)]
-    environment = _without_choice(os.environ) | choice.environment()
+def _run_build(paths: Paths, choice: Choice) -> Path:
+    """Run the standard build front end, which asks setup.py; returns the wheel."""
+    out = paths.build / "wheel" / f"{choice.name}-dist"
+    log = paths.build / "wheel" / f"{choice.name}.log"
+    remove_tree(out)
     log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    command += ["--outdir", str(out), str(paths.root)]
+    environment = _without_choice(os.environ) | choice.environment()
     with progress(f"building {choice.name}", 1, "wheel"):
         status = run.to_log(command, log, env=environment)
     if status != 0:
@@ -105,6 +104,8 @@ def _run_build(root: Path, choice: Choice, out: Path, log: Path) -> None:
             f"{log}: expected a wheel for {choice.name}, found that its build failed: "
             f"{run.tail_of(log)}; read the log"
         )
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def _without_choice(environment: Mapping[str, str]) -> dict[str, str]:
