@@ -78,7 +78,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         name = named if named.is_absolute() else path
         raise ToolError(
             f"{name}: cannot be read or written: {error.strerror or error}; free space "
-            "or mend the permissions and run this again, nothing was replaced"
+            "or fix the permissions and run this again, nothing was replaced"
         ) from error
 
 

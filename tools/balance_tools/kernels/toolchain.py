@@ -151,7 +151,7 @@ def _build_requirements(pristine: Path) -> dict[str, Requirement]:
     if gone := sorted({"cmake", *DISTRIBUTIONS} - set(found)):
         raise ToolError(
             f"{path}: expected {', '.join(gone)} among the requirements of the build, "
-            "found none; see what upstream's build needs now and mend "
+            "found none; see what upstream's build needs now and fix "
             "tools/balance_tools/kernels/toolchain.py"
         )
     return found
@@ -249,7 +249,7 @@ def _python_problems(
         value, error = python[name]
         if python["versions"][name] and value is None:
             yield (
-                f"{where}: expected `import {name}` to work, found {error}; mend that "
+                f"{where}: expected `import {name}` to work, found {error}; fix that "
                 "environment"
             )
 

@@ -16,7 +16,7 @@ from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
 from balance_tools.rebase.scan_picture import scan_picture
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
-from balance_tools.rebase.supported_release import Line
+from balance_tools.rebase.supported_release import SupportedRelease
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
     )
     parser.add_argument(
-        "--line", metavar="NAME", help="write a further line, lines/NAME, not the pin"
+        "--line", metavar="NAME", help="write a further supported release, lines/NAME"
     )
     parser.add_argument(
         "--checkout-line", metavar="NAME", help="make the source root build/lines/NAME"
@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--renew-line",
         metavar="NAME",
-        help="write the hashes of a line whose patches were all placed",
+        help="write the hashes of one whose patches were all placed",
     )
     parser.add_argument(
         "--verify", action="store_true", help="build the wheel and run the tests, too"
@@ -135,16 +135,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _checkout(paths: Paths, args: argparse.Namespace) -> int:
-    line = Line.find(paths, args.checkout_line)
-    work, session = derive(paths, line)
+    release = SupportedRelease.find(paths, args.checkout_line)
+    work, session = derive(paths, release)
     series: dict[str, Path | None] = {
         plan.package: work.final_series(plan.package) for plan in session.plans
     }
-    folder = paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.lock_text, series)
-    print(
-        f"{other.root}: a source root for the line {line.name}; make wheel works there"
-    )
+    folder = paths.build / "lines" / release.name
+    other = make_checkout(paths, folder, release.lock_text, series)
+    print(f"{other.root}: a source root for {release.name}; make wheel works there")
     if args.verify:
         verdict = verify_session(paths, work, session, args)
         print(verdict.markdown(), end="")
@@ -152,8 +150,8 @@ def _checkout(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _renew(paths: Paths, name: str) -> int:
-    line = Line.find(paths, name)
-    for change in renew(paths, line) or [f"lines/{name}: nothing to renew"]:
+    release = SupportedRelease.find(paths, name)
+    for change in renew(paths, release) or [f"lines/{name}: nothing to renew"]:
         print(change)
     return 0
 

@@ -64,7 +64,7 @@ class Session:
     stopped: bool = False
     """Whether it waits after a patch as asked; edits then amend that patch."""
     line: str = ""
-    """Name of the line to write; "" replaces the pin."""
+    """Name of the supported release to write; "" replaces the pin."""
 
     def with_plan(self, plan: Plan) -> Session:
         """Return the session with one plan replaced."""

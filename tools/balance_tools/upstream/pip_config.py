@@ -60,7 +60,7 @@ def read_pip_config() -> PipConfig:
     if outcome.status != 0:
         raise ToolError(
             f"{sys.executable}: expected pip to list its configuration, found "
-            f"{outcome.tail!r}; correct pip's configuration, or install pip with "
+            f"{outcome.tail!r}; fix pip's configuration, or install pip with "
             f"`{sys.executable} -m ensurepip`"
         )
     return parse_pip_config(outcome.text)
@@ -117,6 +117,6 @@ def _number(name: str, text: str | None, default: float) -> float:
         return float(text)
     except ValueError:
         raise ToolError(
-            f"{name}: expected a number in pip's configuration, found {text!r}; mend "
+            f"{name}: expected a number in pip's configuration, found {text!r}; fix "
             f"it with `pip config set global.{name} <number>`"
         ) from None

@@ -91,7 +91,6 @@ def tracked_files(root: Path, name: str) -> frozenset[str]:
     listing = capture(git(root, "ls-files", "-z", "--", name))
     if listing.status:
         raise ToolError(
-            f"{root}: expected git to list its files, found {listing.tail!r}; correct "
-            "that"
+            f"{root}: expected git to list its files, found {listing.tail!r}; fix that"
         )
     return frozenset(path[len(name) + 1 :] for path in listing.text.split("\0") if path)

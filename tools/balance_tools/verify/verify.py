@@ -57,7 +57,7 @@ class ReleaseUnderTest:
     """What is verified.
 
     Attributes:
-        name: Of the release or the line; the folder below build/verify.
+        name: Of the release, also of lines/; the folder below build/verify.
         label: For people, "vllm 0.30.0".
         lock: Text of the lock.
         series: Folder with the series of each package.

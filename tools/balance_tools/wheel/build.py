@@ -75,7 +75,7 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     if generated != expected:
         raise ToolError(
             f"{artifact.filename}: expected its build to have generated only "
-            f"{BUILD_INFO} for device {device_type}, found {generated}; mend "
+            f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
         )
     stage = prebuilt_stage(paths, artifact, device_type)
