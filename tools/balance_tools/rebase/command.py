@@ -26,63 +26,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register `rebase`."""
     text = "move the patch series to another upstream release"
     parser = subparsers.add_parser("rebase", help=text, description=text)
-    parser.add_argument(
-        "version",
-        nargs="?",
-        help="release of vllm, such as 0.30.0; or a name for --sdist",
-    )
-    parser.add_argument("--ascend", metavar="VERSION", help="release of vllm-ascend")
-    parser.add_argument(
-        "--sdist", type=Path, metavar="FILE|DIR", help="local source of vllm"
-    )
-    parser.add_argument(
-        "--ascend-sdist",
-        type=Path,
-        metavar="FILE|DIR",
-        help="local source of vllm-ascend",
-    )
-    parser.add_argument(
-        "--stop-after",
-        metavar="PATCH",
-        help="stop after this patch; --continue goes on",
-    )
-    parser.add_argument(
-        "--root", type=Path, help="repository to work on (default: this one)"
-    )
-    parser.add_argument(
-        "--scan",
-        metavar="A..B",
-        help="try the series on every final release in a range",
-    )
-    parser.add_argument(
-        "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
-    )
-    parser.add_argument(
-        "--line", metavar="NAME", help="write a further supported release, lines/NAME"
-    )
-    parser.add_argument(
-        "--checkout-line", metavar="NAME", help="make the source root build/lines/NAME"
-    )
-    parser.add_argument(
-        "--renew-line",
-        metavar="NAME",
-        help="write the hashes of one whose patches were all placed",
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="build the wheel and run the tests, too"
-    )
-    parser.add_argument(
-        "--verify-python",
-        type=Path,
-        metavar="PYTHON",
-        help="interpreter that has the new release's requirements already",
-    )
-    parser.add_argument(
-        "--engine-tests",
-        default="tests/engine",
-        metavar="FILES",
-        help='engine tests of --verify (default: all); "" leaves them out',
-    )
+    add = parser.add_argument
+    add("version", nargs="?", help="release of vllm; or a name for --sdist")
+    add("--ascend", metavar="VERSION", help="release of vllm-ascend")
+    for flag, name in (("--sdist", "vllm"), ("--ascend-sdist", "vllm-ascend")):
+        add(flag, type=Path, metavar="FILE|DIR", help=f"local source of {name}")
+    add("--stop-after", metavar="PATCH", help="stop after it; --continue goes on")
+    add("--root", type=Path, help="repository to work on (default: this one)")
+    add("--scan", metavar="A..B", help="try every final release in a range")
+    add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
+    add("--line", metavar="NAME", help="write a supported release, lines/NAME")
+    add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
+    add("--renew-line", metavar="NAME", help="write the hashes of lines/NAME anew")
+    add("--verify", action="store_true", help="build the wheel and run the tests, too")
+    text = "interpreter that has the new release's requirements already"
+    add("--verify-python", type=Path, metavar="PYTHON", help=text)
+    text = 'engine tests of --verify (default: all); "" leaves them out'
+    add("--engine-tests", default="tests/engine", metavar="FILES", help=text)
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -91,12 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("status", "say what is done and what waits"),
         ("dry-run", "report every patch; change and keep nothing else"),
     ):
-        what.add_argument(
-            f"--{flag}",
-            dest=flag.replace("-", "_") + "_",
-            action="store_true",
-            help=text,
-        )
+        name = f"{flag.replace('-', '_')}_"
+        what.add_argument(f"--{flag}", dest=name, action="store_true", help=text)
     parser.set_defaults(run=_run)
 
 

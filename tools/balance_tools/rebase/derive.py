@@ -19,6 +19,7 @@ from balance_tools.rebase.finish import export
 from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.repo import Repo
 from balance_tools.rebase.session import TREES, Plan, Session, Work, work_root
+from balance_tools.rebase.sources import pinned_trees, plans_between
 from balance_tools.rebase.supported_release import (
     HASHES,
     Hashes,
@@ -29,7 +30,6 @@ from balance_tools.rebase.supported_release import (
 from balance_tools.series.apply import apply_to_bytes, load_series
 from balance_tools.series.patchfile import Patch
 from balance_tools.upstream.lock import load_lock
-from balance_tools.upstream.pristine import ensure_pristine
 from vllm_balance.fingerprint import series_sha256
 
 
@@ -146,16 +146,7 @@ def _derive(paths: Paths, release: SupportedRelease) -> tuple[Work, Session]:
     remove_tree(work.path)
     work.path.mkdir(parents=True)
     series = {name: load_series(paths.patches(name)) for name in pin.packages}
-    plans = tuple(
-        Plan(
-            package=name,
-            old_tree=str(ensure_pristine(pin.packages[name], paths)),
-            new_tree=str(ensure_pristine(lock.packages[name], paths)),
-            old_label=f"{name} {pin.packages[name].version}",
-            new_label=f"{name} {lock.packages[name].version}",
-        )
-        for name in pin.packages
-    )
+    plans = plans_between(pinned_trees(paths, pin), pinned_trees(paths, lock))
     session = Session(release.name, TREES, plans, release.lock_text, dry_run=True)
     session = make_trees(work, session, series)
     own = release.own_patches()

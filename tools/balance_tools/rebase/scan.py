@@ -16,12 +16,14 @@ from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.markdown import table
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
 from balance_tools.rebase.model import Status
-from balance_tools.rebase.session import PATCHES, TREES, Plan, Session, Work, work_root
+from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
+from balance_tools.rebase.sources import PristineTree, plans_between
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.fetch import default_index, fetch
 from balance_tools.upstream.lock import Artifact, Lock, release_of
@@ -187,14 +189,10 @@ def _rebase(
     work: Work, paths: Paths, lock: Lock, artifact: Artifact, tree: Path, base: Path
 ) -> Session:
     series: dict[str, Series] = {PACKAGE: load_series(paths.patches(PACKAGE))}
-    plan = Plan(
-        package=PACKAGE,
-        old_tree=str(base),
-        new_tree=str(tree),
-        old_label=f"{PACKAGE} {lock.vllm.version}",
-        new_label=f"{PACKAGE} {artifact.version}",
-    )
-    session = Session(artifact.version, TREES, (plan,), lock="", dry_run=True)
+    old = {PACKAGE: PristineTree(f"{PACKAGE} {lock.vllm.version}", base)}
+    new = {PACKAGE: PristineTree(f"{PACKAGE} {artifact.version}", tree)}
+    plans = plans_between(old, new)
+    session = Session(artifact.version, TREES, plans, lock="", dry_run=True)
     session = make_trees(work, session, series, quiet=True)
     while session.stage == PATCHES and (following := next_patch(session, series)):
         session = rebase_patch(work, session, *following, quiet=True)
@@ -251,16 +249,18 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
         "",
         f"{good} of {len(rows)} need no human.",
         "",
-        f"| release | {' | '.join(names)} | seconds |",
-        "|---" * (len(names) + 2) + "|",
     ]
-    for row in rows:
-        statuses = " | ".join(cell.status for cell in row.cells)
-        lines.append(f"| {row.version} | {statuses} | {row.seconds:.1f} |")
+    statuses = [
+        (row.version, *(cell.status for cell in row.cells), f"{row.seconds:.1f}")
+        for row in rows
+    ]
+    lines += table(("release", *names, "seconds"), statuses)
     lines += ["", "## First release that broke each patch", ""]
-    lines += ["| patch | going back | going forth |", "|---|---|---|"]
-    for name, (back, forth) in first_breaks(rows, Version(pin)).items():
-        lines.append(f"| {name} | {back or 'none'} | {forth or 'none'} |")
+    breaks = [
+        (name, back or "none", forth or "none")
+        for name, (back, forth) in first_breaks(rows, Version(pin)).items()
+    ]
+    lines += table(("patch", "going back", "going forth"), breaks)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for cell in row.cells:

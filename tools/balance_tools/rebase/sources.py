@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import replacing, sha256_of, write_atomically
 from balance_tools.paths import Paths
+from balance_tools.rebase.session import Plan
 from balance_tools.upstream.fetch import default_index
 from balance_tools.upstream.lock import (
     Artifact,
@@ -51,6 +53,16 @@ def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
         )
         for name, artifact in lock.packages.items()
     }
+
+
+def plans_between(
+    old: Mapping[str, PristineTree], new: Mapping[str, PristineTree]
+) -> tuple[Plan, ...]:
+    """Return what is to be done for each package, nothing of it done yet."""
+    return tuple(
+        Plan(name, str(one.tree), str(new[name].tree), one.label, new[name].label)
+        for name, one in old.items()
+    )
 
 
 def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUpstream:

@@ -21,7 +21,6 @@ from balance_tools.rebase.session import (
     DONE,
     PATCHES,
     TREES,
-    Plan,
     Session,
     Work,
     save_former,
@@ -33,6 +32,7 @@ from balance_tools.rebase.sources import (
     by_hand,
     by_version,
     pinned_trees,
+    plans_between,
 )
 from balance_tools.series.apply import Series, load_series, patched_steps
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
@@ -115,20 +115,10 @@ def _new_upstream(paths: Paths, lock: Lock, args: argparse.Namespace) -> NewUpst
 def _new_session(
     new: NewUpstream, old: dict[str, PristineTree], args: argparse.Namespace
 ) -> Session:
-    plans = tuple(
-        Plan(
-            package=name,
-            old_tree=str(before.tree),
-            new_tree=str(new.trees[name].tree),
-            old_label=before.label,
-            new_label=new.trees[name].label,
-        )
-        for name, before in old.items()
-    )
     return Session(
         target=new.name,
         stage=TREES,
-        plans=plans,
+        plans=plans_between(old, new.trees),
         lock=dump_lock(new.lock) if new.lock else "",
         dry_run=args.dry_run_,
         line=args.line or "",

@@ -1,7 +1,8 @@
-"""Make a release: build into a hidden folder, verify there, and only then name it."""
+"""The command `release`: build into a hidden folder, verify there, then name it."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -162,3 +163,31 @@ def _commit_of_tag(root: Path, tag: str) -> str | None:
     name = f"refs/tags/{tag}^{{commit}}"
     found = capture(git(root, "rev-parse", "--quiet", "--verify", name))
     return found.text.strip() or None
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `release`."""
+    summary = "Make and verify everything that a release has, in dist/release-VERSION."
+    parser = subparsers.add_parser("release", help=summary, description=summary)
+    parser.set_defaults(run=_run, parser=parser)
+    parser.add_argument(
+        "--trial",
+        action="store_true",
+        help="accept changes that are not committed, and a section of CHANGELOG.md "
+        "that says Unreleased; the folder ends in -trial",
+    )
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="with --trial: build only",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.no_verify and not args.trial:
+        args.parser.error("--no-verify is for a trial: add --trial")
+    release = plan_release(Paths.find(), trial=args.trial)
+    folder = make_release(release, verify=not args.no_verify)
+    print((folder / SUMS).read_text(encoding="utf-8"), end="")
+    print(folder)
+    return 0

@@ -51,15 +51,8 @@ def make_env(paths: Paths, wheel: Path) -> Path:
         with progress(f"installing {wheel.name} into {folder}", 1, "step"):
             if not fresh:
                 # The same version is never installed twice unless it is asked for.
-                _pip(python, "uninstall", "--yes", "vllm")
-            _pip(
-                python,
-                "install",
-                "--constraint",
-                str(constraints),
-                str(wheel),
-                *extra,
-            )
+                pip(python, "uninstall", "--yes", "vllm")
+            pip(python, "install", f"--constraint={constraints}", str(wheel), *extra)
         stamp.write_text(wanted)
     return folder
 
@@ -76,7 +69,8 @@ def group_requirements(pyproject: Path, group: str) -> list[str]:
         ) from None
 
 
-def _pip(python: Path, *arguments: str) -> None:
+def pip(python: Path, *arguments: str) -> None:
+    """Run pip of another environment; raises ToolError if it fails."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     if not sys.stderr.isatty():
         command.append("--quiet")

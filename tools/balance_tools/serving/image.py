@@ -37,7 +37,7 @@ SYSTEMS = {"ubuntu": "", "openeuler": ".openEuler"}
 """Operating system to the end of that file's name."""
 FROM = re.compile(r"^FROM (\S+-([a-z]+[0-9.]+)-py3\.([0-9]+))$", re.MULTILINE)
 """The base image, its system, and the minor version of its Python."""
-RECORD = "vllm_balance/build.json"
+BUILD_RECORD = "vllm_balance/build.json"
 ENGINES = ("docker", "podman", "buildah")
 CONSTRAINTS = {
     "reference": "tests/constraints.txt",
@@ -151,7 +151,7 @@ def read_record(wheel: Path) -> dict[str, Any]:
     """The build record in a wheel of ours; ToolError where it is no such wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            record: dict[str, Any] = json.loads(archive.read(RECORD))
+            record: dict[str, Any] = json.loads(archive.read(BUILD_RECORD))
     except (OSError, zipfile.BadZipFile, KeyError) as error:
         raise ToolError(
             f"{wheel}: expected a wheel that this project built, found {error}; make "

@@ -16,13 +16,12 @@ from balance_tools.files import exclusive, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.series.apply import load_series
-from balance_tools.serving.env import make_env
+from balance_tools.serving.env import make_env, pip
 from balance_tools.upstream.lock import load_lock, parse_lock
 from balance_tools.vendoring.checkout import files_of, make_checkout
 from balance_tools.vendoring.vendor import vendor
 from balance_tools.verify.environments import (
     TEST_REQUIREMENTS,
-    install,
     layered_environment,
 )
 from balance_tools.verify.ledger import Data, Ledger, Stage
@@ -181,7 +180,7 @@ def _environments(
             python = make_env(patched, wheels[0]) / "bin" / "python"
         else:
             python = layered_environment(patched.env / "layered", wheels[0], base)
-        install(python, *TEST_REQUIREMENTS)
+        pip(python, "install", *TEST_REQUIREMENTS)
         return {"path": str(python)}
 
     first = bench.ledger.once("environment, patched", inputs, full)
