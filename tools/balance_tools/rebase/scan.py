@@ -35,7 +35,7 @@ WORKERS = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScannedPatch:
     """One patch on one release; `reasons` say why a person must decide."""
 
     patch: str
@@ -45,11 +45,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScannedRelease:
     """One release: its patches in the order of the series, and the time it took."""
 
     version: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ScannedPatch, ...]
     seconds: float
 
     @property
@@ -107,7 +107,7 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
 
 def scan(
     paths: Paths, lock: Lock, artifacts: Sequence[Artifact], base: Path
-) -> list[Row]:
+) -> list[ScannedRelease]:
     """Rebase the series onto every release, two at a time.
 
     Args:
@@ -122,7 +122,7 @@ def scan(
     """
     folder = work_root(paths) / "scan"
     key = series_sha256(paths.root, PACKAGE) + _tools_hash()
-    rows: dict[str, Row] = {}
+    rows: dict[str, ScannedRelease] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
         progress("scanning releases", len(artifacts), "release") as report,
@@ -147,7 +147,7 @@ def _tools_hash() -> str:
 
 def _one(
     paths: Paths, lock: Lock, artifact: Artifact, folder: Path, base: Path, key: str
-) -> Row:
+) -> ScannedRelease:
     """Try one release, or return what is known of it."""
     work = Work(folder / artifact.version)
     inputs = [key, artifact.sha256, lock.vllm.sha256]
@@ -156,10 +156,10 @@ def _one(
         data: dict[str, Any] = json.loads(known.read_text())
         if data.pop("inputs") == inputs:
             cells = tuple(
-                Cell(**{**cell, "reasons": tuple(cell["reasons"])})
+                ScannedPatch(**{**cell, "reasons": tuple(cell["reasons"])})
                 for cell in data.pop("cells")
             )
-            return Row(cells=cells, **data)
+            return ScannedRelease(cells=cells, **data)
     archive = fetch(artifact, paths)
     remove_tree(work.path)
     work.path.mkdir(parents=True)
@@ -169,7 +169,9 @@ def _one(
         _write_patched(work, load_series(work.final_series(PACKAGE)), tree)
     for plan in session.plans:
         remove_tree(work.repo(plan.package))
-    row = Row(artifact.version, tuple(_cells(session)), sum(session.seconds.values()))
+    row = ScannedRelease(
+        artifact.version, tuple(_cells(session)), sum(session.seconds.values())
+    )
     known.write_text(json.dumps({"inputs": inputs, **asdict(row)}, indent=1))
     return row
 
@@ -207,7 +209,7 @@ def _write_patched(work: Work, series: Series, tree: Path) -> None:
             file.write_bytes(content)
 
 
-def _cells(session: Session) -> list[Cell]:
+def _cells(session: Session) -> list[ScannedPatch]:
     cells = []
     for result in session.results:
         placed: dict[str, int] = {}
@@ -217,11 +219,15 @@ def _cells(session: Session) -> list[Cell]:
         reasons = [f"{h.path}: {h.note}" for h in bad]
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
-        cells.append(Cell(result.name, result.status.label, tuple(reasons), placed))
+        cells.append(
+            ScannedPatch(result.name, result.status.label, tuple(reasons), placed)
+        )
     return cells
 
 
-def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]]:
+def first_breaks(
+    rows: Sequence[ScannedRelease], pin: Version
+) -> dict[str, tuple[str, str]]:
     """Return, for each patch, the first release that broke it going back and forth.
 
     "" means none in that direction.
@@ -232,7 +238,7 @@ def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]
     return {name: (_first(back, name), _first(forth, name)) for name in names}
 
 
-def _first(rows: Sequence[Row], name: str) -> str:
+def _first(rows: Sequence[ScannedRelease], name: str) -> str:
     for row in rows:
         for cell in row.cells:
             if cell.patch == name and Status.of(cell.status).needs_human:
@@ -240,7 +246,7 @@ def _first(rows: Sequence[Row], name: str) -> str:
     return ""
 
 
-def scan_markdown(rows: Sequence[Row], pin: str) -> str:
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     """Return the table, the first breaks and the reasons."""
     names = [cell.patch for cell in rows[0].cells]
     good = sum(not row.needs_human for row in rows)
@@ -268,7 +274,9 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_scan(folder: Path, rows: Sequence[Row], pin: str, picture: str) -> Path:
+def write_scan(
+    folder: Path, rows: Sequence[ScannedRelease], pin: str, picture: str
+) -> Path:
     """Write scan.md, scan.json and scan.svg; return the first."""
     data = {"pin": pin, "rows": [asdict(row) for row in rows]}
     (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from balance_tools.markdown import table
-from balance_tools.verify.ledger import Stage
+from balance_tools.verify.ledger import Entry
 from balance_tools.verify.pytest_file import count
 
 
@@ -18,12 +18,12 @@ class Verdict:
     """The stages of a verification, and the tests that speak against the series."""
 
     label: str
-    stages: Sequence[Stage]
+    stages: Sequence[Entry]
     failing: Sequence[str]
 
-    def groups(self) -> dict[str, list[Stage]]:
+    def groups(self) -> dict[str, list[Entry]]:
         """Return the stages by the kind of their name, in the order they were done."""
-        found: dict[str, list[Stage]] = {}
+        found: dict[str, list[Entry]] = {}
         for stage in self.stages:
             found.setdefault(stage.name.split("/")[0], []).append(stage)
         return found

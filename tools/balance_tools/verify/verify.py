@@ -24,7 +24,7 @@ from balance_tools.verify.environments import (
     TEST_REQUIREMENTS,
     layered_environment,
 )
-from balance_tools.verify.ledger import Data, Ledger, Stage
+from balance_tools.verify.ledger import Data, Entry, Ledger
 from balance_tools.verify.model_cache import write_hub
 from balance_tools.verify.pytest_file import (
     FAILED,
@@ -154,7 +154,7 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     return root
 
 
-def _wheel(bench: Bench, root: Paths) -> Stage:
+def _wheel(bench: Bench, root: Paths) -> Entry:
     digest = hashlib.sha256(bench.release.lock.encode())
     for name in files_of(bench.paths):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
@@ -170,7 +170,7 @@ def _wheel(bench: Bench, root: Paths) -> Stage:
 
 def _environments(
     bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path], base: Path | None
-) -> Iterator[Stage]:
+) -> Iterator[Entry]:
     """Yield the environments with the patched and with the plain wheel."""
     patched, plain = roots
     inputs = [sha256_of(wheels[0]), str(base)]
@@ -213,7 +213,7 @@ def _test_files(root: Path, word: str) -> list[str]:
 
 def _upstream(
     bench: Bench, wheels: Sequence[Path], pythons: Sequence[Path]
-) -> Iterator[Stage]:
+) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
     tree = bench.release.tree
     copy = bench.folder / "upstream"
@@ -231,7 +231,7 @@ def _upstream(
         yield from _run(bench, runs, sha256_of(wheel))
 
 
-def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Stage]:
+def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
     stages = []
     if not runs:
