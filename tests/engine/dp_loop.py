@@ -198,7 +198,7 @@ class CollectiveCounter(LoopEngine):
         return active
 
 
-class SeedRuleEngine(LoopEngine):
+class AscendRuleEngine(LoopEngine):
     """Checks every decision of `cap` against the vllm-ascend rule, on its own gather.
 
     The rule is written here a second time, from its description: freeze admission
@@ -225,7 +225,7 @@ class SeedRuleEngine(LoopEngine):
         gate = self.scheduler.balance_gate
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
         if gate.decision.admit == self.frozen:
-            self.trace.violations.append(f"{where}: not the vllm-ascend rule")
+            self.trace.violations.append(f"{where}: gate and vllm-ascend rule disagree")
         if self.frozen and self.trace.steps[-1][2]:
             self.trace.violations.append(f"{where}: admitted while frozen")
         if self.step_counter == 0 and (self.frozen or not gate.decision.admit):
