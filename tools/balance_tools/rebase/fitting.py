@@ -93,7 +93,7 @@ def fit(paths: Paths, work: Work, session: Session, lock: Lock) -> Status:
         UNTOUCHED, VANISHED (a symbol of a Relies-On line is gone) or MISFIT.
     """
     plan = next(plan for plan in session.plans if plan.package == PACKAGE)
-    series = load_series(work.final / PACKAGE)
+    series = load_series(work.final_series(PACKAGE))
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
     pin = read_pin(paths, lock)
     if pin is None:

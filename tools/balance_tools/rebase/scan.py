@@ -22,13 +22,15 @@ from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
 from balance_tools.rebase.fitting import Pin, findings, read_pin, status_of
-from balance_tools.rebase.scan_rows import Cell, Row
-from balance_tools.rebase.session import PATCHES, TREES, Plan, Session, Work, work_root
+from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
+from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
+from balance_tools.rebase.sources import PristineTree, plans_between
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.fetch import default_index, fetch
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import all_links, artifact_of_link
+from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
@@ -81,7 +83,9 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
     return artifacts
 
 
-def scan(paths: Paths, lock: Lock, artifacts: Sequence[Artifact]) -> list[Row]:
+def scan(
+    paths: Paths, lock: Lock, artifacts: Sequence[Artifact]
+) -> list[ScannedRelease]:
     """Rebase the series onto every release, two at a time.
 
     Args:
@@ -95,9 +99,9 @@ def scan(paths: Paths, lock: Lock, artifacts: Sequence[Artifact]) -> list[Row]:
     """
     folder = work_root(paths) / "scan"
     pin = read_pin(paths, lock)
-    key = load_series(paths.patches(PACKAGE)).sha256 + _tools_hash()
+    key = series_sha256(paths.root, PACKAGE) + _tools_hash()
     key += _files_hash(pin) if pin else ""
-    rows: dict[str, Row] = {}
+    rows: dict[str, ScannedRelease] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
         progress("scanning releases", len(artifacts), "release") as report,
@@ -134,7 +138,7 @@ def _one(
     folder: Path,
     pin: Pin | None,
     key: str,
-) -> Row:
+) -> ScannedRelease:
     """Try one release, or return what is known of it."""
     work = Work(folder / artifact.version)
     inputs = [key, artifact.sha256, lock.vllm.sha256]
@@ -142,7 +146,7 @@ def _one(
     if known.is_file():
         data: dict[str, Any] = json.loads(known.read_text())
         if data.pop("inputs") == inputs:
-            return Row.load(data)
+            return ScannedRelease.load(data)
     begun = time.monotonic()
     archive = fetch(artifact, paths)
     remove_tree(work.path)
@@ -152,9 +156,9 @@ def _one(
         session = _rebase(
             work, paths, lock, artifact, tree, ensure_pristine(lock.vllm, paths)
         )
-        series = load_series(work.final / PACKAGE)
+        series = load_series(work.final_series(PACKAGE))
         _write_patched(work, series, tree)
-        row = Row(artifact.version, tuple(_cells(session)), 0.0)
+        row = ScannedRelease(artifact.version, tuple(_cells(session)), 0.0)
         if row.placed and pin is not None:
             found = findings(
                 pin, series, tree, Path(name) / "contract", artifact.version
@@ -186,14 +190,10 @@ def _rebase(
     work: Work, paths: Paths, lock: Lock, artifact: Artifact, tree: Path, base: Path
 ) -> Session:
     series: dict[str, Series] = {PACKAGE: load_series(paths.patches(PACKAGE))}
-    plan = Plan(
-        package=PACKAGE,
-        old_tree=str(base),
-        new_tree=str(tree),
-        old_label=f"{PACKAGE} {lock.vllm.version}",
-        new_label=f"{PACKAGE} {artifact.version}",
-    )
-    session = Session(artifact.version, TREES, (plan,), lock="", dry_run=True)
+    old = {PACKAGE: PristineTree(f"{PACKAGE} {lock.vllm.version}", base)}
+    new = {PACKAGE: PristineTree(f"{PACKAGE} {artifact.version}", tree)}
+    plans = plans_between(old, new)
+    session = Session(artifact.version, TREES, plans, lock="", dry_run=True)
     session = make_trees(work, session, series, quiet=True)
     while session.stage == PATCHES and (following := next_patch(session, series)):
         session = rebase_patch(work, session, *following, quiet=True)
@@ -208,7 +208,7 @@ def _write_patched(work: Work, series: Series, tree: Path) -> None:
             file.write_bytes(content)
 
 
-def _cells(session: Session) -> list[Cell]:
+def _cells(session: Session) -> list[ScannedPatch]:
     cells = []
     for result in session.results:
         placed: dict[str, int] = {}
@@ -218,5 +218,7 @@ def _cells(session: Session) -> list[Cell]:
         reasons = [f"{h.path}: {h.note}" for h in bad]
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
-        cells.append(Cell(result.name, result.status.label, tuple(reasons), placed))
+        cells.append(
+            ScannedPatch(result.name, result.status.label, tuple(reasons), placed)
+        )
     return cells

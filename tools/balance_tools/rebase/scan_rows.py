@@ -18,7 +18,7 @@ NOT_TRIED = "–"
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScannedPatch:
     """One patch on one release; `reasons` say why a person must decide."""
 
     patch: str
@@ -28,7 +28,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScannedRelease:
     """One release.
 
     Attributes:
@@ -42,7 +42,7 @@ class Row:
     """
 
     version: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ScannedPatch, ...]
     seconds: float
     fit: str = ""
     findings: tuple[str, ...] = ()
@@ -78,16 +78,18 @@ class Row:
         return ", ".join(f"{how} {counts[how]}" for how in sorted(counts))
 
     @classmethod
-    def load(cls, data: dict[str, Any]) -> Row:
+    def load(cls, data: dict[str, Any]) -> ScannedRelease:
         """Return what `asdict` and JSON made of a row."""
         cells = tuple(
-            Cell(**{**cell, "reasons": tuple(cell["reasons"])})
+            ScannedPatch(**{**cell, "reasons": tuple(cell["reasons"])})
             for cell in data.pop("cells")
         )
         return cls(cells=cells, findings=tuple(data.pop("findings")), **data)
 
 
-def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]]:
+def first_breaks(
+    rows: Sequence[ScannedRelease], pin: Version
+) -> dict[str, tuple[str, str]]:
     """Return, for each patch, the first release that broke it going back and forth.
 
     "" means none in that direction.
@@ -98,7 +100,7 @@ def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]
     return {name: (_first(back, name), _first(forth, name)) for name in names}
 
 
-def _first(rows: Sequence[Row], name: str) -> str:
+def _first(rows: Sequence[ScannedRelease], name: str) -> str:
     for row in rows:
         for cell in row.cells:
             if cell.patch == name and Status.of(cell.status).needs_human:
@@ -106,7 +108,7 @@ def _first(rows: Sequence[Row], name: str) -> str:
     return ""
 
 
-def scan_markdown(rows: Sequence[Row], pin: str) -> str:
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     """Return the table, the first breaks and the reasons."""
     names = [cell.patch for cell in rows[0].cells]
     total = len(rows)
@@ -140,7 +142,9 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_scan(folder: Path, rows: Sequence[Row], pin: str, picture: str) -> Path:
+def write_scan(
+    folder: Path, rows: Sequence[ScannedRelease], pin: str, picture: str
+) -> Path:
     """Write scan.md, scan.json and scan.svg; return the first."""
     data = {"pin": pin, "rows": [asdict(row) for row in rows]}
     (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")

@@ -55,11 +55,6 @@ class Header:
                 found.append(tuple(names))
         return tuple(found)
 
-    @property
-    def removal_plan(self) -> str | None:
-        """When the patch may go, in the maintainer's words."""
-        return self.get("Removal-Plan")
-
 
 @dataclass(frozen=True)
 class Hunk:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from balance_tools.files import exclusive, sha256_of
 from balance_tools.verify.environments import layered_environment
-from balance_tools.verify.ledger import Data, Stage
+from balance_tools.verify.ledger import Data, Entry
 from balance_tools.verify.pytest_file import PASSED, Setup, run_file
 from balance_tools.verify.verify import Bench, file_hash, patched_root, wheel_stage
 
@@ -16,13 +16,13 @@ SECONDS = 1800
 """How long the four servers may take on a busy machine."""
 
 
-def serves(bench: Bench, base: Path) -> Stage:
+def serves(bench: Bench, base: Path) -> Entry:
     """Build the wheel of a release, install it with its requirements, and serve.
 
     What was done before with equal inputs is not done again.
 
     Args:
-        bench: The release; `name` of its subject is the folder below build/verify.
+        bench: The release; `name` of its release is the folder below build/verify.
         base: Interpreter of an environment that has most of the requirements.
 
     Returns:
@@ -41,7 +41,7 @@ def serves(bench: Bench, base: Path) -> Stage:
         environment = bench.ledger.once("environment, serves", inputs, install)
         python = Path(environment.data["path"])
         setup = Setup("serves", python, root.root)
-        print(f"{bench.subject.label}: serving with each policy", file=sys.stderr)
+        print(f"{bench.release.label}: serving with each policy", file=sys.stderr)
         return bench.ledger.once(
             f"serves/{TEST}",
             [*inputs, file_hash(setup, TEST)],
@@ -49,7 +49,7 @@ def serves(bench: Bench, base: Path) -> Stage:
         )
 
 
-def what_failed(stage: Stage) -> list[str]:
+def what_failed(stage: Entry) -> list[str]:
     """Return the tests that did not pass; a run without tests is one."""
     failed = [name for name, result in stage.data.items() if result != PASSED]
     return failed or ([] if stage.data else [f"{TEST}: no test ran"])
