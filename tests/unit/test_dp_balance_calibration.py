@@ -37,7 +37,7 @@ def fitted(run: Scenario) -> Fit:
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
-        prefill, decodes, _ = step.loads
+        prefill, decodes, *_ = step.loads
         samples.append(
             StepSample(step.seconds, tuple(map(float, prefill)), tuple(decodes))
         )
@@ -62,7 +62,7 @@ def test_outliers_do_not_move_the_constants() -> None:
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
-        prefill, decodes, _ = step.loads
+        prefill, decodes, *_ = step.loads
         hiccup = 0.5 if rng.random() < 0.01 else 0.0
         samples.append(
             StepSample(step.seconds + hiccup, tuple(prefill), tuple(decodes))

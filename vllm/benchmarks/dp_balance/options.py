@@ -8,10 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from .arrivals import Frontend
-from .cost import DEEPSEEK_V3_1, CostModel
+from .cost import CostModel
 from .engine import RankLimits
 from .errors import UsageError
 from .policies import BASELINES, OWN, make_controller
+from .presets import PRESETS
 from .results import read_json
 from .routing import LOAD_BALANCERS
 from .scenario import Scenario
@@ -83,6 +84,13 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
 
     model = parser.add_argument_group("step time")
     model.add_argument(
+        "--cost-preset",
+        choices=tuple(PRESETS),
+        default="deepseek-v3.1-5212",
+        help="Constants estimated from public operator timings, by device, data and "
+        "tensor parallel size; the default is fitted to vllm-ascend #5212.",
+    )
+    model.add_argument(
         "--calibration",
         type=Path,
         default=None,
@@ -93,7 +101,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="NAME=SECONDS,...",
         help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-        "DeepSeek-V3.1 as fitted to vllm-ascend #5212, or of the calibration.",
+        "--calibration or --cost-preset.",
     )
     model.add_argument(
         "--engine",
@@ -215,7 +223,7 @@ def cost_from(args: argparse.Namespace) -> CostModel:
     Raises:
         UsageError: one of them is not valid.
     """
-    cost = DEEPSEEK_V3_1
+    cost = PRESETS[args.cost_preset]
     if args.calibration is not None:
         document = read_json(args.calibration, "calibrate")
         values = document.get("cost")
