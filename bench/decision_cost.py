@@ -54,7 +54,6 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
             "held_steps": rng.randint(0, 50),
             "prefill_tokens": rng.randrange(MAX_TOKENS) if prefills else 0,
             "step_time_us": 900_000 if prefills else 45_000,
-            "kv_usage_ppm": 500_000,
             "max_running": MAX_RUNNING,
             "max_tokens": MAX_TOKENS,
             "pending_age_us": age,

@@ -13,6 +13,7 @@ that it looks at. Nothing else should run on the machine meanwhile.
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from vllm.benchmarks.dp_balance.schedulers import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import POLICIES
+from vllm.v1.core.sched.balance.policy import POLICIES, create_policy
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.stats import BalanceStats
 
 from vllm_balance.reference import tiny_models
 
@@ -71,11 +73,21 @@ class OwnRow:
         """As `RowExchange.gather`."""
         return Snapshot.from_rows([row] * self._ranks)
 
+    def rest(self, wave: int, step: int) -> None:
+        """As `RowExchange.rest`."""
+
+    def close(self, error: BaseException | None) -> None:
+        """As `RowExchange.close`."""
+
 
 def measure(scheduler: Any, policy: str, ranks: int, calls: int) -> dict[str, Any]:
     """Microseconds of the gate per step: median, and the spread of the calls."""
-    gate = BalanceGate(scheduler, policy)
-    gate._exchange = OwnRow(ranks)
+    gate = BalanceGate(
+        scheduler,
+        partial(create_policy, policy),
+        OwnRow(ranks),
+        BalanceStats(policy=policy),
+    )
     waiting = list(scheduler.waiting)
     times = []
     for step in range(calls):

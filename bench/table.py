@@ -52,6 +52,27 @@ def load() -> dict[str, Document]:
     return found
 
 
+def load_older() -> dict[str, Mapping[str, Any]]:
+    """By the name of a result that is known to be older: `policies`, `made`, `why`.
+
+    Raises:
+        PageError: an entry lacks one of them, or names a result that another names.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    entries = tomlkit.parse(OLDER.read_text(encoding="utf-8")).unwrap()
+    for entry in entries.get("older", []):
+        if set(entry) != {"results", "policies", "made", "why"}:
+            raise PageError(
+                f"{OLDER}: an entry has {', '.join(sorted(entry))}; give results, "
+                "policies, made and why"
+            )
+        for name in entry["results"]:
+            if name in found:
+                raise PageError(f"{OLDER}: {name} is listed twice; take one out")
+            found[name] = entry
+    return found
+
+
 def policies_of(document: Document) -> str:
     """Hash of the policies that the result was made with; "unknown" without one."""
     found: str = document.get("versions", {}).get("balance") or document.get(
@@ -150,7 +171,7 @@ def pages() -> dict[Path, str]:
         PageError: a result is older than the policies and not listed as that.
     """
     results = load()
-    older = tomlkit.parse(OLDER.read_text(encoding="utf-8")).unwrap()
+    older = load_older()
     check_age(results, older, record.tree_fingerprint())
     templates = environment()
     return {

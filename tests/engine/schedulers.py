@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,10 @@ from vllm.benchmarks.dp_balance import schedulers
 from vllm.benchmarks.dp_balance.schedulers import BLOCK_SIZE
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
@@ -40,6 +45,25 @@ def make_scheduler(
     return schedulers.make_scheduler(
         config, num_blocks, scheduler_class, log_stats=True
     )
+
+
+def give_gate(
+    scheduler: Any,
+    policy: str,
+    exchange: Any = None,
+    ttft_budget: float | None = None,
+    **bound: int,
+) -> BalanceGate:
+    """A gate with that policy, exchange and bound, instead of the scheduler's."""
+    gate = BalanceGate(
+        scheduler,
+        partial(create_policy, policy, **bound),
+        exchange or RowExchange(timeout=1.0),
+        BalanceStats(policy=policy),
+        ttft_budget,
+    )
+    scheduler.balance_gate = gate
+    return gate
 
 
 def step(scheduler: Any) -> Any:

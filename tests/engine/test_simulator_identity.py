@@ -69,14 +69,14 @@ def generated(case: int) -> tuple[Scenario, str]:
 def trace(
     monkeypatch: pytest.MonkeyPatch, scenario: Scenario, policy: str, seed: int
 ) -> tuple[list[object], list[Snapshot]]:
-    """The steps, and the rows without the KV cache, which the fast engine has not."""
+    """The steps and the rows."""
     engine: type = FastEngine if scenario.engine == "fast" else RealEngine
     rows: list[Snapshot] = []
     exchange = engine.exchange
 
     def spy(self: object, wave: int, step: int, now: float) -> Snapshot:
         snapshot: Snapshot = exchange(self, wave, step, now)
-        rows.append(snapshot._replace(kv_usage_ppm=()))
+        rows.append(snapshot)
         return snapshot
 
     monkeypatch.setattr(engine, "exchange", spy)

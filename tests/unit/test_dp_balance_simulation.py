@@ -116,7 +116,7 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
         request = SimRequest(i, length, 5)
         request.sent = 0.25
         engine.add(0, request)
-    engine.decide(Decision(admit=True, prefill_tokens=40, reason=""))
+    engine.decide(Decision(admit=True, prefill_budget=40, reason=""))
     assert list(engine.schedule().prefill) == [40, 0]
     assert [request.index for request in engine.update().first] == [0]
     row = engine.exchange(0, 1, 1.0)

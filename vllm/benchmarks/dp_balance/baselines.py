@@ -5,7 +5,7 @@
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
-HOLD = Decision(admit=False, prefill_tokens=0, reason="hold")
+HOLD = Decision(admit=False, prefill_budget=0, reason="hold")
 
 
 class IntervalPolicy:
@@ -52,8 +52,11 @@ def _decodes(snapshot: Snapshot, rank: int) -> int:
 
 
 class SGLangDelayer:
-    """SGLang's prefill delayer: while only some of the ranks could prefill, hold for
-    at most N passes; when all could, let everybody go."""
+    """SGLang's prefill delayer.
+
+    While only some of the ranks could prefill, they hold for at most N passes; when
+    all could, everybody goes.
+    """
 
     def __init__(self, max_passes: int) -> None:
         self._max_passes = max_passes

@@ -97,7 +97,7 @@ class FastEngine:
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
         if isinstance(decisions, Decision):
-            unlimited = decisions.admit and decisions.prefill_tokens is None
+            unlimited = decisions.admit and decisions.prefill_budget is None
             self._decisions = None if unlimited else (decisions,) * len(self._ranks)
         else:
             self._decisions = decisions
@@ -254,7 +254,6 @@ class FastEngine:
             held_steps=tuple(self._held_steps),
             prefill_tokens=tuple(self._scheduled[0]),
             step_time_us=(int((now - since) * 1e6),) * ranks,
-            kv_usage_ppm=self._zeros,
             max_running=self._max_running,
             max_tokens=self._max_tokens,
             pending_age_us=tuple(

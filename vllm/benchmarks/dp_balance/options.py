@@ -25,6 +25,12 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenario_from` reads."""
+    _add_server_args(parser)
+    _add_load_args(parser)
+    _add_model_args(parser)
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server", "as given to `vllm serve`")
     server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
     server.add_argument("--max-num-seqs", type=int, default=32)
@@ -54,6 +60,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
     )
 
+
+def _add_load_args(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     load.add_argument(
         "--num-prompts",
@@ -82,6 +90,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--burstiness", type=float, default=1.0)
 
+
+def _add_model_args(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("step time")
     model.add_argument(
         "--cost-preset",

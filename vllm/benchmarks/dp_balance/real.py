@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,11 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import Decision
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policy import Decision, create_policy
+from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
@@ -48,21 +51,6 @@ _MODEL = {
 """A configuration that the schedulers ask for; there are no weights."""
 
 
-class _VirtualGate(BalanceGate):
-    """A gate whose clock is given, and whose rows are carried by hand."""
-
-    def measure(self, wave: int, step: int, now: float) -> Row:
-        """This rank's row, as `exchange` would send it."""
-        self._count_hold(now)
-        row = self._measure(wave, step, now, wall=now)
-        self._last_exchange = now
-        return row
-
-    def take(self, decision: Decision) -> None:
-        """The decision, as `exchange` would apply it."""
-        self._apply(decision)
-
-
 class _Scheduled(NamedTuple):
     """What a rank has scheduled."""
 
@@ -83,8 +71,15 @@ class _Rank:
         self.scheduler = make_scheduler(
             config, num_blocks, AsyncScheduler if asynchronous else Scheduler
         )
-        # The gate's own policy is not asked: one for all ranks decides.
-        self.gate = _VirtualGate(self.scheduler, "adaptive", ttft_budget)
+        # Neither the gate's policy nor its exchange is asked: the simulator carries
+        # the rows, and one policy decides for all ranks.
+        self.gate = BalanceGate(
+            self.scheduler,
+            partial(create_policy, "adaptive"),
+            RowExchange(timeout=0.0),
+            BalanceStats(policy="adaptive"),
+            ttft_budget,
+        )
         self.scheduler.balance_gate = self.gate
         self.requests: dict[str, SimRequest] = {}
         self._in_flight: deque[_Scheduled] = deque()
@@ -224,7 +219,7 @@ class RealEngine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks, measured by their gates."""
-        rows = [rank.gate.measure(wave, step, now) for rank in self._ranks]
+        rows = [rank.gate.measure(wave, step, now, now) for rank in self._ranks]
         return Snapshot.from_rows(rows)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
@@ -232,7 +227,7 @@ class RealEngine:
         if isinstance(decisions, Decision):
             decisions = [decisions] * len(self._ranks)
         for rank, decision in zip(self._ranks, decisions, strict=True):
-            rank.gate.take(decision)
+            rank.gate.apply(decision)
 
     def end_wave(self) -> None:
         """Forgets the decision and the holds."""
