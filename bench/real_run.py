@@ -16,7 +16,6 @@ together as dealt to the rank with the fewest prompt tokens.
 
 import argparse
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -201,6 +200,17 @@ def figures(rows: Sequence[tuple[float, float, float, int]]) -> dict[str, float]
     }
 
 
+def measured(requests: Sequence[Request]) -> dict[str, float]:
+    """The same of the real run, with the way to the engine left as it was."""
+    rows = []
+    for request in requests:
+        on_the_way = request["arrival_time"] - request["queued_ts"]
+        first = on_the_way + request["first_token_ts"]
+        last = on_the_way + request["last_token_ts"]
+        rows.append((request["arrival_time"], first, last, request["output_toks"]))
+    return figures(rows)
+
+
 def predicted(cost: CostModel, kept: slice) -> dict[str, float]:
     """The same of a simulation of the run."""
     scenario = Scenario(
@@ -235,25 +245,17 @@ def main() -> None:
     samples, ends = step_samples(requests, found, numbers)
     half = len(requests) // 2
     kept = slice(half, None)
-    start = requests[0]["queued_ts"]
-    real = figures(
-        [
-            (
-                r["arrival_time"],
-                r["arrival_time"] + r["first_token_ts"] - r["queued_ts"],
-                r["arrival_time"] + r["last_token_ts"] - r["queued_ts"],
-                r["output_toks"],
-            )
-            for r in requests[kept]
-        ]
-    )
+    real = measured(requests[kept])
+    first_kept = requests[half]["queued_ts"] - requests[0]["queued_ts"]
     spans = {
-        "until the first request of the second half": requests[half]["queued_ts"] - start,
+        "until the first request of the second half": first_kept,
         "the first half of the time": float(found.times[-1]) / 2,
     }
     cases = []
     for title, until in spans.items():
-        used = [sample for sample, end in zip(samples, ends, strict=True) if end <= until]
+        used = [
+            sample for sample, end in zip(samples, ends, strict=True) if end <= until
+        ]
         fitted: Fit = fit(used)
         errors = []
         for cost in fitted.costs:
@@ -263,7 +265,7 @@ def main() -> None:
         print(title, f"{fitted.steps} steps", errors)
     document = {
         "command": "python bench/real_run.py",
-        "versions": versions(),
+        "versions": versions() | {"balance": "off"},
         "requests": len(requests),
         "steps": int(numbers[-1]),
         "measured": real,

@@ -99,11 +99,11 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         key=lambda found: found[0].residual,
     )
     own, shared = solution.value("own"), solution.value("shared")
-    names = [*solution.names, *({'own', 'shared'} - set(solution.names))]
+    names = [*solution.names, *({"own", "shared"} - set(solution.names))]
     phis = _phi_range(data, names, solution.experts_tokens)
     phi_error = Z95 * solution.error_of_phi()
     note = notes.get("shared", "")
-    if not note and len(phis) > 1 and phis[-1] - phis[0] > 2 * PHI_TOLERANCE:
+    if not note and (not own or phis[-1] - phis[0] > 2 * PHI_TOLERANCE):
         note = NOTES["shared"]
     if note:
         note = f"{note}; {phis[0]:g} to {phis[-1]:g} fit about as well"
@@ -121,7 +121,7 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         experts=_estimate(solution, "experts", notes),
         phi=Estimate(
             shared / (own + shared) if own + shared else 0.0,
-            max(phis[-1] - phis[0], 0.0) / 2 if note else phi_error,
+            (phis[-1] - phis[0]) / 2 if note else phi_error,
             note,
         ),
         experts_tokens=solution.experts_tokens,
@@ -169,8 +169,7 @@ def _phi_range(
     """The shares that fit about as well as the best: by the likelihood of normal
     errors, as many as there are measured intervals."""
     tried = {
-        phi: Regression(data, names, experts_tokens, phi).residual
-        for phi in PHI_GRID
+        phi: Regression(data, names, experts_tokens, phi).residual for phi in PHI_GRID
     }
     least = min(tried.values())
     if not least:

@@ -19,6 +19,8 @@ HUBER = 1.345
 """Residuals beyond so many deviations count less (95 % efficient without outliers)."""
 FLOOR, RELATIVE = 0.1, 0.02
 """Expected error of a time: a share of the mean step, and a share of the time."""
+LEAST_SPREAD = 0.05
+"""Of errors over expected errors: less is no reason to call a step an outlier."""
 EXPERTS_TOKENS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """What is tried for `CostModel.experts_tokens`."""
 
@@ -92,10 +94,11 @@ def nonnegative(x: Array, y: Array) -> Array:
             old = beta[active]
             down = np.flatnonzero(solved <= 0)
             # As far as to the first bound; what reaches it is given up.
-            share = min(old[i] / (old[i] - solved[i] or 1e-300) for i in down)
-            moved = old + share * (solved - old)
+            shares = old[down] / np.maximum(old[down] - solved[down], 1e-300)
+            stopped = int(down[shares.argmin()])
+            moved = old + shares.min() * (solved - old)
             beta[:] = 0.0
-            kept = [i for i in range(len(active)) if moved[i] > 1e-14]
+            kept = [i for i in range(len(active)) if i != stopped and moved[i] > 0]
             beta[[active[i] for i in kept]] = moved[kept]
             active = [active[i] for i in kept]
             if not active:
@@ -185,7 +188,7 @@ class Regression:
             beta = nonnegative(x * weights[:, None], seconds * weights)
             errors = seconds - x @ beta
             sizes = abs(errors) / expected
-            spread = 1.4826 * float(np.median(sizes)) or 1e-12
+            spread = max(LEAST_SPREAD, 1.4826 * float(np.median(sizes)))
             outlying = np.minimum(1, HUBER * spread / np.maximum(sizes, 1e-15))
             weights = np.sqrt(outlying) / expected
         weights = weights**2
