@@ -19,7 +19,7 @@ COMMANDS = {
     "kernels": "kernels.prebuilt",
     "wheel": "wheel.build",
     "wheels": "wheel.build",
-    "release": "release.command",
+    "release": "release.make",
     "env": "serving.env",
     "image": "serving.image",
     "demo": "serving.demo",

@@ -29,7 +29,7 @@ class Limits:
     removed: int | None = None
 
 
-LIMITS = {"vllm": Limits(added=60, removed=0), "vllm_ascend": Limits()}
+LIMITS = {"vllm": Limits(added=75, removed=0), "vllm_ascend": Limits()}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 REQUIRED_EVEN_IF_EMPTY = ("Relies-On",)
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")

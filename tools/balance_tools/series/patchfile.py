@@ -46,11 +46,6 @@ class Header:
         values = (value.split() for value in self.get_all("Relies-On"))
         return tuple(words[0] for words in values if words)
 
-    @property
-    def removal_plan(self) -> str | None:
-        """When the patch may go, in the maintainer's words."""
-        return self.get("Removal-Plan")
-
 
 @dataclass(frozen=True)
 class Hunk:

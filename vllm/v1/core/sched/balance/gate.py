@@ -15,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.parents import end_with_parent
 from vllm.v1.core.sched.balance.pending import PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
@@ -45,6 +46,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
+    end_with_parent()
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
