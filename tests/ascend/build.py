@@ -203,7 +203,9 @@ def _uv(environment: Path, *arguments: str) -> None:
     python = environment / "bin/python"
     command = [str(Path(sys.executable).with_name("uv")), "pip", *arguments]
     command += ["--python", str(python)]
-    indexes = [s.location for s in read_pip_config().sources if s.setting == "index-url"]
+    indexes = [
+        s.location for s in read_pip_config().sources if s.setting == "index-url"
+    ]
     variables = {"UV_DEFAULT_INDEX": indexes[0]} if indexes else {}
     result = subprocess.run(
         command, env={**variables, **_environ()}, capture_output=True, text=True

@@ -130,7 +130,9 @@ def letters(rank: int, ranks: int) -> dict[str, object]:
             dist.send(mine.to("npu"), right)
         else:
             dist.recv(got, left)
-            wrong += [] if torch.equal(got.cpu(), data(left, count, mine.dtype)) else [1]
+            wrong += (
+                [] if torch.equal(got.cpu(), data(left, count, mine.dtype)) else [1]
+            )
         buffers = [torch.empty_like(mine, device="npu") for _ in range(2)]
         operations = [
             dist.P2POp(dist.isend, mine.to("npu"), right),

@@ -33,7 +33,9 @@ def pytest_sessionstart() -> None:
         )
 
 
-def program(name: str, *arguments: str, timeout: float = 240, **environment: str) -> str:
+def program(
+    name: str, *arguments: str, timeout: float = 240, **environment: str
+) -> str:
     """What a program of this folder prints.
 
     Raises AssertionError with the end of its output when it fails.

@@ -100,7 +100,9 @@ def test_a_function_of_cann_that_is_not_emulated_aborts_by_name(tmp_path):
     assert f"{name} is not emulated" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["softmax", "cumsum", "sort", "index", "matmul", "where"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "cumsum", "sort", "index", "matmul", "where"]
+)
 def test_results_of_aten_are_those_of_the_cpu(name):
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
     runs = {

@@ -62,7 +62,9 @@ def test_norms(dtype, tokens):
     out, _, total = torch_npu.npu_add_rms_norm(*npu(x, y, weight), 1e-6)
     close(out, golden(x + y))
     assert torch.equal(total.cpu(), x + y)
-    out, _, _ = torch.ops._C_ascend.npu_add_rms_norm_bias(*npu(x, y, weight, bias), 1e-6)
+    out, _, _ = torch.ops._C_ascend.npu_add_rms_norm_bias(
+        *npu(x, y, weight, bias), 1e-6
+    )
     close(out, golden(x + y) + bias.double())
 
 
@@ -107,7 +109,9 @@ def test_rotary_embedding(neox, rotated, dtype):
 
 def test_rotations_with_given_cosines():
     angles = torch.arange(6)[:, None] * torch.rand(8).double()
-    cos, sin = (torch.cat((t, t), -1).float()[:, None] for t in (angles.cos(), angles.sin()))
+    cos, sin = (
+        torch.cat((t, t), -1).float()[:, None] for t in (angles.cos(), angles.sin())
+    )
     x = torch.randn(6, 4, 16)
     expected = complex_rotation(x, angles, neox=True)
     close(torch_npu.npu_rotary_mul(*npu(x, cos, sin)), expected)
@@ -115,11 +119,16 @@ def test_rotations_with_given_cosines():
     torch_npu.npu_apply_rotary_pos_emb(query, key, *npu(cos[None], sin[None]))
     close(query[0], expected)
     close(key[0], expected * 2)
-    pairs = [torch.repeat_interleave(t, 2, -1).float()[:, None] for t in (angles.cos(), angles.sin())]
+    pairs = [
+        torch.repeat_interleave(t, 2, -1).float()[:, None]
+        for t in (angles.cos(), angles.sin())
+    ]
     found = torch_npu.npu_rotary_mul(*npu(x, *pairs), rotary_mode="interleave")
     close(found, complex_rotation(x, angles, neox=False))
     # Pairs of neighbours come out as halves.
-    found = torch_npu.npu_interleave_rope(*npu(x[:, :, None], cos[:, :, None], sin[:, :, None]))
+    found = torch_npu.npu_interleave_rope(
+        *npu(x[:, :, None], cos[:, :, None], sin[:, :, None])
+    )
     golden = complex_rotation(x, angles, neox=False)
     close(found[:, :, 0], torch.cat((golden[..., ::2], golden[..., 1::2]), -1))
 
@@ -187,7 +196,9 @@ def test_fused_infer_attention(dtype, paged):
         **keywords,
     )
     parts = query.split(queries)
-    golden = [golden_attention(q, *row, True) for q, row in zip(parts, rows, strict=True)]
+    golden = [
+        golden_attention(q, *row, True) for q, row in zip(parts, rows, strict=True)
+    ]
     close(out, torch.cat(golden))
 
 
@@ -257,7 +268,9 @@ def test_gating_by_softmax(renormalise, dtype):
     )
     assert torch.equal(found.cpu().long(), ids)
     close(weights, expected, dtype)
-    weights, found, rows = torch_npu.npu_moe_gating_top_k_softmax(npu(logits), None, k=4)
+    weights, found, rows = torch_npu.npu_moe_gating_top_k_softmax(
+        npu(logits), None, k=4
+    )
     assert torch.equal(found.cpu().long(), ids)
     assert rows[2, 3].item() == 3 * 9 + 2
 
@@ -284,7 +297,9 @@ def test_gating_by_groups():
         npu(logits), 4, 2, 4, 1, 0, 1, False, 2.5, 1e-20, npu(bias)
     )
     order, golden_order = found.cpu().argsort(-1), ids.argsort(-1)
-    assert torch.equal(found.cpu().long().gather(-1, order), ids.gather(-1, golden_order))
+    assert torch.equal(
+        found.cpu().long().gather(-1, order), ids.gather(-1, golden_order)
+    )
     close(weights.cpu().gather(-1, order), expected.gather(-1, golden_order))
 
 
@@ -331,9 +346,13 @@ def test_permuting_tokens():
     x = torch.randn(5, 4)
     ids = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]], dtype=torch.int32)
     copies, rows = torch_npu.npu_moe_token_permute(*npu(x, ids))
-    expected = [x[t] for e in range(3) for t in range(5) for c in range(2) if ids[t, c] == e]
+    expected = [
+        x[t] for e in range(3) for t in range(5) for c in range(2) if ids[t, c] == e
+    ]
     assert torch.equal(copies.cpu(), torch.stack(expected))
-    found = torch_npu.npu_moe_token_unpermute(copies, rows, npu(torch.full((5, 2), 0.5)))
+    found = torch_npu.npu_moe_token_unpermute(
+        copies, rows, npu(torch.full((5, 2), 0.5))
+    )
     close(found, x)
 
 

@@ -38,7 +38,10 @@ def build(packages: Path, out: Path) -> None:
         out: a folder that is made; gets `cuda/`, `cann/` and the module `emulated_aten`.
     """
     torch, npu, plugin = (packages / n for n in ("torch", "torch_npu", "vllm_ascend"))
-    includes = [npu / "include/third_party/acl/inc", npu / "include/third_party/hccl/inc"]
+    includes = [
+        npu / "include/third_party/acl/inc",
+        npu / "include/third_party/hccl/inc",
+    ]
     includes.append(npu / "include")
     refusing = [
         *_stubs(

@@ -4,7 +4,11 @@ import importlib.abc
 import importlib.machinery
 import sys
 
+CUDA_GRAPHS = "torch.cuda.graphs"
+"""A torch without CUDA says that no stream of CUDA is captured; this one would ask."""
+
 AFTER = {
+    CUDA_GRAPHS: "",
     "torch_npu": "operators_of_torch_npu",
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
@@ -25,6 +29,9 @@ class _After(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             load(module)
+            if name == CUDA_GRAPHS:  # torch itself is not there yet
+                module._cuda_isCurrentStreamCapturing = lambda: False
+                return
             from npu_emulator import hooks
 
             getattr(hooks, function)(module)

@@ -35,9 +35,7 @@ def _gather_equal(group: str, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     handle = _hccl().emulator_group(group.encode())
     require(handle is not None, "a group", group)
     tensor = tensor.contiguous()
-    out = torch.empty(
-        (ranks, *tensor.shape), dtype=tensor.dtype, device=tensor.device
-    )
+    out = torch.empty((ranks, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     size = tensor.numel() * tensor.element_size()
     error = _hccl().HcclAllGather(
         tensor.data_ptr(), out.data_ptr(), size, INT8, handle, None
@@ -87,13 +85,16 @@ def distribute_dispatch(
     name = "npu_moe_distribute_dispatch_v2"
     require_defaults(name, rest)
     require(scales is None and quant_mode == 0, name, f"quant_mode={quant_mode}")
-    require(tp_world_size in (0, 1) and shared_expert_rank_num == 0, name, "tensor ranks")
+    require(
+        tp_world_size in (0, 1) and shared_expert_rank_num == 0, name, "tensor ranks"
+    )
     ids = expert_ids
     if x_active_mask is not None:
         require(x_active_mask.dim() == 1, name, "a mask of experts")
         ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)
-    tokens, choices = gather(group_ep, x, ep_world_size), gather(
-        group_ep, ids, ep_world_size
+    tokens, choices = (
+        gather(group_ep, x, ep_world_size),
+        gather(group_ep, ids, ep_world_size),
     )
     local = moe_expert_num // ep_world_size
     first = ep_rank_id * local

@@ -54,7 +54,11 @@ def dynamic_quant(
     name = "npu_dynamic_quant"
     require(dst_type in (None, torch.int8, INT8), name, f"dst_type={dst_type}")
     require(group_index is None and quant_mode == "pertoken", name, quant_mode)
-    x = input.float() if smooth_scales is None else input.float() * smooth_scales.float()
+    x = (
+        input.float()
+        if smooth_scales is None
+        else input.float() * smooth_scales.float()
+    )
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / INT8_MOST
     quantised = (x / scale).round().clamp(-INT8_MOST - 1, INT8_MOST)
     return quantised.to(torch.int8), scale[..., 0]
