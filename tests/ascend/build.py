@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/ascend/build.py [--wheel FILE] [--out FOLDER]
 
-Prints the folder. `FOLDER/run COMMAND …` runs a command in it. Downloads are verified and
-stay in build/cache; what was built is left alone while it is made from the same files.
+Prints the folder. `FOLDER/run COMMAND …` runs a command in it. Downloads are verified
+and stay in build/cache; what was built stays while it is made from the same files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT / "tools"), str(HERE)]
 
-from balance_tools.env import group_requirements
 from balance_tools.errors import ToolError
-from balance_tools.fetch import fetch
 from balance_tools.files import exclusive, remove_tree, sha256_of
-from balance_tools.lock import Artifact
 from balance_tools.paths import Paths
-from balance_tools.pip_config import read_pip_config
+from balance_tools.serving.env import group_requirements
+from balance_tools.upstream.fetch import fetch
+from balance_tools.upstream.lock import Artifact
+from balance_tools.upstream.pip_config import read_pip_config
 from emulator import native
 from unpack import unpack
 

@@ -1,4 +1,4 @@
-"""Imports every module of the plugin; prints those that fail, as JSON, with the error."""
+"""Imports every module of the plugin; prints the errors of those that fail, as JSON."""
 
 import importlib
 import json

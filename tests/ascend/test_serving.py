@@ -10,8 +10,8 @@ import psutil
 import pytest
 import requests
 
-from balance_tools import server as server_module
-from balance_tools.server import Server
+from balance_tools.serving import server as server_module
+from balance_tools.serving.server import Server
 from test_greedy_equality import assert_equal, assert_the_gate_held
 
 OPTIONS = (

@@ -35,7 +35,7 @@ def build(packages: Path, out: Path) -> None:
 
     Args:
         packages: the site-packages with torch, torch_npu and the Ascend wheel.
-        out: a folder that is made; gets `cuda/`, `cann/` and the module `emulated_aten`.
+        out: a folder that is made; gets `cuda/`, `cann/` and `emulated_aten`.
     """
     torch, npu, plugin = (packages / n for n in ("torch", "torch_npu", "vllm_ascend"))
     includes = [
@@ -80,7 +80,7 @@ def write_run(folder: Path, environment: Path) -> None:
     native, cann = folder / "native", folder / "native/cann-home"
     for name in ("bin", "opp", "runtime", "compiler"):
         (cann / name).mkdir(parents=True, exist_ok=True)
-    # triton-ascend asks CANN's compiler for its target; the interpreter runs the kernels.
+    # triton-ascend asks CANN's compiler for its target; the interpreter runs kernels.
     bisheng = cann / "bin/bisheng"
     bisheng.write_text("#!/bin/sh\necho hiipu64\n")
     bisheng.chmod(0o755)

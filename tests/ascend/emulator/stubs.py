@@ -1,7 +1,7 @@
 """Shared libraries in the place of those that a machine lacks.
 
-Every library that the given ones link, and that nobody has, gets a stand-in of its name.
-Functions that are linked are those of our own sources, or abort with their name.
+Every library that the given ones link, and that nobody has, gets a stand-in of its
+name. Functions that are linked are those of our own sources, or abort by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SYSTEM = re.compile(
 SYSTEM_VERSIONS = ("GLIBC", "GCC", "CXXABI", "GOMP")
 WEAK = "wvWV"
 DATA = ("_ZTV", "_ZTI", "_ZTS")
-"""Virtual tables and type descriptions of C++: data, of which only the address counts."""
+"""Virtual tables and descriptions of types: data, of which the address counts."""
 
 ABORTING = """\
 #include <stdio.h>

@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.export import export_patch, sorted_paths
 from balance_tools.files import remove_tree
-from balance_tools.lint import lint_in_place
-from balance_tools.patchfile import Patch, parse_patch
+from balance_tools.hooks.placement import placement_of
 from balance_tools.paths import Paths
-from balance_tools.placement import placement_of
 from balance_tools.rebase.model import HookResult, PatchResult, Status
 from balance_tools.rebase.repo import NEW, Repo
 from balance_tools.rebase.session import (
@@ -24,8 +21,11 @@ from balance_tools.rebase.session import (
     install,
     install_file,
 )
-from balance_tools.series import Series, load_series, patched_files
-from balance_tools.seriesfile import SERIES
+from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.series.export import export_patch, sorted_paths
+from balance_tools.series.lint import lint_in_place
+from balance_tools.series.patchfile import Patch, parse_patch
+from balance_tools.series.seriesfile import SERIES
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
@@ -52,7 +52,7 @@ def _export_package(
     work: Work, plan: Plan, series: Series, results: list[PatchResult]
 ) -> list[PatchResult]:
     repo = Repo(work.repo(plan.package))
-    folder = work.final / plan.package
+    folder = work.final_series(plan.package)
     folder.mkdir(parents=True)
     new_tip = repo.commit_of(NEW)
     parent, found = new_tip, []
@@ -68,7 +68,7 @@ def _export_package(
 
 
 def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
-    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).stdout
+    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).output
     paths = sorted_paths(path for path in said.decode().split("\0") if path)
     old = {path: repo.read(before, path) for path in paths}
     new = {path: repo.read(after, path) for path in paths}
@@ -136,7 +136,7 @@ def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
 def install_final(paths: Paths, work: Work, session: Session) -> None:
     """Put the new series and lock in place; can be repeated after a crash."""
     for plan in session.plans:
-        install(work.final / plan.package, paths.patches(plan.package))
+        install(work.final_series(plan.package), paths.patches(plan.package))
     install_file(work.final / paths.lock.name, paths.lock)
 
 

@@ -15,24 +15,27 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.fetch import default_index, fetch
 from balance_tools.files import remove_tree
-from balance_tools.lock import Artifact, Lock, release_of
+from balance_tools.markdown import table
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
 from balance_tools.rebase.model import Status
-from balance_tools.rebase.session import PATCHES, TREES, Plan, Session, Work, work_root
-from balance_tools.resolve import all_links, artifact_of_link
-from balance_tools.series import Series, load_series, patched_files
+from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
+from balance_tools.rebase.sources import PristineTree, plans_between
+from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.upstream.fetch import default_index, fetch
+from balance_tools.upstream.lock import Artifact, Lock, release_of
+from balance_tools.upstream.resolve import all_links, artifact_of_link
+from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScannedPatch:
     """One patch on one release; `reasons` say why a person must decide."""
 
     patch: str
@@ -42,11 +45,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScannedRelease:
     """One release: its patches in the order of the series, and the time it took."""
 
     version: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ScannedPatch, ...]
     seconds: float
 
     @property
@@ -104,7 +107,7 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
 
 def scan(
     paths: Paths, lock: Lock, artifacts: Sequence[Artifact], base: Path
-) -> list[Row]:
+) -> list[ScannedRelease]:
     """Rebase the series onto every release, two at a time.
 
     Args:
@@ -118,8 +121,8 @@ def scan(
         the touched files lies below build/rebase/scan/VERSION/patched.
     """
     folder = work_root(paths) / "scan"
-    key = load_series(paths.patches(PACKAGE)).sha256 + _tools_hash()
-    rows: dict[str, Row] = {}
+    key = series_sha256(paths.root, PACKAGE) + _tools_hash()
+    rows: dict[str, ScannedRelease] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
         progress("scanning releases", len(artifacts), "release") as report,
@@ -144,7 +147,7 @@ def _tools_hash() -> str:
 
 def _one(
     paths: Paths, lock: Lock, artifact: Artifact, folder: Path, base: Path, key: str
-) -> Row:
+) -> ScannedRelease:
     """Try one release, or return what is known of it."""
     work = Work(folder / artifact.version)
     inputs = [key, artifact.sha256, lock.vllm.sha256]
@@ -153,20 +156,22 @@ def _one(
         data: dict[str, Any] = json.loads(known.read_text())
         if data.pop("inputs") == inputs:
             cells = tuple(
-                Cell(**{**cell, "reasons": tuple(cell["reasons"])})
+                ScannedPatch(**{**cell, "reasons": tuple(cell["reasons"])})
                 for cell in data.pop("cells")
             )
-            return Row(cells=cells, **data)
+            return ScannedRelease(cells=cells, **data)
     archive = fetch(artifact, paths)
     remove_tree(work.path)
     work.path.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         tree = unpack_python(archive, Path(name))
         session = _rebase(work, paths, lock, artifact, tree, base)
-        _write_patched(work, load_series(work.final / PACKAGE), tree)
+        _write_patched(work, load_series(work.final_series(PACKAGE)), tree)
     for plan in session.plans:
         remove_tree(work.repo(plan.package))
-    row = Row(artifact.version, tuple(_cells(session)), sum(session.seconds.values()))
+    row = ScannedRelease(
+        artifact.version, tuple(_cells(session)), sum(session.seconds.values())
+    )
     known.write_text(json.dumps({"inputs": inputs, **asdict(row)}, indent=1))
     return row
 
@@ -186,14 +191,10 @@ def _rebase(
     work: Work, paths: Paths, lock: Lock, artifact: Artifact, tree: Path, base: Path
 ) -> Session:
     series: dict[str, Series] = {PACKAGE: load_series(paths.patches(PACKAGE))}
-    plan = Plan(
-        package=PACKAGE,
-        old_tree=str(base),
-        new_tree=str(tree),
-        old_label=f"{PACKAGE} {lock.vllm.version}",
-        new_label=f"{PACKAGE} {artifact.version}",
-    )
-    session = Session(artifact.version, TREES, (plan,), lock="", dry_run=True)
+    old = {PACKAGE: PristineTree(f"{PACKAGE} {lock.vllm.version}", base)}
+    new = {PACKAGE: PristineTree(f"{PACKAGE} {artifact.version}", tree)}
+    plans = plans_between(old, new)
+    session = Session(artifact.version, TREES, plans, lock="", dry_run=True)
     session = make_trees(work, session, series, quiet=True)
     while session.stage == PATCHES and (following := next_patch(session, series)):
         session = rebase_patch(work, session, *following, quiet=True)
@@ -208,7 +209,7 @@ def _write_patched(work: Work, series: Series, tree: Path) -> None:
             file.write_bytes(content)
 
 
-def _cells(session: Session) -> list[Cell]:
+def _cells(session: Session) -> list[ScannedPatch]:
     cells = []
     for result in session.results:
         placed: dict[str, int] = {}
@@ -218,11 +219,15 @@ def _cells(session: Session) -> list[Cell]:
         reasons = [f"{h.path}: {h.note}" for h in bad]
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
-        cells.append(Cell(result.name, result.status.label, tuple(reasons), placed))
+        cells.append(
+            ScannedPatch(result.name, result.status.label, tuple(reasons), placed)
+        )
     return cells
 
 
-def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]]:
+def first_breaks(
+    rows: Sequence[ScannedRelease], pin: Version
+) -> dict[str, tuple[str, str]]:
     """Return, for each patch, the first release that broke it going back and forth.
 
     "" means none in that direction.
@@ -233,7 +238,7 @@ def first_breaks(rows: Sequence[Row], pin: Version) -> dict[str, tuple[str, str]
     return {name: (_first(back, name), _first(forth, name)) for name in names}
 
 
-def _first(rows: Sequence[Row], name: str) -> str:
+def _first(rows: Sequence[ScannedRelease], name: str) -> str:
     for row in rows:
         for cell in row.cells:
             if cell.patch == name and Status.of(cell.status).needs_human:
@@ -241,7 +246,7 @@ def _first(rows: Sequence[Row], name: str) -> str:
     return ""
 
 
-def scan_markdown(rows: Sequence[Row], pin: str) -> str:
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     """Return the table, the first breaks and the reasons."""
     names = [cell.patch for cell in rows[0].cells]
     good = sum(not row.needs_human for row in rows)
@@ -250,16 +255,18 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
         "",
         f"{good} of {len(rows)} need no human.",
         "",
-        f"| release | {' | '.join(names)} | seconds |",
-        "|---" * (len(names) + 2) + "|",
     ]
-    for row in rows:
-        statuses = " | ".join(cell.status for cell in row.cells)
-        lines.append(f"| {row.version} | {statuses} | {row.seconds:.1f} |")
+    statuses = [
+        (row.version, *(cell.status for cell in row.cells), f"{row.seconds:.1f}")
+        for row in rows
+    ]
+    lines += table(("release", *names, "seconds"), statuses)
     lines += ["", "## First release that broke each patch", ""]
-    lines += ["| patch | going back | going forth |", "|---|---|---|"]
-    for name, (back, forth) in first_breaks(rows, Version(pin)).items():
-        lines.append(f"| {name} | {back or 'none'} | {forth or 'none'} |")
+    breaks = [
+        (name, back or "none", forth or "none")
+        for name, (back, forth) in first_breaks(rows, Version(pin)).items()
+    ]
+    lines += table(("patch", "going back", "going forth"), breaks)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for cell in row.cells:
@@ -267,7 +274,9 @@ def scan_markdown(rows: Sequence[Row], pin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_scan(folder: Path, rows: Sequence[Row], pin: str, picture: str) -> Path:
+def write_scan(
+    folder: Path, rows: Sequence[ScannedRelease], pin: str, picture: str
+) -> Path:
     """Write scan.md, scan.json and scan.svg; return the first."""
     data = {"pin": pin, "rows": [asdict(row) for row in rows]}
     (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")

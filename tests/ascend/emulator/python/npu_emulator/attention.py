@@ -80,7 +80,7 @@ def fused_infer_attention_score(
     key_rope=None,
     **rest,
 ):
-    """Attention over packed requests: ends of the queries, and keys in pages or packed."""
+    """Attention over packed requests; keys and values in pages, or packed too."""
     name = "npu_fused_infer_attention_score"
     require_defaults(name, rest)
     require(sparse_mode in (0, CAUSAL), name, f"sparse_mode={sparse_mode}")

@@ -143,7 +143,7 @@ def grouped_matmul(
     group_list_type=0,
     **rest,
 ):
-    """Rows of the first expert times its weight, then of the next; zeros after the last."""
+    """Rows of each expert, in order, times its weight; zeros after the last."""
     name = "npu_grouped_matmul"
     require_defaults(name, rest)
     require(len(x) == len(weight) == 1 and group_type == 0, name, "several groups of x")

@@ -75,7 +75,7 @@ def quantize(input, scales, zero_points, dtype, axis=1, div_mode=True):
 
 
 @operator("atb::_npu_matmul_add_fp32")
-def matmul_add_fp32(x, weight, C):  # noqa: N803
+def matmul_add_fp32(x, weight, C):
     """C += xᵀ · weight, in place and in float32."""
     C += x.float().t() @ weight.float()
 
@@ -104,7 +104,7 @@ def get_masked_input_and_mask(
     added_vocab_start_index,
     added_vocab_end_index,
 ):
-    """Token ids as rows of this rank's part of the vocabulary; True where it has none."""
+    """Token ids as rows of this rank's vocabulary; True where it has none."""
     original = (input >= org_vocab_start_index) & (input < org_vocab_end_index)
     added = (input >= added_vocab_start_index) & (input < added_vocab_end_index)
     rows = org_vocab_end_index - org_vocab_start_index + num_org_vocab_padding

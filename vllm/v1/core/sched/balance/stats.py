@@ -31,7 +31,7 @@ class BalanceStats:
         verb = "admit" if decision.admit else "hold"
         self._decisions[verb, decision.reason] += 1
         if decision.admit:
-            budget = decision.prefill_tokens
+            budget = decision.prefill_budget
             limit = max(snapshot.max_tokens)
             self._budgets.append(limit if budget is None else min(budget, limit))
         self._exchange_seconds.append(exchange_seconds)

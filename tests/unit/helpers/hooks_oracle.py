@@ -1,0 +1,212 @@
+"""Where the project's hooks must stand, told by hand.
+
+Independent of the tools on purpose: plain `ast`, and facts about vLLM that a reader can
+check. Each check's docstring says in a sentence what must be so.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from hooks_oracle_report import CHECKS as REPORT_CHECKS
+from oracle_syntax import block_with, function, imported, once
+
+BALANCE = "vllm.v1.core.sched.balance"
+
+
+def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
+    """The exchange stands right behind the all-reduce of the busy loop."""
+    loop = function(tree, "DPEngineCoreProc.run_busy_loop")
+    body, index = block_with(
+        loop,
+        lambda t: t.startswith("self.engines_running = self._has_global_unfinished"),
+    )
+    assert "gate.exchange(" in body[index + 1]
+    assert "tell_clients=self._send_engine_dead" in body[index + 1]
+    assert function(tree, "EngineCoreProc._send_engine_dead")
+    once(tree, "gate.exchange(")
+
+
+def scheduler_is_checked_where_it_is_made(tree: ast.Module) -> None:
+    """The check follows the construction of the scheduler in EngineCore.__init__."""
+    init = function(tree, "EngineCore.__init__")
+    body, index = block_with(
+        init, lambda t: t.startswith("check_balance_scheduler(self.scheduler")
+    )
+    made = [
+        i for i, t in enumerate(body) if "self.scheduler" in t and "Scheduler(" in t
+    ]
+    assert made
+    assert made[-1] < index
+    once(tree, "check_balance_scheduler(")
+
+
+def gate_is_made_after_the_limit(tree: ast.Module) -> None:
+    """The gate is made in Scheduler.__init__, behind the limit of running requests."""
+    init = function(tree, "Scheduler.__init__")
+    body, index = block_with(init, lambda t: t.startswith("self.balance_gate = "))
+    limits = [
+        i for i, t in enumerate(body) if t.startswith("self.max_num_running_reqs =")
+    ]
+    assert limits
+    assert limits[0] < index
+
+
+def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
+    """schedule() clips running prompts, and holds and clips waiting ones."""
+    schedule = function(tree, "Scheduler.schedule")
+    whiles = [n for n in ast.walk(schedule) if isinstance(n, ast.While)]
+    (running,) = [w for w in whiles if "len(self.running)" in ast.unparse(w.test)]
+    waiting = [
+        w
+        for w in whiles
+        if any(
+            isinstance(s, ast.Assign) and ast.unparse(s).endswith(".peek_request()")
+            for s in w.body
+        )
+    ]
+    assert len(waiting) == 1
+    text = ast.unparse(schedule)
+    assert text.count("balance_gate.clip(") == 2
+    assert text.count("balance_gate.holds(") == 1
+
+    body = [ast.unparse(s) for s in running.body]
+    (clip,) = [i for i, t in enumerate(body) if "balance_gate.clip(" in t]
+    counted = [i for i, t in enumerate(body) if t.startswith("num_new_tokens = min(")]
+    (allocate,) = [i for i, t in enumerate(body) if "allocate_slots(" in t]
+    assert counted
+    assert counted[0] < clip < allocate
+
+    body = [ast.unparse(s) for s in waiting[0].body]
+    (peek,) = [i for i, t in enumerate(body) if t.endswith(".peek_request()")]
+    (hold,) = [i for i, t in enumerate(body) if "balance_gate.holds(" in t]
+    promote = [
+        i
+        for i, t in enumerate(body)
+        if i > peek
+        and ("promote" in t or "WAITING_FOR_REMOTE_KVS" in t or "blocked" in t)
+    ]
+    allocate = next(i for i, t in enumerate(body) if "allocate_slots(" in t)
+    assert promote
+    assert peek < promote[0] < hold < allocate
+    inner, index = block_with(waiting[0], lambda t: t == "assert num_new_tokens > 0")
+    assert "balance_gate.clip(" in inner[index - 1]
+    assert inner[index - 2].startswith("num_new_tokens = min(")
+
+
+def gate_is_told_of_the_end(tree: ast.Module) -> None:
+    """Scheduler.shutdown ends the watch of the gate, once."""
+    shutdown = function(tree, "Scheduler.shutdown")
+    told = [i for i, s in enumerate(shutdown.body) if "balance_gate" in ast.unparse(s)]
+    assert len(told) == 1
+    assert ast.unparse(shutdown.body[told[0]]) == (
+        "if self.balance_gate is not None:\n    self.balance_gate.shutdown()"
+    )
+    once(tree, "balance_gate.shutdown()")
+
+
+def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
+    """The gate answers for Scheduler.get_request_counts, before anything else."""
+    counts = function(tree, "Scheduler.get_request_counts")
+    statements = [
+        ast.unparse(s) for s in counts.body[ast.get_docstring(counts) is not None :]
+    ]
+    assert statements[0] == (
+        "if self.balance_gate is not None:\n"
+        "    return self.balance_gate.request_counts()"
+    )
+    once(tree, "balance_gate.request_counts()")
+
+
+def rank_says_its_policy(tree: ast.Module) -> None:
+    """The ready message has the policy beside the hash that the front-end compares."""
+    body, index = block_with(
+        tree, lambda t: t.startswith("ready_msg['data_parallel_balance'] = ")
+    )
+    assert body[index].endswith("parallel_config.data_parallel_balance")
+    assert body[index - 1].startswith("ready_msg['parallel_config_hash'] = ")
+
+
+def ranks_are_compared_before_the_hash(tree: ast.Module) -> None:
+    """The policies are compared before the hashes, whose error names no option."""
+    body, index = block_with(
+        function(tree, "wait_for_engine_startup"),
+        lambda t: t.startswith("check_same_balance(eng_index, msg, parallel_config"),
+    )
+    assert body[index + 1] == "worker_config_hash = msg.get('parallel_config_hash')"
+
+
+def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
+    """What the gate held does not count as waiting for capacity (in 0.30)."""
+    body, index = block_with(
+        function(tree, "Scheduler.schedule"),
+        lambda t: t == "self.prefill_capacity_bound = bool(self.waiting)",
+    )
+    assert body[index + 1] == (
+        "if self.balance_gate is not None and self.balance_gate.held:\n"
+        "    self.prefill_capacity_bound = False"
+    )
+    once(tree, "self.balance_gate.held")
+
+
+def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
+    """The gate is reset where a fault resets the step counter (in 0.30)."""
+    retry = function(tree, "EngineCoreSentinel.retry")
+    body = [ast.unparse(s) for s in retry.body]
+    (reset,) = [i for i, t in enumerate(body) if "gate.reset()" in t]
+    assert "engine.step_counter = 0" in body[reset - 1]
+    once(tree, "gate.reset()")
+
+
+Check = Callable[[ast.Module], None]
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    **REPORT_CHECKS,
+    "vllm/v1/core/sched/scheduler.py": (
+        imported(f"{BALANCE}.gate", "create_balance_gate"),
+        gate_is_made_after_the_limit,
+        gate_is_asked_in_both_loops,
+        gate_is_told_of_the_end,
+        gate_counts_for_the_load_balancer,
+        *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
+    ),
+    "vllm/v1/engine/core.py": (
+        imported(f"{BALANCE}.validation", "check_balance_scheduler"),
+        exchange_follows_the_finish_sync,
+        scheduler_is_checked_where_it_is_made,
+        rank_says_its_policy,
+    ),
+    "vllm/v1/engine/utils.py": (
+        imported(f"{BALANCE}.validation", "check_same_balance"),
+        ranks_are_compared_before_the_hash,
+    ),
+}
+# What further supported releases have in addition, by name.
+SUPPORTED: dict[str, dict[str, tuple[Check, ...]]] = {
+    "0.30": {
+        "vllm/v1/core/sched/scheduler.py": (held_requests_do_not_bound_the_capacity,),
+        "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
+            gate_forgets_the_wave_after_a_fault,
+        ),
+    },
+}
+
+
+def misplaced(files: dict[str, bytes], release: str = "") -> list[str]:
+    """Return what is wrong with patched files, a line for each failed check.
+
+    Args:
+        files: Content by path.
+        release: Name of a further supported release, whose own hooks are checked too.
+    """
+    wrong = []
+    for path, content in files.items():
+        tree = ast.parse(content)
+        more = SUPPORTED[release].get(path, ()) if release else ()
+        for check in (*CHECKS.get(path, ()), *more):
+            try:
+                check(tree)
+            except (AssertionError, ValueError, IndexError, StopIteration) as error:
+                wrong.append(f"{path}: {check.__doc__} {error}")
+    return wrong

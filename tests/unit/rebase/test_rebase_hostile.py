@@ -1,0 +1,316 @@
+"""Upstreams that invite a wrong placement: each is placed right or reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rebase_samples import (
+    ENGINE,
+    UPSTREAM,
+    WITH_EXCHANGE,
+    Files,
+    make_root,
+    misplaced,
+    patched_engine,
+    rebase,
+    replaced,
+    tracked,
+    write_tree,
+)
+from series_samples import make_patch
+
+SYNC = (
+    b"            self.active = self.sync(\n                executed,\n            )\n"
+)
+LOOP = ENGINE[ENGINE.index(b"    def loop(") : ENGINE.index(b"    def schedule(")]
+SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sync(")]
+
+
+def engine(*changes: tuple[bytes, bytes]) -> Files:
+    return {**UPSTREAM, "vllm/engine.py": replaced(ENGINE, *changes)}
+
+
+def moved_module() -> Files:
+    files = {**UPSTREAM, "vllm/core/engine.py": ENGINE}
+    del files["vllm/engine.py"]
+    return files
+
+
+def deleted() -> Files:
+    files = dict(UPSTREAM)
+    del files["vllm/engine.py"]
+    return files
+
+
+def split_class() -> Files:
+    parts = replaced(
+        ENGINE.replace(SCHEDULE, b""),
+        (b"class Engine(Base):\n", b"class Engine(Scheduling):\n"),
+    )
+    return {
+        **UPSTREAM,
+        "vllm/engine.py": parts,
+        "vllm/scheduling.py": b"class Scheduling:\n" + SCHEDULE,
+    }
+
+
+REWORDED = (
+    b"            gate = self.gate\n"
+    b"            if gate:\n"
+    b"                gate.exchange(active=self.active)\n"
+)
+
+# name: (upstream, patch that stops, its status, part of what is said)
+REFUSED: dict[str, tuple[Files, str, str, str]] = {
+    "anchor duplicated": (
+        engine((SYNC, SYNC + b"            self.note()\n" + SYNC)),
+        "exchange.patch",
+        "conflict",
+        "occurs 2 times in Engine.loop",
+    ),
+    "function renamed": (
+        engine((b"    def loop(self):", b"    def run_loop(self):")),
+        "exchange.patch",
+        "target-moved",
+        "perhaps it is now Engine.run_loop in vllm/engine.py (100% alike)",
+    ),
+    "class renamed": (
+        engine((b"class Engine(Base):", b"class Core(Base):")),
+        "gate.patch",
+        "target-moved",
+        "perhaps it is now Core.__init__ in vllm/engine.py",
+    ),
+    "moved to a new module": (
+        moved_module(),
+        "gate.patch",
+        "target-moved",
+        "Engine.__init__ in vllm/core/engine.py (100% alike)",
+    ),
+    "class split": (
+        split_class(),
+        "hold.patch",
+        "target-moved",
+        "perhaps it is now Scheduling.schedule in vllm/scheduling.py",
+    ),
+    "function gone": (
+        engine((LOOP, b"")),
+        "exchange.patch",
+        "target-deleted",
+        "Engine.loop does not exist any more, and nothing like it was found",
+    ),
+    "loop inverted": (
+        engine(
+            (
+                SCHEDULE,
+                b"    def schedule(self, budget):\n"
+                b"        scheduled = []\n"
+                b"        for request in list(self.waiting):\n"
+                b"            if budget <= 0 or len(self.running) == self.limit:\n"
+                b"                return scheduled\n"
+                b"            if not request.blocked:\n"
+                b"                self.running.append(request)\n"
+                b"                scheduled.append(request)\n"
+                b"                budget -= request.tokens\n"
+                b"        return scheduled\n\n",
+            )
+        ),
+        "hold.patch",
+        "conflict",
+        "Engine.schedule lost",
+    ),
+    "merged in other words": (
+        engine((SYNC, SYNC + REWORDED)),
+        "gate.patch",
+        "conflict",
+        "perhaps it was merged in other words",
+    ),
+    "file deleted": (deleted(), "gate.patch", "target-deleted", "engine.py is gone"),
+    "no longer Python": (
+        engine((b"class Engine(Base):", b"class Engine(Base:")),
+        "gate.patch",
+        "conflict",
+        "not valid Python",
+    ),
+    "put on one line": (
+        engine(
+            (
+                b"        self.running = []\n        self.waiting",
+                b"        self.running = []; self.waiting",
+            )
+        ),
+        "gate.patch",
+        "conflict",
+        "formats this code otherwise",
+    ),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path)
+
+
+def report(root: Path) -> Any:
+    return json.loads((root / "build/rebase/hostile/report.json").read_text())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_clear_place_is_refused_with_the_reason(
+    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, patch, status, reason = REFUSED[name]
+    before = tracked(root)
+    tree = write_tree(tmp_path / "hostile", files)
+    code = rebase(root, "hostile", "--sdist", str(tree))
+    said = capsys.readouterr().err
+    found = report(root)
+    assert (found["patches"][-1]["name"], found["status"]) == (patch, status), said
+    assert code == found["exit_code"] != 0
+    assert reason in said
+    assert "Engine" in said or "engine.py" in said
+    assert tracked(root) == before
+    # A copy of upstream's file with the hook in a conflict block, nowhere else.
+    for path in found["waits_for"]:
+        file = root / "build/rebase/hostile/vllm" / path
+        if file.is_file():
+            outside = b""
+            inside = False
+            for line in file.read_bytes().splitlines(keepends=True):
+                inside = inside or line.startswith(b"<<<<<<<")
+                outside += b"" if inside else line
+                inside = inside and not line.startswith(b">>>>>>>")
+            hook = {"hold.patch": b"holds(", "exchange.patch": b"gate.exchange("}
+            wanted = hook.get(patch, b"create_gate(config)")
+            upstream = b"".join(content for content in files.values())
+            assert outside.count(wanted) <= upstream.count(wanted)
+    assert rebase(root, "--abort") == 0
+    assert tracked(root) == before
+
+
+def reformatted() -> bytes:
+    """The same code as another formatter would write it."""
+    return replaced(
+        ENGINE,
+        (SYNC, b"            self.active = self.sync(executed)\n"),
+        (b'"""Sample engine."""\n\n', b"'''Sample engine.'''\n"),
+        (
+            b"len(self.running) == self.limit",
+            b"(len(self.running)\n             == self.limit)",
+        ),
+    ).replace(b"    ", b"  ")
+
+
+PLACED: dict[str, Callable[[], bytes]] = {
+    "formatted by another formatter": reformatted,
+    "CRLF": lambda: ENGINE.replace(b"\n", b"\r\n"),
+    "a byte-order mark": lambda: b"\xef\xbb\xbf" + ENGINE,
+    "tabs": lambda: ENGINE.replace(b"    ", b"\t"),
+    "functions in another order": lambda: (
+        ENGINE.replace(LOOP, b"").replace(SCHEDULE, b"") + b"\n" + SCHEDULE + LOOP
+    ),
+    "a copy of the loop above it": lambda: replaced(
+        ENGINE, (LOOP, LOOP.replace(b"def loop", b"def old_loop") + LOOP)
+    ),
+    "a copy of the class above it": lambda: replaced(
+        ENGINE,
+        (
+            b"class Engine(Base):",
+            ENGINE[ENGINE.index(b"class") :].replace(b"class Engine", b"class Old")
+            + b"\n\nclass Engine(Base):",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) -> None:
+    upstream = PLACED[name]()
+    tree = write_tree(tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": upstream})
+    assert rebase(root, "hostile", "--sdist", str(tree)) == 0
+    patched = patched_engine(root / "build/rebase/hostile/final/patches/vllm", tree)
+    assert misplaced(patched) == []
+    ending = b"\r\n" if b"\r\n" in upstream else b"\n"
+    assert patched.count(b"\n") == patched.count(ending)
+    assert patched.startswith(upstream[:3])
+
+
+def test_a_link_is_never_written_through(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {**UPSTREAM, "vllm/real.py": ENGINE}
+    del files["vllm/engine.py"]
+    tree = write_tree(tmp_path / "hostile", files)
+    (tree / "vllm/engine.py").symlink_to("real.py")
+    assert rebase(root, "hostile", "--sdist", str(tree)) == 4
+    assert "engine.py is a symbolic link to real.py" in capsys.readouterr().err
+    repo = root / "build/rebase/hostile/vllm/vllm"
+    assert (repo / "real.py").read_bytes() == ENGINE
+    assert (repo / "engine.py").is_symlink()
+
+
+def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
+    root: Path, tmp_path: Path
+) -> None:
+    tree = write_tree(
+        tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE}
+    )
+    assert rebase(root, "hostile", "--sdist", str(tree)) == 3
+    assert report(root)["status"] == "already-upstream"
+    for _ in range(2):
+        assert rebase(root, "--skip") == 3
+    assert rebase(root, "--skip") == 0
+    series = root / "build/rebase/hostile/final/patches/vllm/series"
+    assert series.read_text() == ""
+
+
+def test_merged_verbatim_at_another_place_is_a_conflict(
+    root: Path, tmp_path: Path
+) -> None:
+    hook = b"            self.gate.exchange(self.active)\n"
+    files = engine(
+        (
+            b"            executed = self.step()\n",
+            b"            executed = self.step()\n" + hook,
+        )
+    )
+    tree = write_tree(tmp_path / "hostile", files)
+    assert rebase(root, "hostile", "--sdist", str(tree)) == 5
+    assert report(root)["status"] == "conflict"
+
+
+DROPPED = b"            scheduled.append(request)\n"
+ADMITS = (
+    b"            self.running.append(request)\n"
+    b"            scheduled.append(request)\n"
+    b"            budget -= request.tokens\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        (UPSTREAM, "untouched"),
+        (engine((DROPPED, b"")), "already-upstream"),
+        (engine((ADMITS, b"            self.admit(request)\n")), "conflict"),
+        (engine((SCHEDULE, b"")), "target-deleted"),
+    ],
+    ids=["still there", "taken out by upstream", "rewritten", "function gone"],
+)
+def test_a_patch_that_only_takes_out_is_upstream_only_between_its_neighbours(
+    root: Path, tmp_path: Path, files: Files, status: str
+) -> None:
+    old = write_tree(tmp_path / "old", UPSTREAM)
+    patches = root / "patches/vllm"
+    for name in ("gate.patch", "hold.patch", "exchange.patch", "series"):
+        (patches / name).unlink()
+    without = {"vllm/engine.py": replaced(ENGINE, (DROPPED, b""))}
+    make_patch(patches, old, "drop.patch", without)
+    tree = write_tree(tmp_path / "hostile", files)
+    code = rebase(root, "hostile", "--sdist", str(tree))
+    assert report(root)["patches"][0]["status"] == status
+    assert (code == 0) == (status == "untouched")

@@ -1,0 +1,91 @@
+"""A second source root below build/, with another lock and other series.
+
+Everything that git tracks is copied as it is in the work tree; downloads are shared.
+Whatever works on the repository (vendor, wheel, tests) works there in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
+from balance_tools.paths import Paths
+from balance_tools.run import capture, git
+
+LISTING = ".checkout"
+
+
+def files_of(paths: Paths) -> list[str]:
+    """Return what git tracks, relative to the root.
+
+    Raises:
+        ToolError: it is not a git checkout.
+    """
+    run = capture(git(paths.root, "ls-files", "-z"))
+    if run.status:
+        raise ToolError(
+            f"{paths.root}: expected a git checkout, found {run.tail}; run this in a "
+            "clone"
+        )
+    return [name for name in run.text.split("\0") if name]
+
+
+def make_checkout(
+    paths: Paths, folder: Path, lock: str, patches: Mapping[str, Path | None]
+) -> Paths:
+    """Make or update the source root at `folder`.
+
+    Args:
+        paths: The repository to copy.
+        folder: Where; what was built there before is kept.
+        lock: Text of its upstream.toml.
+        patches: Folder of the series by package; None for an empty series.
+
+    Raises:
+        ToolError: git cannot list the files.
+    """
+    other = Paths(folder)
+    names = [
+        name
+        for name in files_of(paths)
+        if (paths.root / name).is_file() and not name.startswith("patches/")
+    ]
+    _forget(folder, names)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _copy(paths.root / name, folder / name)
+    other.lock.write_text(lock, encoding="utf-8")
+    for package, series in patches.items():
+        remove_tree(other.patches(package))
+        if series is None:
+            other.patches(package).mkdir(parents=True)
+        else:
+            shutil.copytree(series, other.patches(package))
+    for shared in (paths.cache, paths.pristine):
+        shared.mkdir(parents=True, exist_ok=True)
+        link = other.build / shared.name
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
+    return other
+
+
+def _forget(folder: Path, names: list[str]) -> None:
+    """Remove what an earlier checkout copied and the repository no longer has."""
+    listing = folder / LISTING
+    if listing.is_file():
+        for name in set(listing.read_text().splitlines()) - set(names):
+            (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    listing.write_text("\n".join(names) + "\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, but leave an equal one alone."""
+    if target.is_file() and target.read_bytes() == source.read_bytes():
+        return
+    shutil.copy2(source, target)
