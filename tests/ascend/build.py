@@ -25,7 +25,7 @@ import tomlkit
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT / "tools"), str(HERE)]
+sys.path[:0] = [str(ROOT / "tools"), str(HERE), str(ROOT)]
 
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
@@ -117,21 +117,28 @@ def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with exclusive(out / ".lock"):
         files = _fetch(Paths.find())
-        made_from = [sha256_of(wheel), *(a.sha256 for a, _, _ in files.values())]
-        made_from += [sha256_of(CONSTRAINTS), *_tests_need(), str(out)]
         environment = out / "env"
-        if not _is_current(out / "env.stamp", made_from):
+        base_from = [*(a.sha256 for a, _, _ in files.values()), str(out)]
+        base_from += [sha256_of(CONSTRAINTS), *_tests_need()]
+        if not _is_current(out / "base.stamp", base_from):
             remove_tree(environment)
+            (out / "wheel.stamp").unlink(missing_ok=True)
             if base is None:
                 _make_environment(environment, wheel, files)
             else:
-                _change_environment(base / "env", environment, wheel)
-            _mark(out / "env.stamp", made_from)
-        compiled_from = [*made_from, *native.sources()]
+                _copy_environment(base / "env", environment)
+            _mark(out / "base.stamp", base_from)
+        if not _is_current(out / "wheel.stamp", [sha256_of(wheel)]):
+            with step(f"installing {wheel.name}"):
+                _install(environment, "--reinstall-package", "vllm", str(wheel))
+            _mark(out / "wheel.stamp", [sha256_of(wheel)])
+        packages = site_packages(environment)
+        linked = sorted((packages / "vllm_ascend").glob("*.so"))
+        compiled_from = [*base_from, *map(sha256_of, linked), *native.sources()]
         if not _is_current(out / "native.stamp", compiled_from):
             with step("compiling the emulated device (a minute)"):
                 remove_tree(out / "native")
-                native.build(site_packages(environment), out / "native")
+                native.build(packages, out / "native")
             _mark(out / "native.stamp", compiled_from)
         native.write_run(out, environment)
     return out
@@ -164,21 +171,23 @@ def _make_environment(environment: Path, wheel: Path, files: Files) -> None:
         if name == "triton-ascend":
             triton = (path, version)
     _stand_in(packages, NOT_COMPILED, NOT_COMPILED_VERSION)
-    with step(f"installing {wheel.name} and what it requires (a minute)"):
-        install = ("install", "--constraint", str(CONSTRAINTS))
-        _uv(environment, *install, str(wheel), *_tests_need())
+    with step(f"installing what {wheel.name} requires (a minute)"):
+        _install(environment, str(wheel), *_tests_need())
     with step("putting triton-ascend back, which triton has overwritten (install.md)"):
         _uv(environment, "uninstall", "triton", "triton-ascend")
         shutil.rmtree(packages / "triton", ignore_errors=True)
         unpack(triton[0], packages, triton[1], drop=_is_of_cuda)
 
 
-def _change_environment(base: Path, environment: Path, wheel: Path) -> None:
-    """A copy of `base` with another wheel in it: for wheels broken on purpose."""
+def _copy_environment(base: Path, environment: Path) -> None:
+    """A copy of `base`, for wheels that were broken on purpose."""
     with step(f"copying {base}"):
         command = ["cp", "--archive", "--link", str(base), str(environment)]
         subprocess.run(command, check=True)
-        _uv(environment, "install", "--reinstall-package", "vllm", str(wheel))
+
+
+def _install(environment: Path, *arguments: str) -> None:
+    _uv(environment, "install", "--constraint", str(CONSTRAINTS), *arguments)
 
 
 def _is_of_cuda(requirement: str) -> bool:

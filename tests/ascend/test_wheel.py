@@ -8,9 +8,7 @@ from importlib.metadata import distribution, entry_points
 
 from conftest import program
 
-OPTIONAL = {
-    "fastapi_offline": "optional",
-}
+START = "from vllm_balance.start import register; register(); print('starts')"
 
 
 def test_the_wheel_verifies():
@@ -65,3 +63,41 @@ def test_every_module_imports():
     found = json.loads(program("imports.py").splitlines()[-1])
     assert found["imported"] >= 400
     assert found["failed"] == {}, json.dumps(found["failed"], indent=1)
+
+
+def start(**environment: str) -> subprocess.CompletedProcess[str]:
+    """What the guard says before anything else of vLLM is imported."""
+    return subprocess.run(
+        [sys.executable, "-c", START],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+
+
+def test_it_starts():
+    assert start().stdout == "starts\n"
+
+
+def test_a_triton_that_hides_triton_ascend_is_refused(tmp_path):
+    """As xgrammar brings it on x86_64; install.md has the repair."""
+    info = tmp_path / "triton-3.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0"
+    )
+    before = os.environ["PYTHONPATH"]
+    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    assert result.returncode == 1
+    assert "found triton 3.9.0 over them" in result.stderr
+    assert "pip uninstall --yes triton triton-ascend; pip install" in result.stderr
+    assert "'triton-ascend==3.2.2'" in result.stderr
+    (info / "METADATA").unlink()
+    info.rmdir()
+    stock = tmp_path / "triton"
+    stock.mkdir()
+    (stock / "__init__.py").touch()
+    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    assert result.returncode == 1
+    assert f"{stock}: expected triton-ascend, found no backends/ascend" in result.stderr

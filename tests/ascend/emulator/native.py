@@ -93,6 +93,7 @@ def write_run(folder: Path, environment: Path) -> None:
         f'export ASCEND_HOME_PATH="{cann}" ASCEND_OPP_PATH="{cann}/opp"\n'
         "# Queued kernels would race those that run at once.\n"
         "export TASK_QUEUE_ENABLE=0 TRITON_INTERPRET=1 EMULATED_NPU=emulated_cann\n"
+        'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"\n'
         'exec "$@"\n'
     )
     run.chmod(0o755)
