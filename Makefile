@@ -2,7 +2,7 @@
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
-# ASCEND    options of test-ascend: -k NAME, --every for all policies
+# ASCEND    options of test-ascend: -k NAME, --every for tests not yet seen to pass
 # RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3

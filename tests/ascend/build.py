@@ -130,7 +130,7 @@ def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
             _mark(out / "base.stamp", base_from)
         if not _is_current(out / "wheel.stamp", [sha256_of(wheel)]):
             with step(f"installing {wheel.name}"):
-                _install(environment, "--reinstall-package", "vllm", str(wheel))
+                _uv(environment, "install", "--no-deps", "--reinstall", str(wheel))
             _mark(out / "wheel.stamp", [sha256_of(wheel)])
         packages = site_packages(environment)
         linked = sorted((packages / "vllm_ascend").glob("*.so"))

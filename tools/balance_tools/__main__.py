@@ -6,8 +6,13 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from balance_tools.errors import ToolError
+
+# vllm_balance, whose hashes the tools share with the wheel, lies beside tools/. Not by
+# PYTHONPATH: programs that the tools start must not find the vllm that lies there too.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 # Command to the module that registers it with `add_parser(subparsers)`.
 COMMANDS = {

@@ -159,6 +159,27 @@ def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
     once(tree, "gate.reset()")
 
 
+def engines_are_watched_where_answers_are_awaited(tree: ast.Module) -> None:
+    """The watch begins with the task that awaits the answers, in the event loop."""
+    body, index = block_with(
+        function(tree, "AsyncLLM.__init__"), lambda t: t == "end_with_engines(self)"
+    )
+    assert body[:index] == ["asyncio.get_running_loop()", "self._run_output_handler()"]
+    once(tree, "end_with_engines(")
+
+
+def coordinator_ends_with_its_parent(tree: ast.Module) -> None:
+    """The context is replaced right after it is made, before it starts the process."""
+    body, index = block_with(
+        function(tree, "DPCoordinator.__init__"),
+        lambda t: t.startswith("context = context_with_parent_watch("),
+    )
+    assert body[index - 1] == "context = get_mp_context()"
+    (start,) = [i for i, t in enumerate(body) if "= context.Process(" in t]
+    assert index < start
+    once(tree, "context_with_parent_watch(")
+
+
 Check = Callable[[ast.Module], None]
 
 CHECKS: dict[str, tuple[Check, ...]] = {
@@ -176,6 +197,14 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         exchange_follows_the_finish_sync,
         scheduler_is_checked_where_it_is_made,
         rank_says_its_policy,
+    ),
+    "vllm/v1/engine/async_llm.py": (
+        imported(f"{BALANCE}.ending", "end_with_engines"),
+        engines_are_watched_where_answers_are_awaited,
+    ),
+    "vllm/v1/engine/coordinator.py": (
+        imported(f"{BALANCE}.parents", "context_with_parent_watch"),
+        coordinator_ends_with_its_parent,
     ),
     "vllm/v1/engine/utils.py": (
         imported(f"{BALANCE}.validation", "check_same_balance"),

@@ -11,14 +11,16 @@ from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive, renew
 from balance_tools.rebase.driver import accept, skip
 from balance_tools.rebase.finish import restore_former, throw_away
+from balance_tools.rebase.model import worst
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
+from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_picture import scan_picture
+from balance_tools.rebase.scan_rows import write_scan
+from balance_tools.rebase.scan_run import run_rows
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
 from balance_tools.rebase.supported_release import SupportedRelease
 from balance_tools.upstream.lock import load_lock
-from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 
 
@@ -34,7 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--stop-after", metavar="PATCH", help="stop after it; --continue goes on")
     add("--root", type=Path, help="repository to work on (default: this one)")
     add("--scan", metavar="A..B", help="try every final release in a range")
+    text = "with --scan: build each release that fits, and serve with each policy"
+    add("--run", dest="run_", action="store_true", help=text)
     add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
+    text = "clone of upstream, to say which commit took a name away"
+    add("--upstream-git", type=Path, metavar="PATH", help=text)
     add("--line", metavar="NAME", help="write a supported release, lines/NAME")
     add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
     add("--renew-line", metavar="NAME", help="write the hashes of lines/NAME anew")
@@ -65,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.renew_line:
             return _renew(paths, args.renew_line)
         if args.scan:
-            return _scan(paths, args.scan)
+            return _scan(paths, args.scan, args.run_)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -112,18 +118,19 @@ def _renew(paths: Paths, name: str) -> int:
     return 0
 
 
-def _scan(paths: Paths, text: str) -> int:
+def _scan(paths: Paths, text: str, run: bool) -> int:
     lock = load_lock(paths.lock)
     artifacts = releases(paths, *parse_range(text))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
-    base = ensure_pristine(lock.vllm, paths)
-    rows = scan(paths, lock, artifacts, base)
+    rows = scan(paths, lock, artifacts)
+    if run:
+        rows = run_rows(paths, lock, artifacts, rows)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")
     print(f"{report}: written, and {folder / 'scan.svg'}")
-    return 0
+    return worst([row.status for row in rows]).exit_code
 
 
 def _status(paths: Paths, work: Work | None) -> int:

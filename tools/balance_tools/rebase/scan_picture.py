@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from balance_tools.rebase.model import Status
-from balance_tools.rebase.scan import ScannedRelease
+from balance_tools.rebase.scan_rows import ScannedRelease
 
 SIDE, LEFT, TOP, LINE = 22, 90, 170, 18  # pixels
 COLOURS = {
@@ -18,6 +18,8 @@ COLOURS = {
     Status.CONFLICT: "#fb8f44",
     Status.TARGET_DELETED: "#fa4549",
     Status.BROKEN: "#24292f",
+    Status.VANISHED: "#8250df",
+    Status.MISFIT: "#bf3989",
 }
 
 

@@ -15,6 +15,7 @@ from balance_tools.paths import Paths
 from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
+from balance_tools.rebase.fitting import fit
 from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.session import (
@@ -85,6 +86,13 @@ def advance(
         session = export(work, session, series)
         session = session.spent("export and proof", time.monotonic() - begun)
     session, drift = _compare(work, session, series, args.drift)
+    if exit_code(session) == 0:
+        begun = time.monotonic()
+        lock = load_lock(_former_lock(paths, work))
+        fits = fit(paths, work, session, lock, args.upstream_git)
+        session = session.spent("contract", time.monotonic() - begun)
+        if fits.needs_human:
+            return _misfit(work, session, drift, fits)
     verdict = None
     if args.verify and exit_code(session) == 0:
         verdict = verify_session(paths, work, session, args)
@@ -206,6 +214,28 @@ def _compare(
     if not session.dry_run and session.lock:
         work.save(session)
     return session, drift
+
+
+def _former_lock(paths: Paths, work: Work) -> Path:
+    """The lock of the pin that the rebase began with."""
+    former = work.former / paths.lock.name
+    return former if former.is_file() else paths.lock
+
+
+def _misfit(work: Work, session: Session, drift: DriftReport, fits: Status) -> int:
+    """Stop before anything is replaced: the hooks have places, and will not work."""
+    report = write_report(work.path, session, drift)
+    text = (work.path / "findings.txt").read_text()
+    with report.open("a", encoding="utf-8") as file:
+        file.write(f"\n## What does not fit: {fits.label}\n\n")
+        file.write("".join(f"- {line}\n" for line in text.splitlines()))
+    print(
+        f"{report}: {fits.label}: {len(text.splitlines())} findings; correct our files "
+        "and --continue, or --abort, correct the Relies-On lines and begin again; "
+        "nothing is replaced",
+        file=sys.stderr,
+    )
+    return fits.exit_code
 
 
 def verify_session(

@@ -13,13 +13,16 @@ from balance_tools.serving.env import pip
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 
 
-def layered_environment(folder: Path, wheel: Path, base: Path) -> Path:
+def layered_environment(
+    folder: Path, wheel: Path, base: Path, requirements: bool = False
+) -> Path:
     """Make an environment that has `wheel`, and all else from another one.
 
     Args:
         folder: Where; what is there is replaced.
-        wheel: Installed without its requirements.
-        base: Interpreter of the environment that has them.
+        wheel: Installed here.
+        base: Interpreter of the environment that has its requirements.
+        requirements: Install what of them `base` lacks; else none is looked at.
 
     Returns:
         The interpreter.
@@ -36,5 +39,5 @@ def layered_environment(folder: Path, wheel: Path, base: Path) -> Path:
     # addsitedir, unlike a plain path, reads the .pth files of the base as well.
     lines = "".join(f"import site; site.addsitedir({d!r})\n" for d in said.split())
     (site / "base.pth").write_text(lines)
-    pip(python, "install", "--no-deps", str(wheel))
+    pip(python, "install", *([] if requirements else ["--no-deps"]), str(wheel))
     return python

@@ -113,12 +113,12 @@ def verify(
 
 
 def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
-    patched = _root(bench, "patched", bench.release.series)
+    patched = patched_root(bench)
     plain = _root(bench, "unpatched", None)
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
-    stages = [_wheel(bench, root) for root in (patched, plain)]
+    stages = [wheel_stage(bench, root) for root in (patched, plain)]
     wheels = [Path(stage.data["path"]) for stage in stages]
     stages += _environments(bench, [patched, plain], wheels, base)
     pythons = [Path(stage.data["path"]) for stage in stages[2:]]
@@ -141,11 +141,17 @@ def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     return Verdict(bench.release.label, [*stages, *tests, *upstream], failing)
 
 
+def patched_root(bench: Bench) -> Paths:
+    """Make the source root with the series."""
+    return _root(bench, "patched", bench.release.series)
+
+
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     """Make the source root of one side."""
     paths, release = bench.paths, bench.release
     patches: dict[str, Path | None] = {
-        package: series / package if series else None for package in (UPSTREAM, PLUGIN)
+        package: series / package if series and (series / package).is_dir() else None
+        for package in (UPSTREAM, PLUGIN)
     }
     root = make_checkout(paths, bench.folder / name, release.lock, patches)
     pin = load_lock(paths.lock).vllm.version
@@ -154,7 +160,8 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     return root
 
 
-def _wheel(bench: Bench, root: Paths) -> Entry:
+def wheel_stage(bench: Bench, root: Paths) -> Entry:
+    """Build the wheel of a source root, unless that is done."""
     digest = hashlib.sha256(bench.release.lock.encode())
     for name in files_of(bench.paths):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
@@ -239,7 +246,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     title = f"{runs[0][0].name}: {len(runs)} test files"
     with progress(title, len(runs), "file") as report:
         for done, (setup, file) in enumerate(runs, 1):
-            inputs = [made_of, _content(setup, file)]
+            inputs = [made_of, file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
             stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
@@ -249,7 +256,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     return stages
 
 
-def _content(setup: Setup, file: str) -> str:
+def file_hash(setup: Setup, file: str) -> str:
     """Hash a test file, the helpers that it may use and the settings of pytest."""
     digest = hashlib.sha256(",".join(setup.plugins).encode())
     path = setup.root / file
