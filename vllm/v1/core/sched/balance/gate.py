@@ -15,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
@@ -82,8 +83,11 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._scheduled: deque[int] = deque(maxlen=ahead)
-        self._exchange = RowExchange(_timeout(scheduler.vllm_config.parallel_config))
-        self._stats = BalanceStats(policy=name)
+        self._exchange = RowExchange(
+            _timeout(scheduler.vllm_config.parallel_config),
+            identity_of(scheduler.vllm_config),
+        )
+        self._stats = BalanceStats(policy=name, collect=scheduler.log_stats)
         self._held_steps = 0
         self._held_since = 0.0
         self._bound_releases = 0
