@@ -12,8 +12,8 @@ from setuptools import setup  # noqa: E402
 from balance_tools.distribution import choice_from  # noqa: E402
 from balance_tools.errors import ToolError  # noqa: E402
 from balance_tools.paths import Paths  # noqa: E402
-from balance_tools.wheel_plan import make_plan  # noqa: E402
-from balance_tools.wheel_setup import setup_arguments  # noqa: E402
+from balance_tools.wheel.plan import make_plan  # noqa: E402
+from balance_tools.wheel.setup_arguments import setup_arguments  # noqa: E402
 
 try:
     setup(**setup_arguments(make_plan(Paths(ROOT), choice_from(os.environ))))

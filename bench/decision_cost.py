@@ -54,7 +54,6 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
             "held_steps": rng.randint(0, 50),
             "prefill_tokens": rng.randrange(MAX_TOKENS) if prefills else 0,
             "step_time_us": 900_000 if prefills else 45_000,
-            "kv_usage_ppm": 500_000,
             "max_running": MAX_RUNNING,
             "max_tokens": MAX_TOKENS,
             "pending_age_us": age,
@@ -102,7 +101,7 @@ def main() -> None:
                 f"{name:10} {ranks:6} {figures['median_us']:10.1f} "
                 f"{figures['p10_us']:9.1f} {figures['p90_us']:9.1f}"
             )
-    record.write(arguments, results)
+    record.write(arguments, results, record.tree_fingerprint())
 
 
 POLICY = load_policies()

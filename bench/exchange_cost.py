@@ -23,6 +23,7 @@ from typing import Any
 import record
 import torch
 import torch.distributed as dist
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.exchange import RowExchange
@@ -132,7 +133,7 @@ def main() -> None:
         for row in measure(ranks, arguments.calls):
             print(f"{row['ranks']} ranks, {row['way']}: {row['median_us']} µs")
             results.append(row)
-    record.write(arguments, results)
+    record.write(arguments, results, policies_fingerprint())
 
 
 if __name__ == "__main__":

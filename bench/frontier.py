@@ -1,4 +1,4 @@
-"""Runs the frontier: `adaptive` and its rivals on the whole grid of `frontier_grid`.
+"""Runs the frontier: `adaptive` and its baselines on the whole grid of `frontier_grid`.
 
 ::
 
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from frontier_grid import (
+    BASELINES,
     BUDGET_SEEDS,
     CHOICE_PHIS,
     CHOICE_SEEDS,
     LIGHT,
     REPORT_SEEDS,
-    RIVALS,
     TTFT_BUDGETS,
-    Cell,
+    GridCell,
     grid,
 )
 from scenarios import FIGURES
@@ -42,7 +42,7 @@ KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "frontier.json"
 SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
-ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "level.py")
+ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "prefill_budget.py")
 """Sources that the other policies do not depend on."""
 
 Figures = dict[str, float]
@@ -51,7 +51,7 @@ Figures = dict[str, float]
 class Task(NamedTuple):
     """One run."""
 
-    cell: Cell
+    cell: GridCell
     policy: str
     seed: int
 
@@ -118,7 +118,9 @@ class Runs:
     def __getitem__(self, task: Task) -> Figures:
         return self._known[task.key]
 
-    def mean(self, cell: Cell, policy: str, seeds: Sequence[int], name: str) -> float:
+    def mean(
+        self, cell: GridCell, policy: str, seeds: Sequence[int], name: str
+    ) -> float:
         """Mean of a figure over the seeds."""
         return statistics.fmean(self[Task(cell, policy, seed)][name] for seed in seeds)
 
@@ -149,9 +151,12 @@ class Runs:
             raise UnfinishedError
 
 
-def gain(runs: Runs, cell: Cell, policy: str, seed: int) -> float:
-    """What the policy gains over off, as a share: steady throughput of a closed loop;
-    of an open one, whose throughput is given, mean end-to-end latency."""
+def gain(runs: Runs, cell: GridCell, policy: str, seed: int) -> float:
+    """What the policy gains over off, as a share.
+
+    Of a closed loop, steady throughput; of an open one, whose throughput is given,
+    mean end-to-end latency.
+    """
     mine, off = runs[Task(cell, policy, seed)], runs[Task(cell, "off", seed)]
     if cell.is_closed_loop:
         name = "steady_output_throughput"
@@ -159,9 +164,11 @@ def gain(runs: Runs, cell: Cell, policy: str, seed: int) -> float:
     return off["mean_e2el_ms"] / mine["mean_e2el_ms"] - 1
 
 
-def choose_settings(runs: Runs, cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Mean gain of each setting of each rival, over the cells of the choice."""
-    settings = [setting for choices in RIVALS.values() for setting in choices]
+def choose_settings(
+    runs: Runs, cells: Sequence[GridCell]
+) -> dict[str, dict[str, float]]:
+    """Mean gain of each setting of each baseline, over the cells of the choice."""
+    settings = [setting for choices in BASELINES.values() for setting in choices]
     cells = [cell for cell in cells if cell.phi in CHOICE_PHIS]
     runs.make(
         "choosing settings",
@@ -173,7 +180,7 @@ def choose_settings(runs: Runs, cells: Sequence[Cell]) -> dict[str, dict[str, fl
         ],
     )
     return {
-        rival: {
+        baseline: {
             setting: statistics.fmean(
                 gain(runs, cell, setting, seed)
                 for cell in cells
@@ -181,12 +188,12 @@ def choose_settings(runs: Runs, cells: Sequence[Cell]) -> dict[str, dict[str, fl
             )
             for setting in choices
         }
-        for rival, choices in RIVALS.items()
+        for baseline, choices in BASELINES.items()
     }
 
 
 def budget_tasks(
-    runs: Runs, cells: Sequence[Cell], seed: int
+    runs: Runs, cells: Sequence[GridCell], seed: int
 ) -> Iterator[tuple[int, Task]]:
     """Every TTFT budget, with every cell in which off keeps it for 99 % of requests."""
     for budget in TTFT_BUDGETS:
@@ -196,11 +203,11 @@ def budget_tasks(
                 yield budget, Task(cell, policy, seed)
 
 
-def choose(runs: Runs, cells: Sequence[Cell]) -> tuple[dict[str, Any], list[str]]:
+def choose(runs: Runs, cells: Sequence[GridCell]) -> tuple[dict[str, Any], list[str]]:
     """What is known about the choice, and all policies of the comparison."""
     gains = choose_settings(runs, cells)
     chosen = {
-        rival: max(found, key=found.__getitem__) for rival, found in gains.items()
+        baseline: max(found, key=found.__getitem__) for baseline, found in gains.items()
     }
     choice = {
         "chosen": chosen,
@@ -214,7 +221,7 @@ def choose(runs: Runs, cells: Sequence[Cell]) -> tuple[dict[str, Any], list[str]
     return choice, list(dict.fromkeys(("adaptive", "off", "align", *chosen.values())))
 
 
-def make_all(runs: Runs, cells: Sequence[Cell], policies: Sequence[str]) -> None:
+def make_all(runs: Runs, cells: Sequence[GridCell], policies: Sequence[str]) -> None:
     """Makes what is missing, seed by seed, and the budgets after the first.
 
     Raises:
@@ -231,10 +238,12 @@ def make_all(runs: Runs, cells: Sequence[Cell], policies: Sequence[str]) -> None
 
 
 def summary(
-    runs: Runs, cells: Sequence[Cell], policies: Sequence[str]
+    runs: Runs, cells: Sequence[GridCell], policies: Sequence[str]
 ) -> dict[str, object]:
-    """All figures, by cell; each is the mean over the seeds with which every policy
-    has been run in the cell."""
+    """All figures, by cell.
+
+    Each is the mean over the seeds with which every policy has been run in the cell.
+    """
     seeds = {
         cell: [
             seed

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
@@ -13,14 +13,14 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 RANKS = (4, 8, 16, 32)
 PHIS = (0.0, 0.3, 0.6, 0.9)
 
-RIVALS = {
+BASELINES = {
     "cap": ("cap", "cap:margin=1"),
     "align": ("align", "align:batching_steps=20", "align:timeout_steps=100"),
     "SGLang-style": ("sglang-30", "sglang-100"),
     "interval-N": ("interval-8", "interval-64"),
 }
-"""Settings of each rival, its default or published one first. One is chosen per rival
-for all cells."""
+"""Settings of each baseline, its default or published one first. One is chosen per
+baseline for all cells."""
 
 CHOICE_SEEDS = (1,)
 CHOICE_PHIS = (0.3,)
@@ -35,7 +35,7 @@ CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One place of the grid."""
 
     workload: str
@@ -65,7 +65,7 @@ def closed_loop(
             RankLimits(ranks, slots, 4096),
             replace(DEEPSEEK_V3_1, phi=phi),
             replace(workload, num_prompts=max(2048, 4 * in_flight)),
-            Traffic(max_concurrency=in_flight),
+            ClientTraffic(max_concurrency=in_flight),
             load_balancer="skewed" if skew else "0.23",
             skew=skew,
         )
@@ -74,8 +74,12 @@ def closed_loop(
 
 
 def open_loop(workload: Workload, share: float) -> Callable[[int, float], Scenario]:
-    """A maker of scenarios with Poisson arrivals, at a share of what perfectly
-    balanced ranks could serve."""
+    """A maker of scenarios with Poisson arrivals.
+
+    Args:
+        workload: the lengths.
+        share: of the rate that perfectly balanced ranks could serve.
+    """
 
     def make(ranks: int, phi: float) -> Scenario:
         scenario = closed_loop(workload)(ranks, phi)
@@ -83,7 +87,7 @@ def open_loop(workload: Workload, share: float) -> Callable[[int, float], Scenar
         tokens = sum(request.output_len for request in requests)
         bound = throughput_bound(requests, scenario.limits, None, scenario.cost)
         rate = share * bound / tokens * len(requests)
-        return replace(scenario, traffic=Traffic(request_rate=rate))
+        return replace(scenario, traffic=ClientTraffic(request_rate=rate))
 
     return make
 
@@ -114,9 +118,9 @@ WORKLOADS: dict[str, Callable[[int, float], Scenario]] = {
 """By a name for the tables. 32 slots per rank unless said otherwise."""
 
 
-def grid() -> Iterator[Cell]:
+def grid() -> Iterator[GridCell]:
     """All cells, workload by workload."""
     for workload, make in WORKLOADS.items():
         for ranks in RANKS:
             for phi in PHIS:
-                yield Cell(workload, ranks, phi, make(ranks, phi))
+                yield GridCell(workload, ranks, phi, make(ranks, phi))

@@ -7,7 +7,15 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-from frontier_page import Cell, Document, gain, geometric_mean, lead, ratio, rivals
+from frontier_data import (
+    CellResult,
+    Document,
+    baselines,
+    gain,
+    geometric_mean,
+    lead,
+    ratio,
+)
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -28,13 +36,15 @@ def _colour(policy: str) -> str:
 
 
 def draw_trade(document: Document, path: Path) -> None:
-    """Throughput against tails, both relative to `align`: a dot per closed loop, and
-    the geometric mean of each policy."""
+    """Throughput against tails, both relative to `align`.
+
+    There is a dot per closed loop, and the geometric mean of each policy.
+    """
     cells = [cell for cell in document["cells"] if cell["closed_loop"]]
     panels = (("p99_ttft_ms", "TTFT p99"), ("p99_itl_ms", "ITL p99"))
     figure, axes = plt.subplots(1, 2, figsize=(10, 5), sharey=True)
     for axis, (name, title) in zip(axes, panels, strict=True):
-        for policy in ("off", *rivals(document), "adaptive"):
+        for policy in ("off", *baselines(document), "adaptive"):
             x = [ratio(cell, policy, name) for cell in cells]
             y = [_throughput(cell, policy) for cell in cells]
             colour = _colour(policy)
@@ -63,13 +73,13 @@ def draw_trade(document: Document, path: Path) -> None:
     _save(figure, path)
 
 
-def _throughput(cell: Cell, policy: str) -> float:
+def _throughput(cell: CellResult, policy: str) -> float:
     return (1 + gain(cell, policy)) / (1 + gain(cell, "align"))
 
 
 def draw_lead(document: Document, path: Path) -> None:
-    """`adaptive` over the best rival, in per cent, cell by cell."""
-    cells: dict[tuple[str, int, float], Cell] = {
+    """`adaptive` over the best baseline, in per cent, cell by cell."""
+    cells: dict[tuple[str, int, float], CellResult] = {
         (cell["workload"], cell["ranks"], cell["phi"]): cell
         for cell in document["cells"]
     }

@@ -13,25 +13,22 @@ that it looks at. Nothing else should run on the machine meanwhile.
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import record
-import torch
-from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import POLICIES
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
+from vllm.benchmarks.dp_balance.schedulers import (
+    BLOCK_SIZE,
+    make_request,
+    make_scheduler,
 )
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import POLICIES, create_policy
+from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.stats import BalanceStats
 
 from vllm_balance.reference import tiny_models
 
@@ -47,7 +44,7 @@ def busy_scheduler(model: Path) -> Any:
         max_num_seqs=RUNNING + 4,
         max_num_batched_tokens=4096,
         max_model_len=4096,
-        block_size=16,
+        block_size=BLOCK_SIZE,
         skip_tokenizer_init=True,
         enforce_eager=True,
         distributed_executor_backend="uni",
@@ -55,33 +52,11 @@ def busy_scheduler(model: Path) -> Any:
         data_parallel_size=2,
         data_parallel_balance="cap",
     ).create_engine_config()
-    blocks = 20_000
-    config.cache_config.num_gpu_blocks = blocks
-    register_all_kvcache_specs(config)
-    spec = FullAttentionSpec(
-        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    scheduler = Scheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=16,
-    )
+    scheduler = make_scheduler(config, num_blocks=20_000)
     for number in range(RUNNING + WAITING):
         if number == RUNNING:
             scheduler.schedule()
-        scheduler.add_request(
-            Request(
-                request_id=str(number),
-                prompt_token_ids=[1] * 100,
-                sampling_params=SamplingParams(max_tokens=2000, ignore_eos=True),
-                pooling_params=None,
-            )
-        )
+        scheduler.add_request(make_request(str(number), 100, 2000))
     return scheduler
 
 
@@ -98,11 +73,21 @@ class OwnRow:
         """As `RowExchange.gather`."""
         return Snapshot.from_rows([row] * self._ranks)
 
+    def rest(self, wave: int, step: int) -> None:
+        """As `RowExchange.rest`."""
+
+    def close(self, error: BaseException | None) -> None:
+        """As `RowExchange.close`."""
+
 
 def measure(scheduler: Any, policy: str, ranks: int, calls: int) -> dict[str, Any]:
     """Microseconds of the gate per step: median, and the spread of the calls."""
-    gate = BalanceGate(scheduler, policy)
-    gate._exchange = OwnRow(ranks)
+    gate = BalanceGate(
+        scheduler,
+        partial(create_policy, policy),
+        OwnRow(ranks),
+        BalanceStats(policy=policy),
+    )
     waiting = list(scheduler.waiting)
     times = []
     for step in range(calls):
@@ -139,7 +124,7 @@ def main() -> None:
             f"{row['policy']:10} {row['ranks']:5} {row['median_us']:10} "
             f"{row['p90_us']:8} {100 * row['share_of_a_36_ms_step']:7.2f}%"
         )
-    record.write(arguments, results)
+    record.write(arguments, results, policies_fingerprint())
 
 
 if __name__ == "__main__":

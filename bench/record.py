@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import runpy
 import shlex
 import statistics
 import sys
@@ -36,13 +37,29 @@ def spread(times_us: Sequence[float]) -> dict[str, float]:
     }
 
 
-def write(arguments: argparse.Namespace, results: Sequence[object]) -> None:
-    """Writes what was run, on what, and what came out, if --output was given."""
+def tree_fingerprint() -> str:
+    """Hash of the policies in this tree, which need not be those that are installed."""
+    folder = Path(__file__).parents[1] / "vllm" / "benchmarks" / "dp_balance"
+    names = runpy.run_path(str(folder / "fingerprint.py"))
+    found: str = names["policies_fingerprint"]()
+    return found
+
+
+def write(
+    arguments: argparse.Namespace, results: Sequence[object], policies: str
+) -> None:
+    """Writes what was run, on what, and what came out, if --output was given.
+
+    Args:
+        arguments: of `parser`.
+        results: a JSON object each.
+        policies: hash of the policies that were measured.
+    """
     if arguments.output is None:
         return
     report = {
         "command": shlex.join(["python", *sys.argv]),
-        "python": platform.python_version(),
+        "policies": policies,
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} of them",
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "calls": arguments.calls,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
@@ -27,15 +27,17 @@ FIGURES = (
 
 RANKS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 
-SEED = Scenario(
+PUBLISHED_RUN = Scenario(
     RANKS,
     DEEPSEEK_V3_1,
     Workload(512, "3500", "normal:1500:0.015"),
-    Traffic(max_concurrency=128),
+    ClientTraffic(max_concurrency=128),
 )
 """The published run. Output lengths vary by 1.5 %, which is part of the fit."""
 
-FIXED = replace(SEED, workload=replace(SEED.workload, num_prompts=2048))
+FIXED = replace(
+    PUBLISHED_RUN, workload=replace(PUBLISHED_RUN.workload, num_prompts=2048)
+)
 CHAT = replace(
     FIXED, workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 )
@@ -43,12 +45,12 @@ CHAT = replace(
 
 def at_concurrency(scenario: Scenario, concurrency: int) -> Scenario:
     """The scenario as a closed loop of so many requests."""
-    return replace(scenario, traffic=Traffic(max_concurrency=concurrency))
+    return replace(scenario, traffic=ClientTraffic(max_concurrency=concurrency))
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
     """The scenario with so many requests per second."""
-    return replace(scenario, traffic=Traffic(request_rate=rate))
+    return replace(scenario, traffic=ClientTraffic(request_rate=rate))
 
 
 WORKLOADS: dict[str, Scenario] = {
@@ -125,7 +127,7 @@ def scaled(ranks: int) -> Scenario:
         CHAT,
         limits=RankLimits(ranks, 8, 4096),
         workload=replace(CHAT.workload, num_prompts=32 * ranks),
-        traffic=Traffic(max_concurrency=8 * ranks),
+        traffic=ClientTraffic(max_concurrency=8 * ranks),
     )
 
 

@@ -3,34 +3,115 @@
 ::
 
     python bench/table.py [--check]
+
+The text is in bench/templates; every number of a result comes from its file. A result
+that was made with other policies than those of the code must be listed in
+bench/older_results.toml, and the page says so.
 """
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import costs_page
-import frontier_page
+import frontier_data
+import record
+import results_data
+import tomlkit
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
+OLDER = ROOT / "bench" / "older_results.toml"
 DOCS = ROOT / "docs"
-ORACLE = "perfect sharing"
-GAIN = "steady_output_throughput"
+PAGES = ("results", "frontier")
 
-Case = dict[str, Any]
+Document = dict[str, Any]
 
 
-def load(name: str) -> dict[str, Any] | None:
-    """The document of that name; None if it has not been made."""
-    path = RESULTS / f"{name}.json"
-    if not path.exists():
-        return None
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+class PageError(Exception):
+    """A page cannot be written, or is not up to date; the message says what to do."""
+
+
+def load() -> dict[str, Document]:
+    """Every result, by the name of its file.
+
+    Raises:
+        PageError: there is none.
+    """
+    found = {
+        path.stem.replace("-", "_"): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob("*.json"))
+    }
+    if not found:
+        raise PageError(f"{RESULTS}: no results; see bench/suite.py")
+    return found
+
+
+def load_older() -> dict[str, Mapping[str, Any]]:
+    """By the name of a result that is known to be older: `policies`, `made`, `why`.
+
+    Raises:
+        PageError: an entry lacks one of them, or names a result that another names.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    entries = tomlkit.parse(OLDER.read_text(encoding="utf-8")).unwrap()
+    for entry in entries.get("older", []):
+        if set(entry) != {"results", "policies", "made", "why"}:
+            raise PageError(
+                f"{OLDER}: an entry has {', '.join(sorted(entry))}; give results, "
+                "policies, made and why"
+            )
+        for name in entry["results"]:
+            if name in found:
+                raise PageError(f"{OLDER}: {name} is listed twice; take one out")
+            found[name] = entry
+    return found
+
+
+def policies_of(document: Document) -> str:
+    """Hash of the policies that the result was made with; "unknown" without one."""
+    found: str = document.get("versions", {}).get("balance") or document.get(
+        "policies", "unknown"
+    )
+    return found
+
+
+def check_age(
+    results: Mapping[str, Document], older: Mapping[str, Any], code: str
+) -> None:
+    """Compares the policies of every result with those of the code.
+
+    Args:
+        results: by name.
+        older: by name, the results that are known to be older: `policies`, `made`
+            and `why`.
+        code: hash of the policies of the code.
+
+    Raises:
+        PageError: a result is older and not listed, or listed and not as it says.
+    """
+    for name, document in results.items():
+        made_with = policies_of(document)
+        if name not in older:
+            if made_with != code:
+                raise PageError(
+                    f"{RESULTS / name}: made with policies {made_with}, those of the "
+                    f"code are {code}; make it again, or list it in {OLDER} with its "
+                    "policies, the day and why"
+                )
+        elif made_with == code or made_with != older[name]["policies"]:
+            raise PageError(
+                f"{OLDER}: {name} is listed as made with policies "
+                f"{older[name]['policies']}, but was made with {made_with}, and those "
+                f"of the code are {code}; correct the entry, or take it out"
+            )
+    for name in older.keys() - results.keys():
+        raise PageError(f"{OLDER}: there is no result {name}; take it out")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,301 +120,68 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def origin(document: dict[str, Any]) -> str:
-    """How the numbers came about."""
-    found = document["versions"]
-    return (
-        f"`{document['command']}`, vLLM {found['vllm']}, Python {found['python']}, "
-        f"policies {found.get('balance', 'of an earlier version')}"
-    )
+def listed(items: Iterable[float]) -> str:
+    """The numbers with commas between them, and "and" before the last."""
+    *others, last = (f"{item:g}" for item in items)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
-def seed(document: dict[str, Any]) -> str:
-    """The published figures beside the simulated ones."""
-    (case,) = document["cases"].values()
-    cost = case["scenario"]["cost"]
-    rows = []
-    for policy, figures in document["published"].items():
-        found = case["policies"][policy]
-        for name, unit in (("output_throughput", "tok/s"), ("mean_tpot_ms", "ms")):
-            mean, spread = found["mean"][name], found["spread"][name]
-            rows.append(
-                [
-                    f"{policy}, {'output' if unit == 'tok/s' else 'TPOT'} {unit}",
-                    f"{figures[name]:g}",
-                    f"{mean:.4g} ± {spread / 2:.2g}",
-                    f"{mean / figures[name] - 1:+.1%}",
-                ]
-            )
-    return (
-        "## The published run\n\n"
-        "DeepSeek-V3.1, 3500 input and 1500 output tokens, 512 requests, batch 128, as "
-        "vllm-ascend #5212 reports it. The constants of the step time are **fitted** "
-        f"to this table, not measured: t0 {cost['t0'] * 1e3:g} ms, a "
-        f"{cost['a'] * 1e6:g} µs, b {cost['b'] * 1e6:g} µs, c {cost['c'] * 1e3:g} ms, "
-        f"phi {cost['phi']:g}; output lengths vary by 1.5 %. The mean TTFT does not "
-        "fit as well and is not claimed. ± is half the range over "
-        f"{len(document['seeds'])} seeds.\n\n"
-        + table(["figure", "published", "simulated", "difference"], rows)
-        + f"\n\n{origin(document)}\n"
-    )
+def wrapped(page: str) -> str:
+    """The page with its paragraphs filled anew, since numbers have come into them.
 
-
-def _cells(
-    case: Case, policies: Iterable[str], cell: Callable[[Case], str]
-) -> list[str]:
-    return [cell(case["policies"][policy]) for policy in policies]
-
-
-def workloads(document: dict[str, Any]) -> str:
-    """Gains, latencies and shares of the bounds, by workload and policy."""
-    cases: dict[str, Case] = document["cases"]
-    names = [name for name in next(iter(cases.values()))["policies"] if name != "off"]
-    policies = [name for name in names if name != ORACLE]
-    gains = [
-        [name, *_cells(case, names, lambda found: f"{found['gain'][GAIN]:+.0%}")]
-        for name, case in cases.items()
-    ]
-    e2e = [
-        [
-            name,
-            *_cells(
-                case, policies, lambda found: f"{found['gain']['mean_e2el_ms']:+.0%}"
-            ),
-        ]
-        for name, case in cases.items()
-    ]
-
-    def latency(found: Case) -> str:
-        mean = found["mean"]
-        return (
-            f"{mean['median_ttft_ms'] / 1e3:.1f} / {mean['p99_ttft_ms'] / 1e3:.0f} / "
-            f"{mean['p99_itl_ms']:.0f}"
+    Tables, headings and pictures take a line each, and lists stay as they are.
+    """
+    filled = [
+        block
+        if block.startswith(("|", "#", "!", "- "))
+        else textwrap.fill(
+            " ".join(block.split()), 98, break_long_words=False, break_on_hyphens=False
         )
-
-    latencies = [
-        [name, *_cells(case, ["off", *policies], latency)]
-        for name, case in cases.items()
+        for block in re.split(r"\n{2,}", page.strip("\n"))
     ]
+    return "\n\n".join(filled) + "\n"
 
-    def shares(case: Case) -> list[str]:
-        oracle = case["policies"][ORACLE]["mean"]["output_throughput"]
-        return _cells(
-            case,
-            ["off", *policies],
-            lambda found: (
-                f"{found['mean']['bound_share']:.0%} / "
-                f"{found['mean']['output_throughput'] / oracle:.0%}"
-            ),
-        )
 
-    bounds = [[name, *shares(case)] for name, case in cases.items()]
-    widest = max(
-        found["gain_spread"][GAIN]
-        for case in cases.values()
-        for found in case["policies"].values()
+def environment() -> Environment:
+    """Where the templates come from, and what they can call."""
+    made = Environment(
+        loader=FileSystemLoader(ROOT / "bench" / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
     )
-    return (
-        "## Policies by workload\n\n"
-        "4 ranks of 32 requests unless said otherwise, constants as above (phi 0), "
-        f"means over {len(document['seeds'])} seeds; the gains below differ by at most "
-        f"{widest * 100:.0f} points between seeds. `interval-2` is vLLM 0.30's "
-        "`--prefill-schedule-interval 2`, `sglang-30` a delayer like SGLang's, and "
-        f"*{ORACLE}* is off with every prompt spread evenly over all ranks; a policy "
-        "can pass it only by also collecting prompts into fewer steps, which saves c."
-        "\n\n"
-        "Output tokens per second over off, until the last request was sent:\n\n"
-        + table(["workload", *names], gains)
-        + "\n\nMean time from sending a request to its last token, over off (less is "
-        "better):\n\n"
-        + table(["workload", *policies], e2e)
-        + "\n\nTTFT p50 s / TTFT p99 s / ITL p99 ms:\n\n"
-        + table(["workload", "off", *policies], latencies)
-        + f"\n\nThroughput of the whole run, of the physical bound / of *{ORACLE}* (at "
-        "a given request rate it says how full the ranks are, not how good the policy "
-        "is):\n\n"
-        + table(["workload", "off", *policies], bounds)
-        + f"\n\n{origin(document)}\n"
+    made.filters["form"] = format
+    made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
+    made.filters["listed"] = listed
+    made.filters["answer"] = lambda is_met: "yes" if is_met else "no"
+    made.globals.update(
+        table=table,
+        policies_of=policies_of,
+        data=results_data,
+        frontier_data=frontier_data,
     )
-
-
-def sensitivity(document: dict[str, Any]) -> str:
-    """Gains while one constant at a time is varied."""
-    cases: dict[str, Case] = document["cases"]
-    policies = [
-        name for name in next(iter(cases.values()))["policies"] if name != "off"
-    ]
-    rows = [
-        [name, *_cells(case, policies, lambda found: f"{found['gain'][GAIN]:+.1%}")]
-        for name, case in cases.items()
-    ]
-    return (
-        "## Sensitivity\n\n"
-        "The same gain on `3500/1500` and `lognormal 600/300` while one thing is "
-        f"varied; {len(document['seeds'])} seeds.\n\n"
-        + table(["varied", *policies], rows)
-        + f"\n\n{origin(document)}\n"
-    )
-
-
-def kv_limited(document: dict[str, Any]) -> str:
-    """Gains and latencies where the KV cache is full."""
-    cases: dict[str, Case] = document["cases"]
-    rows = [
-        [
-            f"{name}, {policy}",
-            f"{found['gain'][GAIN]:+.1%} ± {found['gain_spread'][GAIN] / 2:.1%}",
-            f"{found['mean']['mean_tpot_ms']:.0f}",
-            f"{found['mean']['median_ttft_ms'] / 1e3:.1f}",
-            f"{found['mean']['p99_ttft_ms'] / 1e3:.0f}",
-            f"{found['mean']['p99_itl_ms']:.0f}",
-            f"{found['mean']['mean_e2el_ms'] / 1e3:.0f}",
-        ]
-        for name, case in cases.items()
-        for policy, found in case["policies"].items()
-    ]
-    parts = ("step", "decodes", "prefill", "prefill steps", "imbalance")
-    spent = [
-        [
-            f"{name}, {policy}",
-            *(f"{found['ms_per_token'][part]:.3f}" for part in parts),
-            f"{sum(found['ms_per_token'].values()):.3f}",
-        ]
-        for name, case in cases.items()
-        for policy, found in case["policies"].items()
-    ]
-    return (
-        "## A full KV cache\n\n"
-        "As many requests as slots, but a KV cache for about half of them: requests "
-        "queue for blocks and are preempted. `cap` does nothing here: no rank has all "
-        "slots in use. vLLM's own schedulers (`--engine real`); "
-        f"means over the seeds {', '.join(map(str, document['seeds']))}, ± is half the "
-        "range. TTFT counts the wait in the queue.\n\n"
-        + table(
-            [
-                "",
-                "gain",
-                "TPOT ms",
-                "TTFT p50 s",
-                "TTFT p99 s",
-                "ITL p99 ms",
-                "e2e s",
-            ],
-            rows,
-        )
-        + "\n\nWhere the time goes, ms per output token of all ranks: the constant "
-        "part of a step (more if fewer requests decode together), the decodes, the "
-        "prefill if it were shared evenly (prompts that are computed again included), "
-        "the price of any prefill, and what the fullest rank has more to prefill than "
-        "the mean:\n\n"
-        + table(["", *parts, "sum"], spent)
-        + f"\n\n{origin(document)}\n"
-    )
-
-
-def scale(document: dict[str, Any]) -> str:
-    """Speed of the simulator."""
-    rows = [
-        [
-            f"{ranks} ranks, {policy}",
-            f"{rate:,.0f}",
-            f"{rate * int(ranks):,.0f}",
-        ]
-        for ranks, rates in document["steps_per_second"].items()
-        for policy, rate in rates.items()
-    ]
-    imports = "with" if document["torch_imported"] else "without"
-    return (
-        "## Speed of the simulator\n\n"
-        "Per second of processor time, on one core. The process took at most "
-        f"{document['peak_memory_mib']:.0f} MiB {imports} vLLM's own imports.\n\n"
-        + table(["", "steps", "rank-steps"], rows)
-        + f"\n\n{origin(document)}\n"
-    )
-
-
-def wall_clock(document: dict[str, Any], ranks: int) -> str:
-    """Measured and simulated ratios to off."""
-    measured = document["measured"]
-    predictions = document["simulated"], document["simulated_with_own_host_time"]
-
-    def ratio(found: Case, policy: str, figure: str) -> float:
-        value: float = found[policy]["mean"][figure] / found["off"]["mean"][figure]
-        return value
-
-    rows = []
-    for policy in measured:
-        if policy == "off":
-            continue
-        for figure, title in (
-            (GAIN, "throughput"),
-            ("mean_tpot_ms", "TPOT"),
-            ("mean_e2el_ms", "e2e"),
-        ):
-            wall = ratio(measured, policy, figure)
-            off = measured["off"]["mean"][figure]
-            spread = measured[policy]["spread"][figure] / off / 2
-            rows.append([f"{policy}, {title}", f"{wall:.2f} ± {spread:.2f}"])
-            for found in predictions:
-                predicted = ratio(found, policy, figure)
-                points = (predicted - wall) * 100
-                rows[-1].append(f"{predicted:.2f} ({points:+.0f})")
-    host = {
-        policy: sum(found["host_seconds"] for found in fits) / len(fits) * 1e3
-        for policy, fits in document["calibration"].items()
-    }
-    spent = ", ".join(f"{policy} {ms:.1f}" for policy, ms in host.items())
-    return (
-        f"## Wall clock, {ranks} ranks\n\n"
-        "Real servers on the emulated device, on a machine with "
-        f"{document['cores']} cores that did nothing else; ratios to off, ± half the "
-        "range of the repeats, in parentheses the difference in points. The prediction "
-        "has the constants calibrated from the logs of off alone. The servers shared "
-        "the cores with the clients and so lost time between steps, on average ms: "
-        f"{spent}; the last column allows for it. Time scale of "
-        f"the device: {document['device']['time_scale']:g}.\n\n"
-        + table(["", "measured", "predicted", "with each server's own host time"], rows)
-        + f"\n\n{origin(document)}\n"
-    )
-
-
-SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "seed": seed,
-    "workloads": workloads,
-    "sensitivity": sensitivity,
-    "kv_limited": kv_limited,
-    "wall_clock_dp4": lambda document: wall_clock(document, 4),
-    "wall_clock_dp8": lambda document: wall_clock(document, 8),
-    "decision-cost": lambda document: costs_page.decision(document, table),
-    "hook-cost": lambda document: costs_page.hook(document, table),
-    "exchange-cost": lambda document: costs_page.exchange(document, table),
-    "scale": scale,
-}
-
-
-def results_page() -> str:
-    """The page of results, with a section for each file that exists."""
-    sections = [
-        section(document)
-        for name, section in SECTIONS.items()
-        if (document := load(name)) is not None
-    ]
-    return (
-        "# Results\n\n"
-        "Written by `python bench/table.py` from `bench/results`; do not edit. All "
-        "numbers but those under *Wall clock* are simulated.\n\n" + "\n".join(sections)
-    )
+    return made
 
 
 def pages() -> dict[Path, str]:
-    """All pages for which there are results."""
-    found = {DOCS / "results.md": results_page()}
-    if (document := load("frontier")) is not None:
-        text = frontier_page.page(
-            document, table, origin(document), kv_limited=load("kv_limited")
+    """All pages.
+
+    Raises:
+        PageError: a result is older than the policies and not listed as that.
+    """
+    results = load()
+    older = load_older()
+    check_age(results, older, record.tree_fingerprint())
+    templates = environment()
+    return {
+        DOCS / f"{name}.md": wrapped(
+            templates.get_template(f"{name}.md.jinja").render(
+                results=results, older=older, **results
+            )
         )
-        found[DOCS / "frontier.md"] = text
-    return found
+        for name in PAGES
+    }
 
 
 def main() -> None:
@@ -341,11 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    for path, text in pages().items():
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            sys.exit(f"error: {path} is not up to date; run python bench/table.py")
+    try:
+        for path, text in pages().items():
+            if not check:
+                path.write_text(text, encoding="utf-8")
+            elif not path.exists() or path.read_text(encoding="utf-8") != text:
+                raise PageError(f"{path} is not up to date; run python bench/table.py")
+    except (PageError, TemplateError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.fit import Fit, fit
@@ -140,8 +140,8 @@ def steady_throughput(saved: dict[str, list[Any]]) -> float:
     return tokens / (last - start)
 
 
-def main() -> None:
-    """Measures, calibrates, simulates and writes the JSON file."""
+def options() -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--data-parallel-size", type=int, default=4)
@@ -155,10 +155,14 @@ def main() -> None:
     )
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
-    args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
+    return parser.parse_args()
+
+
+def measure(
+    args: argparse.Namespace,
+) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[Fit]]]:
+    """Serves and measures what is missing; by policy, the figures and the fits."""
     ranks = args.data_parallel_size
-    concurrency = ranks * SLOTS
     runs: dict[str, list[dict[str, float]]] = {policy: [] for policy in args.policy}
     fits: dict[str, list[Fit]] = {policy: [] for policy in args.policy}
     total = args.repeats * len(args.policy)
@@ -169,18 +173,26 @@ def main() -> None:
                 log = path.with_suffix(".server.log")
                 if not path.exists():
                     with server(args.model, ranks, policy, args.time_scale, log) as url:
-                        bench(args.model, url, args.num_prompts, concurrency, path)
+                        bench(args.model, url, args.num_prompts, ranks * SLOTS, path)
                 saved = json.loads(path.read_text())
                 saved["steady_output_throughput"] = steady_throughput(saved)
                 runs[policy].append({name: saved[name] for name in FIGURES})
-                found = fit(*read_server_logs([log], ranks))
-                fits[policy].append(found)
+                fits[policy].append(fit(*read_server_logs([log], ranks)))
                 bar.update()
+    return runs, fits
+
+
+def main() -> None:
+    """Measures, calibrates, simulates and writes the JSON file."""
+    args = options()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    ranks = args.data_parallel_size
+    runs, fits = measure(args)
     scenario = Scenario(
         RankLimits(ranks, SLOTS, MAX_TOKENS),
         _mean_cost(fits["off"]),
         Workload(None, trace=args.folder / f"dp{ranks}-off-0.json"),
-        Traffic(max_concurrency=concurrency),
+        ClientTraffic(max_concurrency=ranks * SLOTS),
     )
     document = {
         "command": "python bench/wall_clock.py MODEL --data-parallel-size "

@@ -198,8 +198,8 @@ class CollectiveCounter(LoopEngine):
         return active
 
 
-class SeedRuleEngine(LoopEngine):
-    """Checks every decision of `cap` against the seed's rule, on its own gather.
+class AscendRuleEngine(LoopEngine):
+    """Checks every decision of `cap` against the vllm-ascend rule, on its own gather.
 
     The rule is written here a second time, from its description: freeze admission
     while the largest running count of the last gather equals the limit.
@@ -225,7 +225,7 @@ class SeedRuleEngine(LoopEngine):
         gate = self.scheduler.balance_gate
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
         if gate.decision.admit == self.frozen:
-            self.trace.violations.append(f"{where}: gate and seed's rule disagree")
+            self.trace.violations.append(f"{where}: gate and vllm-ascend rule disagree")
         if self.frozen and self.trace.steps[-1][2]:
             self.trace.violations.append(f"{where}: admitted while frozen")
         if self.step_counter == 0 and (self.frozen or not gate.decision.admit):

@@ -2,28 +2,25 @@
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from vllm import __version__
+from vllm.benchmarks.dp_balance import schedulers
+from vllm.benchmarks.dp_balance.schedulers import BLOCK_SIZE
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-)
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
-BLOCK_SIZE = 16
 ROOT = Path(__file__).parents[2]
+make_request = schedulers.make_request
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
@@ -44,36 +41,29 @@ def engine_config(model: Path, **arguments: Any) -> VllmConfig:
 def make_scheduler(
     config: VllmConfig, scheduler_class: type = Scheduler, num_blocks: int = 100
 ) -> Any:
-    """A scheduler with so many KV cache blocks of 16 tokens."""
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    config.cache_config.num_gpu_blocks = num_blocks
-    register_all_kvcache_specs(config)
-    return scheduler_class(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_SIZE,
-        log_stats=True,
+    """A scheduler with statistics and so many KV cache blocks of 16 tokens."""
+    return schedulers.make_scheduler(
+        config, num_blocks, scheduler_class, log_stats=True
     )
 
 
-def make_request(
-    request_id: str, prompt: int, output: int, **arguments: Any
-) -> Request:
-    """A request of so many prompt and output tokens."""
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=[1] * prompt,
-        sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
-        pooling_params=None,
-        **arguments,
+def give_gate(
+    scheduler: Any,
+    policy: str,
+    exchange: Any = None,
+    ttft_budget: float | None = None,
+    **bound: int,
+) -> BalanceGate:
+    """A gate with that policy, exchange and bound, instead of the scheduler's."""
+    gate = BalanceGate(
+        scheduler,
+        partial(create_policy, policy, **bound),
+        exchange or RowExchange(timeout=1.0),
+        BalanceStats(policy=policy),
+        ttft_budget,
     )
+    scheduler.balance_gate = gate
+    return gate
 
 
 def step(scheduler: Any) -> Any:

@@ -7,13 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import create_policy
 from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, make_request, make_scheduler, step
+from schedulers import engine_config, give_gate, make_request, make_scheduler, step
 
 schedulers = pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
 
@@ -38,8 +36,8 @@ def unchunked(moe_model):
 
 def allow(scheduler, tokens):
     """What a policy decides that grants so many prompt tokens; 0 is a hold."""
-    decision = Decision(admit=tokens > 0, prefill_tokens=tokens, reason="test")
-    scheduler.balance_gate._apply(decision)
+    decision = Decision(admit=tokens > 0, prefill_budget=tokens, reason="test")
+    scheduler.balance_gate.apply(decision)
 
 
 def scheduled(scheduler, tokens):
@@ -72,7 +70,7 @@ def test_a_hold_stops_a_prompt_in_progress_but_no_decode(config, scheduler_class
     assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
     for _ in range(3):
         assert scheduled(scheduler, 0) == {"decodes": 1}
-        assert scheduler.balance_gate._held
+        assert scheduler.balance_gate.held
     assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
 
 
@@ -83,9 +81,9 @@ def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
     assert scheduled(scheduler, 30) == {"long": 30}
     assert scheduled(scheduler, 25) == {"long": 20, "second": 5}
     assert scheduled(scheduler, 15) == {"long": 1, "second": 15}
-    assert scheduler.balance_gate._held, "the third had to wait"
+    assert scheduler.balance_gate.held, "the third had to wait"
     assert scheduled(scheduler, 60) == {"long": 1, "second": 1, "third": 20}
-    assert not scheduler.balance_gate._held
+    assert not scheduler.balance_gate.held
 
 
 @schedulers
@@ -149,8 +147,8 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
     scheduler.add_request(request)
     assert scheduled(scheduler, 0) == {}
-    assert not scheduler.balance_gate._held
-    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert not scheduler.balance_gate.held
+    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
     assert (row.waiting, row.pending) == (1, 0)
 
 
@@ -208,24 +206,23 @@ def test_the_row_tells_how_long_requests_have_been_pending(config):
     for second, name in enumerate("abcdef"):
         add(scheduler, (name, 30), arrival_time=100.0 + second)
     allow(scheduler, 0)
-    first = gate._measure(wave=0, step=1, now=7.0, wall=106.0)
+    first = gate.measure(wave=0, step=1, now=7.0, wall=106.0)
     assert (first.pending, first.pending_age_us, first.wait_us) == (4, 0, 6_000_000)
-    second = gate._measure(wave=0, step=2, now=9.5, wall=108.5)
+    second = gate.measure(wave=0, step=2, now=9.5, wall=108.5)
     assert (second.pending_age_us, second.wait_us) == (2_500_000, 8_500_000)
-    gate._apply(OPEN)
+    gate.apply(OPEN)
     step(scheduler)  # 64 tokens: "a", "b" and four of "c"
-    third = gate._measure(wave=0, step=3, now=10.0, wall=109.0)
+    third = gate.measure(wave=0, step=3, now=10.0, wall=109.0)
     assert (third.pending, third.wait_us) == (2, 7_000_000)
     assert third.pending_age_us == 3_000_000, "pending since now=7"
 
 
 def test_a_request_that_missed_its_ttft_budget_does_not_press(config):
     scheduler = make_scheduler(config)
-    gate = scheduler.balance_gate
-    gate._ttft_budget = 5.0
+    gate = give_gate(scheduler, "adaptive", ttft_budget=5.0)
     add(scheduler, ("late", 30), arrival_time=100.0)
     add(scheduler, ("young", 30), arrival_time=107.0)
-    row = gate._measure(wave=0, step=1, now=0.0, wall=108.0)
+    row = gate.measure(wave=0, step=1, now=0.0, wall=108.0)
     assert row.wait_us == 1_000_000
 
 
@@ -236,11 +233,12 @@ def test_held_requests_that_have_a_slot_are_told_as_running(config):
     add(scheduler, *((name, 30) for name in "abcdef"))
     allow(scheduler, 0)
     assert scheduler.get_request_counts() == (0, 6)
-    gate._ttft_budget = 5.0
+    gate = give_gate(scheduler, "adaptive", ttft_budget=5.0)
+    allow(scheduler, 0)
     assert scheduler.get_request_counts() == (4, 2)
-    row = gate._measure(wave=0, step=1, now=0.0, wall=0.0)
+    row = gate.measure(wave=0, step=1, now=0.0, wall=0.0)
     assert (row.running, row.waiting) == (0, 6)
-    gate._apply(OPEN)
+    gate.apply(OPEN)
     step(scheduler)  # 64 tokens: "a", "b" and four of "c"
     assert len(scheduler.running) == 3
     assert scheduler.get_request_counts() == (4, 2)
@@ -255,8 +253,8 @@ def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynch
     for number, tokens in enumerate((5, 7, 9)):
         add(scheduler, (str(number), tokens))
         step(scheduler)
-        told.append(gate._measure(0, number, now=0.0, wall=0.0).prefill_tokens)
-        gate._apply(OPEN)
+        told.append(gate.measure(0, number, now=0.0, wall=0.0).prefill_tokens)
+        gate.apply(OPEN)
     assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
 
 
@@ -282,8 +280,7 @@ def test_ranks_served_by_a_policy_end_everything(
     """Three real schedulers in lock step, in virtual time; few KV cache blocks."""
     ranks = [make_scheduler(config_of(moe_model), Scheduler, num_blocks) for _ in "abc"]
     for scheduler in ranks:
-        scheduler.balance_gate = BalanceGate(scheduler, policy)
-        scheduler.balance_gate._policy = create_policy(policy, max_hold_steps=bound)
+        give_gate(scheduler, policy, max_hold_steps=bound)
     arrivals, now = sorted(workload), 0.0
     for number in range(1, 20_000):
         while arrivals and arrivals[0][0] <= number:
@@ -295,15 +292,12 @@ def test_ranks_served_by_a_policy_end_everything(
         tokens = [step(scheduler).total_num_scheduled_tokens for scheduler in ranks]
         now += 0.04 + 0.001 * max(tokens)
         gates = [scheduler.balance_gate for scheduler in ranks]
-        for gate in gates:
-            gate._count_hold(now)
         snapshot = Snapshot.from_rows(
-            gate._measure(0, number, now=now, wall=now) for gate in gates
+            gate.measure(0, number, now=now, wall=now) for gate in gates
         )
         assert max(snapshot.held_steps) <= bound
-        decisions = {gate._policy.decide(snapshot) for gate in gates}
+        decisions = {gate.policy.decide(snapshot) for gate in gates}
         assert len(decisions) == 1
         for gate in gates:
-            gate._last_exchange = now
-            gate._apply(*decisions)
+            gate.apply(*decisions)
     assert not any(scheduler.requests for scheduler in ranks)

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from dp_loop import (
+    AscendRuleEngine,
     CollectiveCounter,
     LoopEngine,
     Ranks,
-    SeedRuleEngine,
     burst,
     loop_arguments,
 )
@@ -18,13 +18,13 @@ LIMIT = 4
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kv_blocks", [100, 18], ids=["roomy", "preempting"])
-def test_cap_follows_the_seeds_rule_through_many_waves(
+def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
     moe_model, asynchronous, kv_blocks
 ):
     rng = random.Random(f"{asynchronous}{kv_blocks}")
     ranks = Ranks(
         3,
-        SeedRuleEngine,
+        AscendRuleEngine,
         **loop_arguments(
             moe_model,
             data_parallel_balance="cap",

@@ -11,7 +11,7 @@ import pytest
 from vllm.benchmarks.dp_balance.fit import fit
 from vllm.benchmarks.dp_balance.steps import read_server_logs
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from vllm_balance.reference import emulated_config
 from vllm_balance.reference.emulated_config import EmulatedDeviceConfig
 

@@ -14,7 +14,7 @@ import requests
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from dp_loop import LoopEngine, Ranks, loop_arguments
 
 TIMEOUT_S = 4

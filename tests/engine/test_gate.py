@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.policy import OPEN, Decision, create_policy
+from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.validation import (
     check_balance_scheduler,
@@ -20,13 +20,14 @@ from vllm.v1.request import RequestStatus
 
 from schedulers import (
     engine_config,
+    give_gate,
     make_request,
     make_scheduler,
     pristine_module,
     step,
 )
 
-HOLD = Decision(admit=False, prefill_tokens=None, reason="rank_full")
+HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def scheduler(config):
 
 
 def close(scheduler):
-    scheduler.balance_gate._apply(HOLD)
+    scheduler.balance_gate.apply(HOLD)
 
 
 workloads = st.lists(
@@ -90,7 +91,7 @@ def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
     assert step(scheduler).num_scheduled_tokens == {"long": 36}, "chunk goes on"
     assert step(scheduler).num_scheduled_tokens == {"long": 1}, "decode goes on"
     assert [r.request_id for r in scheduler.waiting] == ["late"]
-    scheduler.balance_gate._apply(OPEN)
+    scheduler.balance_gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
 
 
@@ -105,7 +106,7 @@ def test_a_preempted_request_is_held_like_any_other(config):
     close(scheduler)
     scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
     assert not step(scheduler).num_scheduled_tokens
-    scheduler.balance_gate._apply(OPEN)
+    scheduler.balance_gate.apply(OPEN)
     assert "second" in step(scheduler).num_scheduled_tokens
 
 
@@ -150,8 +151,8 @@ def test_the_row_counts_what_could_prefill(config):
     step(scheduler)
     for name, prompt in (("fits", 50), ("too big for the KV cache", 90)):
         scheduler.add_request(make_request(name, prompt, 5))
-    row = scheduler.balance_gate._measure(wave=3, step=8, now=1.0, wall=0.0)
-    assert row._asdict() | {"kv_usage_ppm": 0} == {
+    row = scheduler.balance_gate.measure(wave=3, step=8, now=1.0, wall=0.0)
+    assert row._asdict() == {
         "wave": 3,
         "step": 8,
         "running": 1,
@@ -162,13 +163,11 @@ def test_the_row_counts_what_could_prefill(config):
         "held_steps": 0,
         "prefill_tokens": 64,
         "step_time_us": 0,
-        "kv_usage_ppm": 0,
         "max_running": 4,
         "max_tokens": 64,
         "pending_age_us": 0,
         "wait_us": 0,
     }
-    assert 0 < row.kv_usage_ppm < 1_000_000
 
 
 def test_prompts_for_which_there_was_no_room_are_not_told_as_computed(moe_model):
@@ -184,9 +183,9 @@ def test_prompts_for_which_there_was_no_room_are_not_told_as_computed(moe_model)
     for tokens in (64, 36, 0):
         scheduled = step(scheduler).num_scheduled_tokens
         assert "no room" not in scheduled
-        row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+        row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
         assert row.prefill_tokens == tokens
-        scheduler.balance_gate._apply(OPEN)
+        scheduler.balance_gate.apply(OPEN)
 
 
 def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
@@ -197,7 +196,7 @@ def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
     for request in scheduler.waiting:
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     scheduler.add_request(make_request("ready", 20, 5))
-    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
     assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
 
 
@@ -256,7 +255,7 @@ def test_a_ttft_budget_needs_the_policy_that_keeps_it(moe_model):
         with pytest.raises(ValueError, match=r"is a knob of .* adaptive"):
             engine_config(moe_model, data_parallel_balance=policy, **ranks)
     config = engine_config(moe_model, data_parallel_balance="adaptive", **ranks)
-    assert make_scheduler(config).balance_gate._ttft_budget == 0.5
+    assert make_scheduler(config).balance_gate.ttft_budget == 0.5
     with pytest.raises(ValueError, match="greater than 0"):
         engine_config(
             moe_model,
@@ -292,13 +291,13 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     logger = PrometheusStatLogger(config, [0, 1])
     gate = scheduler.balance_gate
     full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
-    gate._stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
-    gate._stats.observe_held_step()
-    gate._stats.observe_hold_end(3, 0.25)
+    gate.stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
+    gate.stats.observe_held_step()
+    gate.stats.observe_hold_end(3, 0.25)
     wide = full._replace(max_tokens=64)
     for budget in (16, None, 100):
-        grant = Decision(admit=True, prefill_tokens=budget, reason="test")
-        gate._stats.observe_step(grant, Snapshot.from_rows([wide, wide]), 0.001)
+        grant = Decision(admit=True, prefill_budget=budget, reason="test")
+        gate.stats.observe_step(grant, Snapshot.from_rows([wide, wide]), 0.001)
     stats = SchedulerStats(dp_balance_stats=gate.take_stats())
     assert gate.take_stats() is None, "each report is sent once"
     logger.record(stats, None, engine_idx=1)
@@ -342,17 +341,17 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     """New ranks have nothing to remember, so that nobody may."""
     clock = itertools.count(100)
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    gate = scheduler.balance_gate
-    gate._exchange = OtherRankIsFull()
+    other = OtherRankIsFull()
+    gate = give_gate(scheduler, "cap", other)
     exchanges(gate, 1, group="before")
-    policy = gate._policy
+    policy = gate.policy
     exchanges(gate, 2, group="before")
-    row = gate._exchange.row
-    assert gate._policy is policy
+    row = other.row
+    assert gate.policy is policy
     assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
     exchanges(gate, 1, group="after")
-    row = gate._exchange.row
-    assert gate._policy is not policy
+    row = other.row
+    assert gate.policy is not policy
     assert row.step_time_us == 0, "in this step the group was changed"
     assert row.held_steps == 3, "the bound of a hold holds on"
 
@@ -360,9 +359,7 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
 def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
     clock = iter(range(100, 200, 10))
     monkeypatch.setattr("time.monotonic", lambda: next(clock) / 2)
-    gate = scheduler.balance_gate
-    gate._exchange = OtherRankIsFull()
-    gate._policy = create_policy("cap", max_hold_steps=2)
+    gate = give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=2)
     # 50: cap decides to hold, 60 and 70: held. The bound; 80: not held any more.
     exchanges(gate, 4)
     stats = gate.take_stats()
@@ -378,9 +375,7 @@ def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
     )
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    gate = scheduler.balance_gate
-    gate._exchange = OtherRankIsFull()
-    gate._policy = create_policy("cap", max_hold_steps=3)
+    gate = give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=3)
     exchanges(gate, 5)
     assert len(warnings) == 1
     assert "policy cap has held a request of this rank for 3 steps" in warnings[0]

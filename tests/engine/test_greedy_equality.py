@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from hugging_face import NEW_TOKENS, Sample
 
 SCHEDULING = {"async": "--async-scheduling", "sync": "--no-async-scheduling"}

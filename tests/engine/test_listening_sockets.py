@@ -4,7 +4,7 @@ import os
 
 import psutil
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 
 OPTIONS = ("--data-parallel-size", "2", "--data-parallel-balance", "cap")
 BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}

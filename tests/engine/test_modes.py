@@ -22,7 +22,7 @@ from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from balance_tools.server import Server, free_port
+from balance_tools.serving.server import Server, free_port
 from hugging_face import NEW_TOKENS, Sample, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
@@ -214,7 +214,7 @@ class LateConnector(ExampleConnector):
         """Nothing to load: there is no worker."""
 
 
-HOLD = Decision(admit=False, prefill_tokens=None, reason="test")
+HOLD = Decision(admit=False, prefill_budget=None, reason="test")
 
 
 def connector_scheduler(model: Path, folder: Path, name: str):
@@ -239,9 +239,9 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
     scheduler.add_request(request)
     step(scheduler)
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-    row = scheduler.balance_gate._measure(wave=0, step=1, now=1.0, wall=0.0)
+    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
     assert (row.running, row.waiting, row.pending) == (0, 1, 0), "in transfer"
-    scheduler.balance_gate._apply(HOLD)
+    scheduler.balance_gate.apply(HOLD)
     output = scheduler.schedule()
     assert not output.num_scheduled_tokens, "its KV cache has not arrived"
     arrived = KVConnectorOutput(finished_recving={"remote"})
@@ -249,7 +249,7 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
         req_ids=[], req_id_to_index={}, kv_connector_output=arrived
     )
     scheduler.update_from_output(output, empty)
-    scheduler.balance_gate._apply(HOLD)
+    scheduler.balance_gate.apply(HOLD)
     fresh = make_request("fresh", 50, 5)
     scheduler.add_request(fresh)
     assert step(scheduler).num_scheduled_tokens == {"remote": 50 - 32}
@@ -257,13 +257,13 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
 
 def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path):
     scheduler = connector_scheduler(moe_model, tmp_path, "ExampleConnector")
-    scheduler.balance_gate._apply(HOLD)
+    scheduler.balance_gate.apply(HOLD)
     request = make_request("stored", 50, 5)
     stored = torch.tensor(request.prompt_token_ids[:48])
     scheduler.connector._generate_foldername_debug(stored, [], create_folder=True)
     scheduler.add_request(request)
     assert not step(scheduler).num_scheduled_tokens
-    scheduler.balance_gate._apply(OPEN)
+    scheduler.balance_gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"stored": 50 - 48}
 
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import ray
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from hugging_face import Sample
 from test_greedy_equality import assert_equal, assert_the_gate_held
 

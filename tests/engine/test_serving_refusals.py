@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.server import free_port
+from balance_tools.serving.server import free_port
 
 REFUSED_S = 150
 

@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
-from vllm.benchmarks.dp_balance.loop import Step
+from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
 from vllm.benchmarks.dp_balance.real import RealEngine
 from vllm.benchmarks.dp_balance.routing import LOAD_BALANCERS
@@ -46,12 +46,12 @@ def generated(case: int) -> tuple[Scenario, str]:
     slots_in_all = ranks * slots
     traffic = rng.choice(
         [
-            Traffic(max_concurrency=slots_in_all),
-            Traffic(max_concurrency=max(1, slots_in_all * 3 // 4)),
-            Traffic(max_concurrency=2 * slots_in_all),
-            Traffic(request_rate=0.2 * slots_in_all),
-            Traffic(request_rate=2.0, burstiness=0.3),
-            Traffic(max_concurrency=slots_in_all, request_rate=4.0),
+            ClientTraffic(max_concurrency=slots_in_all),
+            ClientTraffic(max_concurrency=max(1, slots_in_all * 3 // 4)),
+            ClientTraffic(max_concurrency=2 * slots_in_all),
+            ClientTraffic(request_rate=0.2 * slots_in_all),
+            ClientTraffic(request_rate=2.0, burstiness=0.3),
+            ClientTraffic(max_concurrency=slots_in_all, request_rate=4.0),
         ]
     )
     scenario = Scenario(
@@ -69,14 +69,14 @@ def generated(case: int) -> tuple[Scenario, str]:
 def trace(
     monkeypatch: pytest.MonkeyPatch, scenario: Scenario, policy: str, seed: int
 ) -> tuple[list[object], list[Snapshot]]:
-    """The steps, and the rows without the KV cache, which the fast engine has not."""
+    """The steps and the rows."""
     engine: type = FastEngine if scenario.engine == "fast" else RealEngine
     rows: list[Snapshot] = []
     exchange = engine.exchange
 
     def spy(self: object, wave: int, step: int, now: float) -> Snapshot:
         snapshot: Snapshot = exchange(self, wave, step, now)
-        rows.append(snapshot._replace(kv_usage_ppm=()))
+        rows.append(snapshot)
         return snapshot
 
     monkeypatch.setattr(engine, "exchange", spy)
@@ -86,7 +86,7 @@ def trace(
     return steps, rows
 
 
-def _plain(step: Step) -> Step:
+def _plain(step: StepRecord) -> StepRecord:
     loads = step.loads._replace(
         **{name: tuple(getattr(step.loads, name)) for name in step.loads._fields}
     )
@@ -108,7 +108,7 @@ def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_cases_hold_prompts_back() -> None:
     held = 0
     for case in range(CASES):
-        steps: list[Step] = []
+        steps: list[StepRecord] = []
         simulate(*generated(case), case, on_step=steps.append)
         held += any(any(step.held) for step in steps)
     assert held > CASES / 3
@@ -120,12 +120,12 @@ def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
         RankLimits(2, 4, 256, kv_blocks=20),
         COST,
         Workload(24, "uniform:20:90", "uniform:40:120"),
-        Traffic(max_concurrency=12),
+        ClientTraffic(max_concurrency=12),
         engine="real",
     )
     prefilled = 0
 
-    def count(step: Step) -> None:
+    def count(step: StepRecord) -> None:
         nonlocal prefilled
         prefilled += sum(step.loads.prefill)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import openai
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 
 
 def test_chat_and_structured_output(moe_model: Path, tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ class CheckedEngine(LoopEngine):
             for req_id, tokens in output.num_scheduled_tokens.items()
             if self._is_gated_prompt(self.scheduler.requests[req_id], tokens)
         }
-        self.trace.closed += not decision.admit or decision.prefill_tokens is not None
+        self.trace.closed += not decision.admit or decision.prefill_budget is not None
         if not decision.admit and new:
             self._complain(f"{sorted(new)} admitted while closed")
-        budget = decision.prefill_tokens
+        budget = decision.prefill_budget
         if budget is not None and sum(prompts.values()) > budget:
             self._complain(f"{prompts} scheduled with a budget of {budget}")
         time.sleep(PREFILL_S_PER_TOKEN * sum(prompts.values()))
@@ -238,7 +238,7 @@ def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
     class Patient(LoopEngine):
         def _record(self, output) -> None:
             super()._record(output)
-            held = self.scheduler.balance_gate._held_steps
+            held = self.scheduler.balance_gate.held_steps
             self.trace.closed = max(self.trace.closed, held)
 
     arguments = loop_arguments(moe_model, data_parallel_balance="align")

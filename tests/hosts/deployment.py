@@ -11,8 +11,8 @@ from pathlib import Path
 
 import requests
 
-from balance_tools.serve_process import ServeProcess
-from balance_tools.server import Server
+from balance_tools.serving.serve_process import ServeProcess
+from balance_tools.serving.server import Server
 from netns import INTERFACE, Host
 
 OPTIONS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from deployment import OPTIONS, RANKS, environment
 from hugging_face import Sample
 from netns import Host, network

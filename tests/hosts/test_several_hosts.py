@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from balance_tools.server import START_S, Server
+from balance_tools.serving.server import START_S, Server
 from deployment import RANKS, TIMEOUT_S, Group
 from hugging_face import Sample
 from test_greedy_equality import assert_equal

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 from hugging_face import Sample
 
 CLIENTS = 4

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from balance_tools.server import START_S, free_port
+from balance_tools.serving.server import START_S, free_port
 from containers import Podman
 
 SHARE = "/opt/vllm/share/vllm-balance"

@@ -19,9 +19,9 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
-from balance_tools.seriesfile import read_series_file
-from balance_tools.seriesfile import series_sha256 as tools_series_sha256
-from balance_tools.upstream_metadata import read_upstream_metadata
+from balance_tools.series.seriesfile import read_series_file
+from balance_tools.series.seriesfile import series_sha256 as tools_series_sha256
+from balance_tools.upstream.metadata import read_upstream_metadata
 from vllm_balance.fingerprint import series_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ def test_the_build_needs_only_its_declared_requirements() -> None:
     pyproject = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()
     tools = {Requirement(x).name for x in pyproject["dependency-groups"]["tools"]}
     declared = {Requirement(x).name for x in pyproject["build-system"]["requires"]}
-    code = "import sys, balance_tools.wheel_setup; print(*sys.modules)"
+    code = "import sys, balance_tools.wheel.setup_arguments; print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'tools'}:{ROOT}"},

@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Traffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fit import Fit, fit
-from vllm.benchmarks.dp_balance.loop import Step
+from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.steps import (
     StepSample,
@@ -30,13 +30,13 @@ def scenario(
     model: CostModel, workload: Workload = VARIED, concurrency: int = 100
 ) -> Scenario:
     limits = RankLimits(4, 32, 4096)
-    return Scenario(limits, model, workload, Traffic(max_concurrency=concurrency))
+    return Scenario(limits, model, workload, ClientTraffic(max_concurrency=concurrency))
 
 
 def fitted(run: Scenario) -> Fit:
     samples: list[StepSample] = []
 
-    def keep(step: Step) -> None:
+    def keep(step: StepRecord) -> None:
         prefill, decodes, _ = step.loads
         samples.append(
             StepSample(step.seconds, tuple(map(float, prefill)), tuple(decodes))
@@ -61,7 +61,7 @@ def test_outliers_do_not_move_the_constants() -> None:
     rng = random.Random(0)
     samples: list[StepSample] = []
 
-    def keep(step: Step) -> None:
+    def keep(step: StepRecord) -> None:
         prefill, decodes, _ = step.loads
         hiccup = 0.5 if rng.random() < 0.01 else 0.0
         samples.append(
@@ -79,7 +79,7 @@ def test_lone_equal_prompts_identify_neither_phi_nor_c() -> None:
         RankLimits(4, 32, 4096),
         cost(0.5),
         Workload(60, "500", "30"),
-        Traffic(request_rate=0.2),
+        ClientTraffic(request_rate=0.2),
     )
     found = fitted(lone)
     assert found.phi.note

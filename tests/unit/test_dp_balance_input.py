@@ -8,7 +8,7 @@ import pytest
 from vllm.benchmarks.dp_balance import calibrate, compare, recommend, report
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.results import read_json
-from vllm.benchmarks.dp_balance.workload import read_trace
+from vllm.benchmarks.dp_balance.traces import TraceRow, read_trace
 
 
 def run(module: object, *arguments: str) -> None:
@@ -43,6 +43,15 @@ def run(module: object, *arguments: str) -> None:
         ("--cost t0=-1", "cost model: t0 is -1.0"),
         ("--skew -1 --load-balancer skewed", "--skew -1.0"),
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
+        ("--dataset-name timed_trace", "give its --dataset-path"),
+        ("--self-timed", "only supported with --dataset-name timed_trace"),
+        ("--timed-trace-rate-multiplier 0", "--timed-trace-rate-multiplier 0"),
+        ("--timed-trace-chunk-hash-size 0", "--timed-trace-chunk-hash-size 0"),
+        ("--timed-trace-sec-multiplier 0", "--timed-trace-sec-multiplier 0"),
+        ("--timed-trace-start -1", "--timed-trace-start -1"),
+        ("--prefix-share 1", "--prefix-share 1.0: it is a share"),
+        ("--num-prefixes 0", "--num-prefixes 0"),
+        ("--api-server-count 0", "--api-server-count 0"),
         ("--calibration missing.json", "missing.json: cannot be read as JSON"),
     ],
 )
@@ -76,9 +85,10 @@ def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
         '{"prompt": "a b c", "output_tokens": 7}\n\n'
         '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
     )
-    assert read_trace(path, lambda text: len(text.split())) == [(3, 7), (5, 2)]
+    rows = read_trace(path, lambda text: len(text.split())).rows
+    assert rows == [TraceRow(3, 7), TraceRow(5, 2)]
     path.write_text(json.dumps({"input_lens": [4, 5], "output_lens": [1, 2]}))
-    assert read_trace(path) == [(4, 1), (5, 2)]
+    assert read_trace(path).rows == [TraceRow(4, 1), TraceRow(5, 2)]
 
 
 def test_file_of_another_version_or_kind(tmp_path: Path) -> None:

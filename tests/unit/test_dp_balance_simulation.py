@@ -1,17 +1,16 @@
-"""The simulator: cost, clients, load balancers, rivals and whole runs."""
+"""The simulator: cost, clients, load balancers, baselines and whole runs."""
 
 import random
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Clients, Frontend, Traffic
+from vllm.benchmarks.dp_balance.arrivals import Clients, ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.baselines import HOLD, IntervalPolicy, SGLangDelayer
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel, Loads
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
-from vllm.benchmarks.dp_balance.loop import Step
-from vllm.benchmarks.dp_balance.rivals import HOLD, IntervalPolicy, SGLangDelayer
-from vllm.benchmarks.dp_balance.routing import make_load_balancer
+from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -28,7 +27,7 @@ PUBLISHED = Scenario(
     LIMITS,
     DEEPSEEK_V3_1,
     Workload(512, "3500", "normal:1500:0.015"),
-    Traffic(max_concurrency=128),
+    ClientTraffic(max_concurrency=128),
 )
 
 
@@ -64,7 +63,7 @@ def test_impossible_constants_are_refused(field: str, value: float) -> None:
 def test_closed_loop_keeps_its_concurrency() -> None:
     requests = [SimRequest(i, 1, 1) for i in range(10)]
     clients = Clients(
-        requests, Traffic(max_concurrency=3), Frontend(), random.Random(0)
+        requests, ClientTraffic(max_concurrency=3), Frontend(), random.Random(0)
     )
     assert len(clients.arrived(100.0)) == 3
     clients.finished(5.0)
@@ -75,31 +74,8 @@ def test_closed_loop_keeps_its_concurrency() -> None:
 
 def test_open_loop_has_the_rate_asked_for() -> None:
     requests = [SimRequest(i, 1, 1) for i in range(20_000)]
-    Clients(requests, Traffic(request_rate=50.0), Frontend(), random.Random(0))
+    Clients(requests, ClientTraffic(request_rate=50.0), Frontend(), random.Random(0))
     assert requests[-1].sent == pytest.approx(20_000 / 50, rel=0.03)
-
-
-def test_balancer_of_0_23_prefers_the_lowest_rank_and_hates_queues() -> None:
-    balancer = make_load_balancer("0.23", 3, random.Random(0))
-    assert [balancer.choose() for _ in range(4)] == [0, 1, 2, 0]
-    balancer.publish([(1, 0), (0, 3), (0, 4)])
-    assert balancer.choose() == 1
-
-
-def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
-    balancer = make_load_balancer("0.30", 3, random.Random(0))
-    assert [balancer.choose() for _ in range(3)] == [0, 1, 2]
-    balancer.publish([(0, 0), (0, 0), (0, 0)])  # not yet seen by the coordinator
-    balancer.finished(1)
-    assert balancer.choose() == 1
-
-
-def test_skewed_and_sticky_routing_are_uneven() -> None:
-    for name in ("skewed", "sticky"):
-        balancer = make_load_balancer(name, 4, random.Random(0), skew=1.0)
-        ranks = [balancer.choose() for _ in range(4000)]
-        counts = sorted(ranks.count(rank) for rank in range(4))
-        assert counts[-1] > 1.5 * counts[0]
 
 
 def decisions(policy: IntervalPolicy, **columns: tuple[int, ...]) -> list[Decision]:
@@ -140,7 +116,7 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
         request = SimRequest(i, length, 5)
         request.sent = 0.25
         engine.add(0, request)
-    engine.decide(Decision(admit=True, prefill_tokens=40, reason=""))
+    engine.decide(Decision(admit=True, prefill_budget=40, reason=""))
     assert list(engine.schedule().prefill) == [40, 0]
     assert [request.index for request in engine.update().first] == [0]
     row = engine.exchange(0, 1, 1.0)
@@ -170,7 +146,7 @@ def test_fast_engine_refuses_a_limit_of_the_kv_cache() -> None:
 def test_every_request_gets_its_tokens() -> None:
     tokens = 0
 
-    def count(step: Step) -> None:
+    def count(step: StepRecord) -> None:
         nonlocal tokens
         tokens += sum(step.loads.prefill)
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 from pip._internal.models.index import PyPI
 
-from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
-from balance_tools.pristine import ensure_pristine
+from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pristine import ensure_pristine
 
 PATHS = Paths.find()
 WINDOW = 10

@@ -16,10 +16,10 @@ from balance_tools.distribution import (
     Choice,
     load_settings,
 )
-from balance_tools.env import make_env
 from balance_tools.paths import Paths
-from balance_tools.wheel import build_wheel
-from balance_tools.wheel_plan import make_plan
+from balance_tools.serving.env import make_env
+from balance_tools.wheel.build import build_wheel
+from balance_tools.wheel.plan import make_plan
 from environments import Environment, make_environment
 
 ROOT = Path(__file__).resolve().parents[2]

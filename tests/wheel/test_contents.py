@@ -15,10 +15,10 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
-from balance_tools.kernels import fetch_kernels
-from balance_tools.lock import load_lock
+from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.paths import Paths
-from balance_tools.series import load_series
+from balance_tools.series.apply import load_series
+from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, VERSION, Build
 
 EVERY = [Choice(), *ASCEND]
@@ -81,6 +81,11 @@ def test_has_nothing_that_nobody_asked_for(
 
 def test_has_the_scheduler_code_of_ours(archive: zipfile.ZipFile) -> None:
     assert "vllm/v1/core/sched/balance/__init__.py" in archive.namelist()
+
+
+def test_has_the_template_of_the_report(archive: zipfile.ZipFile) -> None:
+    name = "vllm/benchmarks/dp_balance/templates/report.html.jinja"
+    assert name in archive.namelist()
 
 
 def test_scripts_can_be_executed_and_nothing_depends_on_a_umask(

@@ -23,14 +23,14 @@ import pytest
 
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
-from balance_tools.kernel_build import COPIED, build_kernels, run_superbuild
-from balance_tools.kernel_stage import build_info_text
-from balance_tools.lock import load_lock
+from balance_tools.kernels.from_source import COPIED, build_kernels, run_superbuild
+from balance_tools.kernels.socs import device_of, known_socs
+from balance_tools.kernels.stage import build_info_text
+from balance_tools.kernels.toolchain import DISTRIBUTIONS, find_toolchain
 from balance_tools.paths import Paths
-from balance_tools.pristine import ensure_pristine
-from balance_tools.socs import device_of, known_socs
-from balance_tools.toolchain import DISTRIBUTIONS, find_toolchain
-from balance_tools.vendor import vendor
+from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pristine import ensure_pristine
+from balance_tools.vendoring.vendor import vendor
 from conftest import ROOT, THIS_PYTHON, VERSION
 from stand_in import VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources

@@ -20,13 +20,13 @@ from packaging.utils import canonicalize_name
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
-from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.release import make
 from balance_tools.release.sbom import Content, render_sbom
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
-from balance_tools.source_state import source_files
+from balance_tools.upstream.lock import load_lock
+from balance_tools.wheel.source_state import source_files
 from conftest import ROOT, VERSION
 from environments import Environment
 

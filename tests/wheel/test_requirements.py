@@ -13,9 +13,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
-from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
 from balance_tools.release.sbom import Content
+from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, Build
 from stub_wheels import write_stub
 

@@ -11,18 +11,18 @@ from balance_tools.errors import ToolError
 
 # Command to the module that registers it with `add_parser(subparsers)`.
 COMMANDS = {
-    "lock": "resolve",
-    "vendor": "vendor",
-    "lint-series": "lint",
-    "check-placement": "check_placement",
+    "lock": "upstream.resolve",
+    "vendor": "vendoring.vendor",
+    "lint-series": "series.lint",
+    "check-placement": "hooks.check_placement",
     "rebase": "rebase.command",
-    "kernels": "kernels",
-    "wheel": "wheel",
-    "wheels": "wheel",
+    "kernels": "kernels.prebuilt",
+    "wheel": "wheel.build",
+    "wheels": "wheel.build",
     "release": "release.command",
-    "env": "env",
-    "image": "image",
-    "demo": "demo",
+    "env": "serving.env",
+    "image": "serving.image",
+    "demo": "serving.demo",
 }
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it

@@ -17,7 +17,6 @@ IDLE = Row(
     held_steps=0,
     prefill_tokens=0,
     step_time_us=40_000,
-    kv_usage_ppm=0,
     max_running=SLOTS,
     max_tokens=MAX_TOKENS,
     pending_age_us=0,
@@ -120,8 +119,8 @@ class Ranks:
         """One step by the decision."""
         for rank in range(len(self.running)):
             left = MAX_TOKENS - len(self.running[rank])
-            if decision.prefill_tokens is not None:
-                left = min(left, decision.prefill_tokens)
+            if decision.prefill_budget is not None:
+                left = min(left, decision.prefill_budget)
             started = []
             budget = left
             admissible = self.pending(rank)

@@ -58,7 +58,7 @@ def test_a_lone_request_is_held_at_first_and_released_in_the_end():
         if decision.admit:
             break
     assert len(reasons) > 3
-    assert set(reasons[:-1]) == {"rent"}
+    assert set(reasons[:-1]) == {"waiting_cost"}
     assert decision == (True, 100, "gain")
 
 
@@ -139,7 +139,7 @@ def test_traffic_too_thin_to_collect_is_not_held():
 
 
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
-    assert learned().decide(snapshot([DECODE] * 4)) == (False, 0, "rent")
+    assert learned().decide(snapshot([DECODE] * 4)) == (False, 0, "waiting_cost")
 
 
 def test_work_pending_too_long_is_served_whole():
@@ -251,4 +251,4 @@ def test_prompts_longer_than_a_step_are_served_in_chunks(rate):
     policy = learned(rate=rate)
     long = running(6, pending=2, tokens=5 * MAX_TOKENS, pending_age_us=10**9)
     decision = policy.decide(snapshot([long, DECODE, DECODE, DECODE]))
-    assert decision.prefill_tokens == MAX_TOKENS - 6, "room for the decodes"
+    assert decision.prefill_budget == MAX_TOKENS - 6, "room for the decodes"

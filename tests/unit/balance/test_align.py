@@ -17,8 +17,8 @@ def decisions(steps, **parameters):
     result = []
     for rows in steps:
         decision = policy.decide(snapshot(rows))
-        assert decision.prefill_tokens in (0, None)
-        assert decision.admit is (decision.prefill_tokens is None)
+        assert decision.prefill_budget in (0, None)
+        assert decision.admit is (decision.prefill_budget is None)
         result.append(decision.reason if decision.admit else "hold")
     return result
 

@@ -36,7 +36,7 @@ def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
         )
     )
     assert decision.admit is not freezes(counts, limit, margin)
-    assert decision.prefill_tokens is None, "prompts in progress go on"
+    assert decision.prefill_budget is None, "prompts in progress go on"
 
 
 @pytest.mark.parametrize(

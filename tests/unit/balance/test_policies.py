@@ -33,9 +33,9 @@ def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
     policy = create_policy(name)
     for rows in history:
         decision = policy.decide(snapshot(rows))
-        assert decision.admit or not decision.prefill_tokens
-        if decision.prefill_tokens is not None:
-            assert 0 <= decision.prefill_tokens <= MAX_TOKENS
+        assert decision.admit or not decision.prefill_budget
+        if decision.prefill_budget is not None:
+            assert 0 <= decision.prefill_budget <= MAX_TOKENS
 
 
 @names
@@ -59,7 +59,7 @@ def test_ranks_that_run_nothing_are_not_held(name, history):
     idle = [running(0, pending=3), running(0)]
     decision = policy.decide(snapshot([row._replace(step=99) for row in idle]))
     assert decision.admit
-    assert decision.prefill_tokens is None
+    assert decision.prefill_budget is None
 
 
 @names
@@ -71,7 +71,7 @@ def test_a_hold_at_its_bound_is_released_whatever_the_rows(name, history, bound)
         decision = policy.decide(snapshot(rows))
         if max(row.held_steps for row in rows) >= bound:
             assert decision.admit
-            assert decision.prefill_tokens is None
+            assert decision.prefill_budget is None
             assert decision.reason == "hold_bound"
 
 

@@ -17,7 +17,7 @@ PURE = (
     "cycle",
     "decision",
     "hold_bound",
-    "level",
+    "prefill_budget",
     "policy",
     "rows",
 )

@@ -1,1 +1,4 @@
 """Move the patch series to another upstream release, proven or refused."""
+
+DOORS = ()
+"""The modules that other rooms use."""

@@ -7,19 +7,19 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive
-from balance_tools.lock import load_lock
 from balance_tools.paths import Paths
-from balance_tools.pristine import ensure_pristine
-from balance_tools.rebase.checkout import make_checkout
+from balance_tools.rebase.derive import derive, renew
 from balance_tools.rebase.driver import accept, skip
 from balance_tools.rebase.finish import restore_former, throw_away
-from balance_tools.rebase.line import Line
-from balance_tools.rebase.lines import derive, renew
-from balance_tools.rebase.picture import scan_picture
 from balance_tools.rebase.report import exit_code, markdown
 from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
+from balance_tools.rebase.scan_picture import scan_picture
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
+from balance_tools.rebase.supported_release import Line
+from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pristine import ensure_pristine
+from balance_tools.vendoring.checkout import make_checkout
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

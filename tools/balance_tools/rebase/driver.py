@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.patchfile import Patch
-from balance_tools.placement import parse_module
-from balance_tools.rebase.markers import Labels, has_markers
+from balance_tools.hooks.markers import Labels, has_markers
+from balance_tools.hooks.moved import find_moved
 from balance_tools.rebase.model import (
     FileOutcome,
     PatchResult,
     Status,
     worst,
 )
-from balance_tools.rebase.moved import find_moved
 from balance_tools.rebase.outcome import FindMoved, Sides, decide
 from balance_tools.rebase.repo import NEW, Repo, build_repo, patch_ref
 from balance_tools.rebase.session import PATCHES, Pending, Plan, Session, Work
-from balance_tools.series import Series
+from balance_tools.series.apply import Series
+from balance_tools.series.patchfile import Patch
+from balance_tools.series.text import parse_module
 
 
 def make_trees(

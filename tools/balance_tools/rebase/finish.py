@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.export import export_patch, sorted_paths
 from balance_tools.files import remove_tree
-from balance_tools.lint import lint_in_place
-from balance_tools.patchfile import Patch, parse_patch
+from balance_tools.hooks.placement import placement_of
 from balance_tools.paths import Paths
-from balance_tools.placement import placement_of
 from balance_tools.rebase.model import HookResult, PatchResult, Status
 from balance_tools.rebase.repo import NEW, Repo
 from balance_tools.rebase.session import (
@@ -24,8 +21,11 @@ from balance_tools.rebase.session import (
     install,
     install_file,
 )
-from balance_tools.series import Series, load_series, patched_files
-from balance_tools.seriesfile import SERIES
+from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.series.export import export_patch, sorted_paths
+from balance_tools.series.lint import lint_in_place
+from balance_tools.series.patchfile import Patch, parse_patch
+from balance_tools.series.seriesfile import SERIES
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:

@@ -11,19 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from balance_tools.errors import ToolError
-from balance_tools.locate import NoPlace, Place, locate
-from balance_tools.patchfile import FilePatch
-from balance_tools.placement import Hook, check_placement, parse_module, placement_of
-from balance_tools.rebase.markers import (
+from balance_tools.hooks.locate import NoPlace, Place, locate
+from balance_tools.hooks.markers import (
     Labels,
     label_conflicts,
     mark_hooks,
     what_changed,
 )
+from balance_tools.hooks.moved import Candidate
+from balance_tools.hooks.placement import Hook, check_placement, placement_of
+from balance_tools.hooks.reapply import NotWholeLinesError, reapply
+from balance_tools.hooks.upstreamed import already_there, in_other_words
 from balance_tools.rebase.model import FileOutcome, HookResult, Status, worst
-from balance_tools.rebase.moved import Candidate
-from balance_tools.rebase.reapply import NotWholeLinesError, reapply
-from balance_tools.rebase.upstreamed import already_there, in_other_words
+from balance_tools.series.patchfile import FilePatch
+from balance_tools.series.text import parse_module
 
 FindMoved = Callable[[str, ast.AST], Candidate | None]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.series import Series, patched_steps
+from balance_tools.series.apply import Series, patched_steps
 
 OLD, NEW, RESULT = "old-upstream", "new-upstream", "result"
 

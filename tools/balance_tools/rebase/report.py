@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from balance_tools.rebase.drift_report import DriftReport
+from balance_tools.drift.report import DriftReport
 from balance_tools.rebase.model import HookResult, PatchResult, Status, worst
 from balance_tools.rebase.session import Session
-from balance_tools.rebase.verdict import Verdict
+from balance_tools.verify.verdict import Verdict
 
 
 def exit_code(session: Session) -> int:

@@ -15,17 +15,17 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.fetch import default_index, fetch
 from balance_tools.files import remove_tree
-from balance_tools.lock import Artifact, Lock, release_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
 from balance_tools.rebase.model import Status
 from balance_tools.rebase.session import PATCHES, TREES, Plan, Session, Work, work_root
-from balance_tools.resolve import all_links, artifact_of_link
-from balance_tools.series import Series, load_series, patched_files
+from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.upstream.fetch import default_index, fetch
+from balance_tools.upstream.lock import Artifact, Lock, release_of
+from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 PACKAGE = "vllm"
 WORKERS = 2

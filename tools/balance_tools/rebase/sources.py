@@ -9,12 +9,18 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.fetch import default_index
 from balance_tools.files import sha256_of
-from balance_tools.lock import Artifact, Lock, dump_lock, parse_lock, release_of
 from balance_tools.paths import Paths
-from balance_tools.pristine import ensure_pristine
-from balance_tools.resolve import resolve
+from balance_tools.upstream.fetch import default_index
+from balance_tools.upstream.lock import (
+    Artifact,
+    Lock,
+    dump_lock,
+    parse_lock,
+    release_of,
+)
+from balance_tools.upstream.pristine import ensure_pristine
+from balance_tools.upstream.resolve import resolve
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from balance_tools.drift.report import DriftReport, drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.lock import dump_lock, load_lock
 from balance_tools.paths import Paths
-from balance_tools.rebase import lines
-from balance_tools.rebase.drift_report import DriftReport, drift_report
+from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
 from balance_tools.rebase.model import PatchResult, Status
@@ -36,9 +35,10 @@ from balance_tools.rebase.sources import (
     by_version,
     pinned_sources,
 )
-from balance_tools.rebase.verdict import Verdict
-from balance_tools.rebase.verify import Subject, verify
-from balance_tools.series import Series, load_series, patched_steps
+from balance_tools.series.apply import Series, load_series, patched_steps
+from balance_tools.upstream.lock import dump_lock, load_lock
+from balance_tools.verify.verdict import Verdict
+from balance_tools.verify.verify import Subject, verify
 
 
 def start(paths: Paths, args: argparse.Namespace) -> int:
@@ -166,7 +166,8 @@ def advance(
     begun = time.monotonic()
     labels = ", ".join(plan.new_label for plan in session.plans)
     print(f"comparing what the series need with {labels}", file=sys.stderr)
-    drift = drift_report(session.plans, series, args.drift)
+    trees = {p.package: (Path(p.old_tree), Path(p.new_tree)) for p in session.plans}
+    drift = drift_report(trees, series, args.drift)
     session = session.spent("drift", time.monotonic() - begun)
     if not session.dry_run and session.lock:
         work.save(session)
@@ -234,7 +235,7 @@ def _finish(
                 "lock can name, so patches/ and upstream.toml are as before"
             )
     elif session.line:
-        line = lines.write(paths, session.line, session, work.final)
+        line = derive.write(paths, session.line, session, work.final)
         session = replace(session, stage=DONE)
         write_report(work.path, session, drift, verdict)
         work.save(session)

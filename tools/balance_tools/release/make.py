@@ -12,15 +12,15 @@ from pathlib import Path
 from balance_tools.distribution import SETTINGS_NAME, load_settings
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
-from balance_tools.lock import Lock, load_lock
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.release.notes import CHANGELOG, release_notes
 from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
-from balance_tools.source_state import commit_time_s, source_state
-from balance_tools.wheel import ALL, build_wheel
+from balance_tools.upstream.lock import Lock, load_lock
+from balance_tools.wheel.build import ALL, build_wheel
+from balance_tools.wheel.source_state import commit_time_s, source_state
 
 SUMS = "SHA256SUMS"
 NOTES = "RELEASE-NOTES.md"

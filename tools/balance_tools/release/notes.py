@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from balance_tools.errors import ToolError
-from balance_tools.lock import Lock
+from balance_tools.upstream.lock import Lock
 
 CHANGELOG = "CHANGELOG.md"
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)

@@ -26,9 +26,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from balance_tools.files import sha256_of
-from balance_tools.lock import Artifact, Lock
 from balance_tools.paths import Paths
-from balance_tools.series import load_series
+from balance_tools.series.apply import load_series
+from balance_tools.upstream.lock import Artifact, Lock
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import PACKAGES
 

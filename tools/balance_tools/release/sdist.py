@@ -12,7 +12,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from balance_tools.source_state import (
+from balance_tools.wheel.source_state import (
     commit_time_s,
     render_record,
     source_files,

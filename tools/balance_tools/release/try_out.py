@@ -15,7 +15,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.progress import progress
-from balance_tools.server import Server
+from balance_tools.serving.server import Server
 
 TOKENS = 8
 SERVE = (

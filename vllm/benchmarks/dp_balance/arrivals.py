@@ -4,6 +4,7 @@
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from .workload import SimRequest
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ClientTraffic:
     """How `vllm bench serve` would send: its options of the same names."""
 
     max_concurrency: int | None = None
@@ -22,6 +23,10 @@ class Traffic:
     """Requests per second on average; infinite to send at once."""
     burstiness: float = 1.0
     """Shape of the gamma distributed intervals; 1 is a Poisson process."""
+    self_timed: bool = False
+    """Whether each request brings the time at which it is due, instead of a rate."""
+    rate_multiplier: float = 1.0
+    """So many times faster than the trace, if requests bring their times."""
 
     def __post_init__(self) -> None:
         if self.max_concurrency is not None and self.max_concurrency < 1:
@@ -35,18 +40,32 @@ class Traffic:
             )
         if not 0 < self.burstiness < float("inf"):
             raise UsageError(f"--burstiness {self.burstiness}: give a number above 0.")
+        if not 0 < self.rate_multiplier < float("inf"):
+            raise UsageError(
+                f"--timed-trace-rate-multiplier {self.rate_multiplier}: give a number "
+                "above 0."
+            )
 
     @property
     def is_closed_loop(self) -> bool:
         """Whether a new request waits for an old one to end."""
         return self.max_concurrency is not None
 
-    def due_times(self, count: int, rng: random.Random) -> list[float]:
+    def due_times(
+        self, requests: Sequence[SimRequest], rng: random.Random
+    ) -> list[float]:
         """Seconds at which each request may be sent at the earliest."""
+        if self.self_timed:
+            if any(math.isnan(request.due) for request in requests):
+                raise UsageError(
+                    "--self-timed: the dataset has no times; leave it out and give a "
+                    "--request-rate or --max-concurrency."
+                )
+            return [request.due / self.rate_multiplier for request in requests]
         if self.request_rate == float("inf"):
-            return [0.0] * count
+            return [0.0] * len(requests)
         scale = 1 / (self.request_rate * self.burstiness)
-        intervals = (rng.gammavariate(self.burstiness, scale) for _ in range(count))
+        intervals = (rng.gammavariate(self.burstiness, scale) for _ in requests)
         return list(itertools.accumulate(intervals))
 
 
@@ -55,9 +74,15 @@ class Frontend:
     """The way from the client to the ranks."""
 
     serial_seconds: float = 0.001
-    """Time of the API server per request; one request after the other."""
+    """Time of an API server per request; one request after the other."""
     jitter_seconds: float = 0.004
     """Further delay of a request, uniform from 0 to this."""
+    api_servers: int = 1
+    """Requests are shared out among them at random."""
+
+    def __post_init__(self) -> None:
+        if self.api_servers < 1:
+            raise UsageError(f"--api-server-count {self.api_servers}: give 1 or more.")
 
 
 class Clients:
@@ -66,17 +91,17 @@ class Clients:
     def __init__(
         self,
         requests: Sequence[SimRequest],
-        traffic: Traffic,
+        traffic: ClientTraffic,
         frontend: Frontend,
         rng: random.Random,
     ) -> None:
         self._requests = requests
         self._frontend = frontend
         self._rng = rng
-        self._due = traffic.due_times(len(requests), rng)
+        self._due = traffic.due_times(requests, rng)
         self._unsent = iter(requests)
         self._in_transit: list[tuple[float, int]] = []
-        self._server_free = 0.0
+        self._server_free = [0.0] * frontend.api_servers
         self.last_sent = 0.0
         """Seconds at which the last request so far was sent."""
         for _ in range(traffic.max_concurrency or len(requests)):
@@ -88,11 +113,15 @@ class Clients:
             return
         request.sent = max(now, self._due[request.index])
         self.last_sent = request.sent
-        self._server_free = (
-            max(self._server_free, request.sent) + self._frontend.serial_seconds
+        if (servers := self._frontend.api_servers) > 1:
+            request.server = self._rng.randrange(servers)
+        free = self._server_free
+        free[request.server] = (
+            max(free[request.server], request.sent) + self._frontend.serial_seconds
         )
         delay = self._frontend.jitter_seconds * self._rng.random()
-        heapq.heappush(self._in_transit, (self._server_free + delay, request.index))
+        arrival = free[request.server] + delay
+        heapq.heappush(self._in_transit, (arrival, request.index))
 
     def finished(self, now: float) -> None:
         """A request ended: the next one is sent, if it has waited for this."""

@@ -68,7 +68,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Runs the verb; what the user can mend is one line and exit status 2."""
+    """Runs the verb; what the user can fix is one line and exit status 2."""
     try:
         args.dp_balance_main(args)
     except UsageError as error:

@@ -4,6 +4,7 @@
 
 import argparse
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from .options import (
 from .policies import OWN
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
 from .scenario import Scenario, simulate
-from .workload import CountTokens
+from .traces import CountTokens
 
 
 def compare(
@@ -70,13 +71,42 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     add_progress_arg(parser)
 
 
-def main(args: argparse.Namespace) -> None:
-    """Compares the policies, prints the table, and saves it if asked to."""
-    policies, seeds, scenario = (
-        policies_from(args),
-        seeds_from(args),
-        scenario_from(args),
-    )
+class Comparison(NamedTuple):
+    """What was compared, and what came out."""
+
+    scenario: Scenario
+    seeds: Sequence[int]
+    results: Sequence[PolicyResult]
+
+    def show(self) -> None:
+        """Prints the table."""
+        print_table(table_rows(self.results))
+
+    def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
+        """Writes the result, if the options ask for it.
+
+        Args:
+            args: the options, those of `add_result_args` among them.
+            kind: the subcommand.
+            more: further parts of the document.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if args.save_result:
+            path = result_path(args, kind)
+            document = as_document(kind, self.scenario, self.seeds, self.results)
+            write_json(path, document | more)
+            print(f"Saved to {path}")
+
+
+def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
+    """Compares the policies as the options say.
+
+    Raises:
+        UsageError: an option is wrong, or the scenario cannot be run.
+    """
+    seeds, scenario = seeds_from(args), scenario_from(args)
     results = compare(
         scenario,
         policies,
@@ -84,8 +114,11 @@ def main(args: argparse.Namespace) -> None:
         count_tokens=token_counter_from(args),
         disable_tqdm=args.disable_tqdm,
     )
-    print_table(table_rows(results))
-    if args.save_result:
-        path = result_path(args, "simulate")
-        write_json(path, as_document("simulate", scenario, seeds, results))
-        print(f"Saved to {path}")
+    return Comparison(scenario, seeds, results)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Compares the policies, prints the table, and saves it if asked to."""
+    comparison = compare_from(args, policies_from(args))
+    comparison.show()
+    comparison.save(args, "simulate")

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 from vllm.v1.core.sched.balance.policy import Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
+from .coordinator import Counts
 from .cost import Loads
 from .errors import UsageError
-from .routing import Counts
 from .workload import SimRequest
 
 

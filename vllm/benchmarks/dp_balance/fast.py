@@ -18,10 +18,10 @@ from operator import add
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
+from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
-from .routing import Counts
 from .workload import SimRequest
 
 
@@ -96,7 +96,7 @@ class FastEngine:
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
         if isinstance(decisions, Decision):
-            unlimited = decisions.admit and decisions.prefill_tokens is None
+            unlimited = decisions.admit and decisions.prefill_budget is None
             self._decisions = None if unlimited else (decisions,) * len(self._ranks)
         else:
             self._decisions = decisions
@@ -119,14 +119,17 @@ class FastEngine:
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
         counts = [
-            (len(self._waiting[rank]), self._running(rank)) for rank in self._ranks
+            RankCounts(len(self._waiting[rank]), self._running(rank))
+            for rank in self._ranks
         ]
         if self._ttft_budget is None:
             return counts
         slots = self._limits.max_num_seqs
         return [
-            (max(0, waiting - (slots - running)), min(slots, running + waiting))
-            for waiting, running in counts
+            RankCounts(
+                max(0, waiting - (slots - running)), min(slots, running + waiting)
+            )
+            for waiting, running, _ in counts
         ]
 
     def schedule(self) -> Loads:
@@ -247,7 +250,6 @@ class FastEngine:
             held_steps=tuple(self._held_steps),
             prefill_tokens=tuple(self._scheduled[0]),
             step_time_us=(int((now - since) * 1e6),) * ranks,
-            kv_usage_ppm=self._zeros,
             max_running=self._max_running,
             max_tokens=self._max_tokens,
             pending_age_us=tuple(

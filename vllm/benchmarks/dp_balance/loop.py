@@ -7,18 +7,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .arrivals import Clients, Frontend, Traffic
+from .arrivals import Clients, ClientTraffic, Frontend
+from .coordinator import Counts
 from .cost import CostModel, Loads
+from .dispatch import Dispatcher
 from .engine import Engine
 from .policies import Controller
-from .routing import PUBLISH_SECONDS, LoadBalancer
 from .workload import SimRequest
 
 SYNC_STEPS = 32
 """vLLM's ranks agree only every so many steps that a wave has ended."""
 
 
-class Step(NamedTuple):
+class StepRecord(NamedTuple):
     """What happened in one step, for traces and timelines."""
 
     end: float
@@ -26,8 +27,8 @@ class Step(NamedTuple):
     seconds: float
     loads: Loads
     held: tuple[bool, ...]
-    counts: tuple[tuple[int, int], ...]
-    """(waiting, running) of every rank after the step."""
+    counts: Counts
+    """Of every rank after the step."""
 
 
 class StepTotals(NamedTuple):
@@ -57,14 +58,14 @@ def run(
     engine: Engine,
     controller: Controller | None,
     requests: Sequence[SimRequest],
-    traffic: Traffic,
-    load_balancer: LoadBalancer,
+    traffic: ClientTraffic,
+    dispatcher: Dispatcher,
     cost: CostModel,
     rng: random.Random,
     *,
     frontend: Frontend | None = None,
     async_scheduling: bool = False,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
     """Serves the requests and returns what happened.
@@ -74,7 +75,7 @@ def run(
         controller: decides from the rows of every step; None for no exchange.
         requests: in the order in which they are sent.
         traffic: when they are sent.
-        load_balancer: where they are sent.
+        dispatcher: where they are sent.
         cost: how long steps take.
         rng: source of chance of the clients and of the noise.
         frontend: the way from the clients to the ranks.
@@ -84,42 +85,66 @@ def run(
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
+
+    def step_seconds(loads: Loads) -> float:
+        seconds = cost.step_seconds(loads)
+        return cost.noisy(seconds, rng) if cost.noise else seconds
+
+    totals = _serve(
+        engine,
+        controller,
+        clients,
+        dispatcher,
+        step_seconds,
+        len(requests),
+        async_scheduling,
+        on_step,
+        on_done,
+    )
+    return Run(requests, totals, clients.last_sent)
+
+
+def _serve(
+    engine: Engine,
+    controller: Controller | None,
+    clients: Clients,
+    dispatcher: Dispatcher,
+    step_seconds: Callable[[Loads], float],
+    left: int,
+    async_scheduling: bool,
+    on_step: Callable[[StepRecord], None] | None,
+    on_done: Callable[[int], object] | None,
+) -> list[StepTotals]:
+    """Takes steps until so many requests, `left`, have ended."""
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
-    left = len(requests)
-    now, published = 0.0, -1
+    now = 0.0
     wave = step = 0
+    routed: list[tuple[int, SimRequest]] = []
     while left:
-        if step == 0 and not engine.has_work():
+        if step == 0 and not routed and not engine.has_work():
             now = max(now, clients.next_arrival)
-        if clients.next_arrival <= now:
-            counts = engine.counts()
-            for arrival, request in clients.arrived(now):
-                if (tick := int(arrival / PUBLISH_SECONDS)) != published:
-                    load_balancer.publish(counts)
-                    published = tick
-                engine.add(load_balancer.choose(), request)
+            dispatcher.wake(now)
+        for rank, request in (*routed, *_route(clients, dispatcher, now)):
+            engine.add(rank, request)
+        routed = []
+        dispatcher.tell(now, wave, step, engine.counts())
 
         in_flight.append(engine.schedule())
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
-            seconds = cost.step_seconds(loads)
-            if cost.noise:
-                seconds = cost.noisy(seconds, rng)
+            seconds = step_seconds(loads)
             now += seconds
+            routed = _route(clients, dispatcher, now)
             first, done = engine.update()
             totals.append(_sum_up(now, seconds, loads, len(first)))
             if on_step is not None:
                 counts = tuple(engine.counts())
-                on_step(Step(now, seconds, loads, tuple(engine.held), counts))
+                on_step(StepRecord(now, seconds, loads, tuple(engine.held), counts))
         else:  # the first step of a wave: another is scheduled before it ends
             first, done = [], []
-        for request in first:
-            request.first_token = now
-        for request in sorted(done, key=lambda request: request.index):
-            request.done = now
-            load_balancer.finished(request.rank)
-            clients.finished(now)
+        _answer(first, done, now, clients, dispatcher)
+        dispatcher.tell(now, wave, step, engine.counts())
         if done:
             left -= len(done)
             if on_done is not None:
@@ -134,7 +159,34 @@ def run(
                 controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return Run(requests, totals, clients.last_sent)
+    return totals
+
+
+def _route(
+    clients: Clients, dispatcher: Dispatcher, now: float
+) -> list[tuple[int, SimRequest]]:
+    """What has reached the front-end until now, each with the rank chosen for it."""
+    if clients.next_arrival > now:
+        return []
+    arrived = clients.arrived(now)
+    return [(dispatcher.route(time, request), request) for time, request in arrived]
+
+
+def _answer(
+    first: Sequence[SimRequest],
+    done: Sequence[SimRequest],
+    now: float,
+    clients: Clients,
+    dispatcher: Dispatcher,
+) -> None:
+    """Tells who must know of first tokens and of requests that have ended."""
+    for request in first:
+        request.first_token = now
+        dispatcher.first_token(request)
+    for request in sorted(done, key=lambda request: request.index):
+        request.done = now
+        dispatcher.finished(request)
+        clients.finished(now)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:

@@ -7,21 +7,29 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from .arrivals import Traffic
+from .arrivals import Frontend
 from .cost import DEEPSEEK_V3_1, CostModel
 from .engine import RankLimits
 from .errors import UsageError
-from .policies import OWN, RIVALS, make_controller
+from .policies import BASELINES, OWN, make_controller
 from .results import read_json
 from .routing import LOAD_BALANCERS
-from .scenario import Scenario, Workload
-from .workload import LENGTH_HELP, CountTokens
+from .scenario import Scenario
+from .trace_options import add_trace_args, traffic_from, workload_from
+from .traces import CountTokens
+from .workload import LENGTH_HELP
 
 COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenario_from` reads."""
+    _add_server_args(parser)
+    _add_load_args(parser)
+    _add_model_args(parser)
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server", "as given to `vllm serve`")
     server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
     server.add_argument("--max-num-seqs", type=int, default=32)
@@ -41,9 +49,18 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "skewed draws ranks and sticky sessions by Zipf's law.",
     )
     server.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=None,
+        help="Default: one per rank, as of `vllm serve`.",
+    )
+    server.add_argument(
         "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
     )
 
+
+def _add_load_args(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     load.add_argument(
         "--num-prompts",
@@ -53,13 +70,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     load.add_argument("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    load.add_argument(
-        "--dataset-path",
-        type=Path,
-        default=None,
-        help="Lengths from a custom dataset (.jsonl) or from a result saved with "
-        "--save-detailed, instead of --input-len and --output-len.",
-    )
+    add_trace_args(load)
     load.add_argument(
         "--tokenizer", default=None, help="Counts the tokens of the dataset's prompts."
     )
@@ -78,6 +89,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--burstiness", type=float, default=1.0)
 
+
+def _add_model_args(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("step time")
     model.add_argument(
         "--calibration",
@@ -115,8 +128,8 @@ def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) ->
         nargs="+",
         default=list(default),
         metavar="NAME",
-        help=f"Any of {', '.join(OWN)}, and rivals {', '.join(RIVALS)} (N steps). "
-        "Parameters follow a colon: adaptive:ttft_budget=2. "
+        help=f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps)."
+        " Parameters follow a colon: adaptive:ttft_budget=2. "
         f"Default: {' '.join(default)}.",
     )
 
@@ -189,19 +202,16 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         args.max_num_batched_tokens,
         args.num_gpu_blocks,
     )
-    num_prompts = args.num_prompts
-    if num_prompts is None and args.dataset_path is None:
-        num_prompts = 2048
-    concurrency = args.max_concurrency
-    if concurrency is None and args.request_rate == float("inf"):
-        concurrency = limits.ranks * limits.max_num_seqs
     return Scenario(
         limits=limits,
         cost=cost_from(args),
-        workload=Workload(
-            num_prompts, args.input_len, args.output_len, args.dataset_path
+        workload=workload_from(args),
+        traffic=traffic_from(args, limits.ranks * limits.max_num_seqs),
+        frontend=Frontend(
+            api_servers=limits.ranks
+            if args.api_server_count is None
+            else args.api_server_count
         ),
-        traffic=Traffic(concurrency, args.request_rate, args.burstiness),
         load_balancer=args.load_balancer,
         skew=args.skew,
         async_scheduling=args.async_scheduling,

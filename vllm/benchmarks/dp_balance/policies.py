@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Policies by name: those of the balance package, and rivals to compare them with."""
+"""Policies by name: those of the balance package, and baselines to compare with."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -8,13 +8,15 @@ from typing import NamedTuple, Protocol
 from vllm.v1.core.sched.balance.policy import POLICIES, Decision, create_policy
 from vllm.v1.core.sched.balance.rows import Snapshot
 
+from .baselines import IntervalPolicy, SGLangDelayer
 from .errors import UsageError
-from .rivals import IntervalPolicy, SGLangDelayer
 
 
 class Controller(Protocol):
-    """Takes the decision of a step from the rows of all ranks. Every policy of the
-    balance package is one."""
+    """Takes the decision of a step from the rows of all ranks.
+
+    Every policy of the balance package is one.
+    """
 
     def decide(self, snapshot: Snapshot) -> Decision | Sequence[Decision]:
         """One decision for all ranks, or one per rank."""
@@ -28,8 +30,8 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-RIVALS = ("interval-N", "sglang-N")
-"""Rules of other systems, N in steps; see `rivals`."""
+BASELINES = ("interval-N", "sglang-N")
+"""Rules of other systems, N in steps; see `baselines`."""
 
 
 class PolicySpec(NamedTuple):
@@ -87,6 +89,6 @@ def make_controller(text: str) -> Controller | None:
         if kind == "sglang":
             return SGLangDelayer(int(number))
     raise UsageError(
-        f"--policy {text}: unknown; choose from {', '.join(OWN + RIVALS)} (N steps, "
+        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N steps, "
         "1 or more)."
     )

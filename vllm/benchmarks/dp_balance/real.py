@@ -10,10 +10,10 @@ import json
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from vllm.config import (
     CacheConfig,
     ModelConfig,
@@ -21,31 +21,22 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import Decision
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policy import Decision, create_policy
+from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-)
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
+from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
-from .routing import Counts
+from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
-
-BLOCK_SIZE = 16
-"""Tokens in a block of the KV cache."""
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,22 +51,7 @@ _MODEL = {
 """A configuration that the schedulers ask for; there are no weights."""
 
 
-class _VirtualGate(BalanceGate):
-    """A gate whose clock is given, and whose rows are carried by hand."""
-
-    def measure(self, wave: int, step: int, now: float) -> Row:
-        """This rank's row, as `exchange` would send it."""
-        self._count_hold(now)
-        row = self._measure(wave, step, now, wall=now)
-        self._last_exchange = now
-        return row
-
-    def take(self, decision: Decision) -> None:
-        """The decision, as `exchange` would apply it."""
-        self._apply(decision)
-
-
-class _Step(NamedTuple):
+class _Scheduled(NamedTuple):
     """What a rank has scheduled."""
 
     first: list[SimRequest]
@@ -89,34 +65,34 @@ class _Rank:
     """One scheduler with its gate."""
 
     def __init__(
-        self, config: VllmConfig, kv_cache: KVCacheConfig, ttft_budget: float | None
+        self, config: VllmConfig, num_blocks: int, ttft_budget: float | None
     ) -> None:
         asynchronous = config.scheduler_config.async_scheduling
-        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
-            vllm_config=config,
-            kv_cache_config=kv_cache,
-            block_size=BLOCK_SIZE,
-            log_stats=False,
-            structured_output_manager=StructuredOutputManager(config),
+        self.scheduler = make_scheduler(
+            config, num_blocks, AsyncScheduler if asynchronous else Scheduler
         )
-        # The gate's own policy is not asked: one for all ranks decides.
-        self.gate = _VirtualGate(self.scheduler, "adaptive", ttft_budget)
+        # Neither the gate's policy nor its exchange is asked: the simulator carries
+        # the rows, and one policy decides for all ranks.
+        self.gate = BalanceGate(
+            self.scheduler,
+            partial(create_policy, "adaptive"),
+            RowExchange(timeout=0.0),
+            BalanceStats(policy="adaptive"),
+            ttft_budget,
+        )
         self.scheduler.balance_gate = self.gate
         self.requests: dict[str, SimRequest] = {}
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[_Scheduled] = deque()
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
         name = str(request.index)
         self.requests[name] = request
         self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=[1] * request.prompt_len,
-                sampling_params=SamplingParams(
-                    max_tokens=request.output_len, ignore_eos=True
-                ),
-                pooling_params=None,
+            make_request(
+                name,
+                request.prompt_len,
+                request.output_len,
                 arrival_time=request.sent,
             )
         )
@@ -124,7 +100,7 @@ class _Rank:
     def schedule(self) -> tuple[int, int, int]:
         """Starts a step; returns prompt tokens, decodes and their context."""
         if not self.scheduler.has_requests():
-            self._in_flight.append(_Step([], None, None))
+            self._in_flight.append(_Scheduled([], None, None))
             return 0, 0, 0
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
@@ -152,7 +128,7 @@ class _Rank:
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
-        self._in_flight.append(_Step(first, output, answer))
+        self._in_flight.append(_Scheduled(first, output, answer))
         return prefill, decodes, context
 
     def update(self) -> Outcome:
@@ -205,10 +181,8 @@ class RealEngine:
                 f"--num-gpu-blocks {blocks}: a request of {max_model_len} tokens needs "
                 f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
             )
-        config = _config(limits, max_model_len, blocks, async_scheduling)
-        self._ranks = [
-            _Rank(config, _kv_cache(blocks), ttft_budget) for _ in range(limits.ranks)
-        ]
+        config = _config(limits, max_model_len, async_scheduling)
+        self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
         self.held: Sequence[bool] = [False] * limits.ranks
 
     def add(self, rank: int, request: SimRequest) -> None:
@@ -222,8 +196,9 @@ class RealEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
-        return [(waiting, running) for running, waiting in counts]
+        schedulers = [rank.scheduler for rank in self._ranks]
+        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        return [RankCounts(waiting, running) for running, waiting in counts]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
@@ -242,7 +217,7 @@ class RealEngine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks, measured by their gates."""
-        rows = [rank.gate.measure(wave, step, now) for rank in self._ranks]
+        rows = [rank.gate.measure(wave, step, now, now) for rank in self._ranks]
         return Snapshot.from_rows(rows)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
@@ -250,7 +225,7 @@ class RealEngine:
         if isinstance(decisions, Decision):
             decisions = [decisions] * len(self._ranks)
         for rank, decision in zip(self._ranks, decisions, strict=True):
-            rank.gate.take(decision)
+            rank.gate.apply(decision)
 
     def end_wave(self) -> None:
         """Forgets the decision and the holds."""
@@ -259,7 +234,7 @@ class RealEngine:
 
 
 def _config(
-    limits: RankLimits, max_model_len: int, blocks: int, async_scheduling: bool
+    limits: RankLimits, max_model_len: int, async_scheduling: bool
 ) -> VllmConfig:
     with tempfile.TemporaryDirectory() as folder:
         model = {**_MODEL, "max_position_embeddings": max_model_len}
@@ -270,11 +245,9 @@ def _config(
             skip_tokenizer_init=True,
             max_model_len=max_model_len,
         )
-    cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
-    cache_config.num_gpu_blocks = blocks
-    config = VllmConfig(
+    return VllmConfig(
         model_config=model_config,
-        cache_config=cache_config,
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False),
         parallel_config=ParallelConfig(),
         scheduler_config=SchedulerConfig(
             max_num_seqs=limits.max_num_seqs,
@@ -284,17 +257,4 @@ def _config(
             async_scheduling=async_scheduling,
             is_encoder_decoder=False,
         ),
-    )
-    register_all_kvcache_specs(config)
-    return config
-
-
-def _kv_cache(blocks: int) -> KVCacheConfig:
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    return KVCacheConfig(
-        num_blocks=blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )

@@ -6,7 +6,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
-from .compare import compare
+from .compare import compare_from
 from .errors import UsageError
 from .options import (
     add_policy_arg,
@@ -14,13 +14,9 @@ from .options import (
     add_result_args,
     add_scenario_args,
     policies_from,
-    result_path,
-    scenario_from,
-    seeds_from,
-    token_counter_from,
 )
 from .policies import OWN, PolicySpec
-from .results import PolicyResult, as_document, print_table, table_rows, write_json
+from .results import PolicyResult
 
 WORTHWHILE = 0.02
 """Requests must end this share earlier; less does not pay for another moving part."""
@@ -90,11 +86,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Compares the policies, prints the table and the advice."""
-    policies, seeds, scenario = (
-        policies_from(args),
-        seeds_from(args),
-        scenario_from(args),
-    )
+    policies = policies_from(args)
     unknown = [name for name in policies if PolicySpec.parse(name).name not in OWN]
     if unknown:
         raise UsageError(
@@ -102,18 +94,8 @@ def main(args: argparse.Namespace) -> None:
         )
     if set(policies) == {"off"}:
         raise UsageError("--policy off: name a policy to compare it with.")
-    results = compare(
-        scenario,
-        list(dict.fromkeys(["off", *policies])),
-        seeds,
-        count_tokens=token_counter_from(args),
-        disable_tqdm=args.disable_tqdm,
-    )
-    advice = advise(results, args.ttft_budget_ms)
-    print_table(table_rows(results))
+    comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
+    advice = advise(comparison.results, args.ttft_budget_ms)
+    comparison.show()
     print(f"\n{advice}")
-    if args.save_result:
-        path = result_path(args, "recommend")
-        document = as_document("recommend", scenario, seeds, results)
-        write_json(path, {**document, "advice": advice})
-        print(f"Saved to {path}")
+    comparison.save(args, "recommend", advice=advice)

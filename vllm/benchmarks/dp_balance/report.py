@@ -4,10 +4,12 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from . import chart, timeline
 from .compare import compare
@@ -21,7 +23,7 @@ from .options import (
     seeds_from,
     token_counter_from,
 )
-from .page import Section, page
+from .page import LINE_COLOURS, STATE_COLOURS, render
 from .policies import OWN
 from .results import PolicyResult, table_rows
 from .scenario import Scenario
@@ -74,16 +76,25 @@ def main(args: argparse.Namespace) -> None:
         )
         for level in LEVELS
     }
-    sections = [
-        _table(by_level[1.0]),
-        _frontier(scenario, by_level),
-        _timelines(scenario, by_level[1.0], seeds[0], args.timeline_seconds),
-    ]
+    as_asked = by_level[1.0]
+    head, *rows = table_rows(as_asked)
+    text = render(
+        "report.html.jinja",
+        scenario=scenario,
+        head=head,
+        rows=rows,
+        levels=LEVELS,
+        lines=[(f"line{n}", result.policy) for n, result in enumerate(as_asked)],
+        charts=draw_frontier(by_level),
+        states=list(timeline.STATES.items()),
+        max_ranks=timeline.MAX_RANKS,
+        seconds=args.timeline_seconds,
+        timelines=draw_timelines(scenario, as_asked, seeds[0], args.timeline_seconds),
+        line_colours=LINE_COLOURS,
+        state_colours=STATE_COLOURS,
+    )
     try:
-        args.output.write_text(
-            page("Data parallel balance scheduling", _describe(scenario), sections),
-            encoding="utf-8",
-        )
+        args.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"--output {args.output}: cannot be written ({error.strerror})."
@@ -103,45 +114,9 @@ def at_level(scenario: Scenario, level: float) -> Scenario:
     )
 
 
-def _describe(scenario: Scenario) -> str:
-    limits, cost, load = scenario.limits, scenario.cost, scenario.workload
-    lengths = (
-        f"lengths of {load.trace}"
-        if load.trace
-        else f"{load.input_len} input and {load.output_len} output tokens"
-    )
-    traffic = scenario.traffic
-    sent = f"{traffic.request_rate:g} requests/s" if not traffic.is_closed_loop else ""
-    if traffic.is_closed_loop:
-        sent = f"at most {traffic.max_concurrency} requests in flight"
-    return (
-        f"{limits.ranks} ranks of at most {limits.max_num_seqs} requests and "
-        f"{limits.max_num_batched_tokens} tokens per step; {lengths}; {sent}; load "
-        f"balancer {scenario.load_balancer}. Simulated in virtual time: a step takes "
-        f"{cost.t0 * 1e3:.3g} ms + {cost.a * 1e6:.3g} µs per decode + "
-        f"{cost.b * 1e6:.3g} µs per prompt token of the slowest rank + "
-        f"{cost.c * 1e3:.3g} ms if any rank prefills (phi {cost.phi:g})."
-    )
+def draw_frontier(by_level: Mapping[float, Sequence[PolicyResult]]) -> list[Markup]:
+    """Draws TPOT and TTFT over throughput, a line per policy through the loads."""
 
-
-def _table(results: Sequence[PolicyResult]) -> Section:
-    head, *rows = table_rows(results)
-    cells = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
-    return Section(
-        "Policies",
-        "Gain: output tokens per second over off, until the last request was sent.",
-        f'<div class="scroll"><table><thead><tr>{cells}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>",
-    )
-
-
-def _frontier(scenario: Scenario, by_level: dict[float, list[PolicyResult]]) -> Section:
     def lines(figure: str, unit: float) -> dict[str, list[chart.Point]]:
         points: dict[str, list[chart.Point]] = {}
         for level, results in by_level.items():
@@ -154,48 +129,30 @@ def _frontier(scenario: Scenario, by_level: dict[float, list[PolicyResult]]) -> 
                 points.setdefault(result.policy, []).append((x, y, name))
         return points
 
-    throughput = "output tokens per second"
-    charts = [
-        chart.draw("TPOT", throughput, "mean TPOT, ms", lines("mean_tpot_ms", 1)),
-        chart.draw("TTFT", throughput, "median TTFT, s", lines("median_ttft_ms", 1e3)),
-    ]
-    legend = "".join(
-        f'<li><i class="line{number}"></i>{escape(result.policy)}</li>'
-        for number, result in enumerate(by_level[1.0])
-    )
-    levels = ", ".join(f"{level:.0%}" for level in by_level)
-    return Section(
-        "Throughput and latency",
-        f"Each line goes through loads of {levels} of the scenario's, and counts "
-        "until the last request was sent; lower and further to the right is better.",
-        f'<ul class="legend">{legend}</ul><div class="charts">{"".join(charts)}</div>',
-    )
+    x_title = "output tokens per second"
+    tpot = chart.draw("TPOT", x_title, "mean TPOT, ms", lines("mean_tpot_ms", 1))
+    ttft = chart.draw("TTFT", x_title, "median TTFT, s", lines("median_ttft_ms", 1e3))
+    return [Markup(tpot), Markup(ttft)]
 
 
-def _timelines(
+class Timeline(NamedTuple):
+    """What the ranks do under one policy, in a stretch of its run."""
+
+    policy: str
+    start: float
+    """Virtual seconds."""
+    steps: int
+    svg: Markup
+
+
+def draw_timelines(
     scenario: Scenario, results: Sequence[PolicyResult], seed: int, seconds: float
-) -> Section:
-    legend = "".join(
-        f'<li><i class="{state}"></i>{escape(meaning)}</li>'
-        for state, meaning in timeline.STATES.items()
-    )
-    drawings = []
+) -> list[Timeline]:
+    """Draws so many seconds from the middle of each policy's run."""
+    drawn = []
     for result in results:
         start = max(0.0, result.runs[0].steady_duration / 2 - seconds / 2)
         steps = timeline.record(scenario, result.policy, seed, start, seconds)
-        drawing = timeline.draw(steps, start, seconds, scenario.cost)
-        drawings.append(
-            f"<h3>{escape(result.policy)}</h3>"
-            f"<p>{seconds:g} s from second {start:.0f}, {len(steps)} steps.</p>"
-            f"{drawing}"
-        )
-    return Section(
-        "What the ranks do",
-        "All ranks step together; a step lasts as long as its slowest rank."
-        + (
-            f" The first {timeline.MAX_RANKS} ranks are shown."
-            if scenario.limits.ranks > timeline.MAX_RANKS
-            else ""
-        ),
-        f'<ul class="legend">{legend}</ul>{"".join(drawings)}',
-    )
+        svg = timeline.draw(steps, start, seconds, scenario.cost)
+        drawn.append(Timeline(result.policy, start, len(steps), Markup(svg)))
+    return drawn

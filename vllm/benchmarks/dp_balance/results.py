@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Results as a table and as a JSON file that says how they came about."""
 
-import hashlib
 import json
 import platform
 import statistics
@@ -13,9 +12,8 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vllm.v1.core.sched.balance import policy
-
 from .errors import UsageError
+from .fingerprint import policies_fingerprint
 from .metrics import Metrics
 from .scenario import Scenario
 
@@ -92,13 +90,10 @@ def versions() -> dict[str, str]:
         vllm = version("vllm")
     except PackageNotFoundError:
         vllm = "source tree"
-    sources = hashlib.sha256()
-    for path in sorted(Path(policy.__file__).parent.glob("*.py")):
-        sources.update(path.read_bytes())
     return {
         "vllm": vllm,
         "python": platform.python_version(),
-        "balance": sources.hexdigest()[:12],
+        "balance": policies_fingerprint(),
     }
 
 

@@ -2,33 +2,45 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Load balancers: which rank a request is sent to.
 
-The two of vLLM's own front-end see counts that the coordinator publishes ten times a
-second, and their own requests at once.
+The two of vLLM's own front-end see the counts that the coordinator publishes, and their
+own requests at once. Each API server has its own.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from .coordinator import Counts, RankCounts
 from .errors import UsageError
+from .workload import SimRequest
 
-PUBLISH_SECONDS = 0.1
-"""Interval of the coordinator's counts."""
 
-Counts = Sequence[tuple[int, int]]
-"""(waiting, running) of every rank."""
+@dataclass(frozen=True)
+class ApiServer:
+    """Which of the API servers a load balancer is part of."""
+
+    index: int = 0
+    count: int = 1
+
+
+FIRST = ApiServer()
 
 
 class LoadBalancer(Protocol):
     """Chooses ranks."""
 
-    def choose(self) -> int:
+    def choose(self, request: SimRequest) -> int:
         """The rank of the next request."""
         ...
 
-    def finished(self, rank: int) -> None:
-        """A request of this rank ended."""
+    def first_token(self, request: SimRequest) -> None:
+        """A request of this front-end got its first token."""
+        ...
+
+    def finished(self, request: SimRequest) -> None:
+        """A request of this front-end ended."""
         ...
 
     def publish(self, counts: Counts) -> None:
@@ -37,70 +49,94 @@ class LoadBalancer(Protocol):
 
 
 class Balancer023:
-    """vLLM 0.23: the least of four times waiting plus running, lowest rank first."""
+    """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
 
-    def __init__(self, ranks: int) -> None:
+    With several API servers the scan starts at another rank in each, and each counts
+    its own request as often as there are servers.
+    """
+
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
+        self._server = server
+        start = ranks * server.index // server.count
+        self._scan = [(start + i) % ranks for i in range(ranks)]
         self._waiting = [0] * ranks
         self._running = [0] * ranks
 
     def publish(self, counts: Counts) -> None:
         """Forgets what was counted locally since the last time."""
-        self._waiting = [waiting for waiting, _ in counts]
-        self._running = [running for _, running in counts]
+        self._waiting = [count.waiting for count in counts]
+        self._running = [count.running for count in counts]
 
-    def choose(self) -> int:
+    def choose(self, request: SimRequest) -> int:
         """Counts the request as waiting until the next `publish`."""
-        scores = [
-            4 * waiting + running
-            for waiting, running in zip(self._waiting, self._running, strict=True)
-        ]
-        rank = scores.index(min(scores))
-        self._waiting[rank] += 1
+        waiting, running = self._waiting, self._running
+        rank = min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
+        waiting[rank] += self._server.count
         return rank
 
-    def finished(self, rank: int) -> None:
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
         """Seen only when the coordinator publishes it."""
 
 
 class Balancer030:
-    """vLLM 0.30: the least of the greater of own requests in flight and published
-    counts, scanned from a rank that moves on. (Its term for a nearly full KV cache is
-    left out: published counts carry no usage here.)"""
+    """vLLM 0.30 to 0.33: the least of the greater of own requests in flight times the
+    API servers and published counts, more for a queue on a rank whose KV cache is more
+    than half full; scanned from a rank that moves on."""
 
-    def __init__(self, ranks: int) -> None:
-        self._load = [0] * ranks
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
+        self._server = server
+        self._counts = [RankCounts(0, 0)] * ranks
         self._in_flight = [0] * ranks
-        self._start = 0
+        self._start = ranks * server.index // server.count
 
     def publish(self, counts: Counts) -> None:
         """Forgets what was counted locally since the last time."""
-        self._load = [waiting + running for waiting, running in counts]
+        self._counts = list(counts)
 
-    def choose(self) -> int:
+    def _score(self, rank: int) -> float:
+        waiting, running, usage = self._counts[rank]
+        load = max(self._server.count * self._in_flight[rank], waiting + running)
+        return load + waiting * 6.0 * max(0.0, usage - 0.5)
+
+    def choose(self, request: SimRequest) -> int:
         """Counts the request until the next `publish`, and as in flight."""
-        ranks = len(self._load)
+        ranks = len(self._counts)
         scan = [(self._start + i) % ranks for i in range(ranks)]
-        rank = min(scan, key=lambda i: max(self._in_flight[i], self._load[i]))
-        self._load[rank] += 1
+        rank = min(scan, key=self._score)
+        count = self._counts[rank]
+        self._counts[rank] = count._replace(waiting=count.waiting + self._server.count)
         self._in_flight[rank] += 1
         self._start = (self._start + 1) % ranks
         return rank
 
-    def finished(self, rank: int) -> None:
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
         """Seen at once: the responses pass the same front-end."""
-        self._in_flight[rank] -= 1
+        self._in_flight[request.rank] -= 1
 
 
 class BlindBalancer:
     """A router that does not look at the ranks; it draws each rank from a source."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
-        self.choose = draw
+        self._draw = draw
+
+    def choose(self, request: SimRequest) -> int:
+        """Draws a rank."""
+        return self._draw()
 
     def publish(self, counts: Counts) -> None:
         """Not looked at."""
 
-    def finished(self, rank: int) -> None:
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
         """Not looked at."""
 
 
@@ -131,22 +167,25 @@ def _sticky(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
     return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
 
 
-_MAKERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
-    "0.23": lambda ranks, rng, skew: Balancer023(ranks),
-    "0.30": lambda ranks, rng, skew: Balancer030(ranks),
+_FRONT_ENDS: dict[str, Callable[[int, ApiServer], LoadBalancer]] = {
+    "0.23": Balancer023,
+    "0.30": Balancer030,
+}
+
+_ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
     "round-robin": _round_robin,
     "random": _random,
     "skewed": _skewed,
     "sticky": _sticky,
 }
 
-LOAD_BALANCERS = tuple(_MAKERS)
+LOAD_BALANCERS = (*_FRONT_ENDS, *_ROUTERS)
 
 
-def make_load_balancer(
-    name: str, ranks: int, rng: random.Random, skew: float = 0.5
-) -> LoadBalancer:
-    """The load balancer of that name.
+def make_load_balancers(
+    name: str, ranks: int, rng: random.Random, skew: float = 0.5, api_servers: int = 1
+) -> list[LoadBalancer]:
+    """The load balancer of that name, one for each API server.
 
     Args:
         name: one of `LOAD_BALANCERS`; "skewed" draws ranks, "sticky" sessions that
@@ -154,14 +193,18 @@ def make_load_balancer(
         ranks: how many ranks there are.
         rng: source of chance.
         skew: exponent of the Zipf weights; 0 is uniform.
+        api_servers: how many there are; a router is one for all of them.
 
     Raises:
         UsageError: there is none of that name.
     """
-    if name not in _MAKERS:
+    if name not in LOAD_BALANCERS:
         raise UsageError(
-            f"--load-balancer {name}: unknown; choose from {', '.join(_MAKERS)}."
+            f"--load-balancer {name}: unknown; choose from {', '.join(LOAD_BALANCERS)}."
         )
     if not 0 <= skew < float("inf"):
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
-    return _MAKERS[name](ranks, rng, skew)
+    if name in _ROUTERS:
+        return [_ROUTERS[name](ranks, rng, skew)] * api_servers
+    make = _FRONT_ENDS[name]
+    return [make(ranks, ApiServer(i, api_servers)) for i in range(api_servers)]

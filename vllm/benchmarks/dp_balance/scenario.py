@@ -2,27 +2,28 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A run described by plain values, so that it can be repeated, saved and compared."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .arrivals import Frontend, Traffic
+from .arrivals import ClientTraffic, Frontend
 from .cost import CostModel
+from .dispatch import Dispatcher
 from .engine import Engine, RankLimits
 from .errors import UsageError
 from .fast import FastEngine
-from .loop import Run, Step, run
+from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
-from .routing import make_load_balancer
+from .routing import make_load_balancers
+from .traces import CountTokens, TimedTrace, Trace, read_trace
 from .workload import (
-    CountTokens,
     SimRequest,
     draw_requests,
     parse_lengths,
-    read_trace,
-    requests_of,
+    share_prefixes,
 )
 
 
@@ -35,7 +36,20 @@ class Workload:
     input_len: str = "3500"
     output_len: str = "1500"
     trace: Path | None = None
-    """Lengths from a file instead of the two distributions."""
+    """Requests from a file instead of the two distributions."""
+    timed_trace: TimedTrace = field(default_factory=TimedTrace)
+    """How to read it."""
+    prefix_share: float = 0.0
+    """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
+    num_prefixes: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefix_share < 1:
+            raise UsageError(
+                f"--prefix-share {self.prefix_share}: it is a share, 0 to below 1."
+            )
+        if self.num_prefixes < 1:
+            raise UsageError(f"--num-prefixes {self.num_prefixes}: give 1 or more.")
 
     def requests(
         self, rng: random.Random, count_tokens: CountTokens | None = None
@@ -45,15 +59,34 @@ class Workload:
         if count is not None and count < 1:
             raise UsageError(f"--num-prompts {count}: give 1 or more.")
         if self.trace is not None:
-            return requests_of(read_trace(self.trace, count_tokens), count)
+            trace = read_trace(self.trace, count_tokens, self.timed_trace)
+            return traced_requests(trace, count)
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
-        return draw_requests(
+        requests = draw_requests(
             count,
             parse_lengths("--input-len", self.input_len),
             parse_lengths("--output-len", self.output_len),
             rng,
         )
+        if self.prefix_share:
+            share_prefixes(requests, self.prefix_share, self.num_prefixes, rng)
+        return requests
+
+
+def traced_requests(trace: Trace, count: int | None) -> list[SimRequest]:
+    """The first requests of a trace; what has no times is repeated up to `count`."""
+    rows = trace.rows
+    if count is None or (trace.is_timed and count > len(rows)):
+        count = len(rows)
+    requests = []
+    for index in range(count):
+        row = rows[index % len(rows)]
+        request = SimRequest(index, row.prompt_len, row.output_len)
+        request.due = math.nan if row.time is None else row.time
+        request.hash_ids, request.chunk_size = row.hash_ids, trace.chunk_size
+        requests.append(request)
+    return requests
 
 
 @dataclass(frozen=True)
@@ -63,7 +96,7 @@ class Scenario:
     limits: RankLimits
     cost: CostModel
     workload: Workload = field(default_factory=Workload)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: ClientTraffic = field(default_factory=ClientTraffic)
     frontend: Frontend = field(default_factory=Frontend)
     load_balancer: str = "0.23"
     skew: float = 0.5
@@ -96,7 +129,7 @@ def simulate(
     seed: int = 0,
     *,
     count_tokens: CountTokens | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
     """Runs the scenario with a policy. The same arguments give the same run.
@@ -110,11 +143,13 @@ def simulate(
         random.Random(f"lengths {seed}"), count_tokens
     )
     rng = random.Random(f"clients {seed}")
-    balancer = make_load_balancer(
+    ranks = scenario.limits.ranks
+    load_balancers = make_load_balancers(
         scenario.load_balancer,
-        scenario.limits.ranks,
+        ranks,
         random.Random(f"routing {seed}"),
         scenario.skew,
+        scenario.frontend.api_servers,
     )
     controller = make_controller(policy)
     return run(
@@ -122,7 +157,7 @@ def simulate(
         controller,
         requests,
         scenario.traffic,
-        balancer,
+        Dispatcher(ranks, load_balancers),
         scenario.cost,
         rng,
         frontend=scenario.frontend,
@@ -143,6 +178,9 @@ def simulate_and_measure(scenario: Scenario, policy: str, seed: int = 0) -> Metr
 
 
 def with_shared_prefill(scenario: Scenario) -> Scenario:
-    """The perfect-sharing oracle: every prompt token is spread over all ranks, so
-    that no rank waits for another one's prefill."""
+    """The perfect-sharing oracle.
+
+    Every prompt token is spread over all ranks, so that no rank waits for another
+    one's prefill.
+    """
     return replace(scenario, cost=replace(scenario.cost, phi=1.0))

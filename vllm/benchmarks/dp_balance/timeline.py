@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from .cost import CostModel, Loads
-from .loop import Step
+from .loop import StepRecord
 from .scenario import Scenario, simulate
 
 MAX_RANKS = 16
@@ -34,11 +34,11 @@ def height(ranks: int) -> int:
 
 def record(
     scenario: Scenario, policy: str, seed: int, start: float, seconds: float
-) -> list[Step]:
+) -> list[StepRecord]:
     """The steps of a run that overlap with a stretch of virtual time."""
-    steps: list[Step] = []
+    steps: list[StepRecord] = []
 
-    def keep(step: Step) -> None:
+    def keep(step: StepRecord) -> None:
         if step.end > start and step.end - step.seconds < start + seconds:
             steps.append(step)
 
@@ -46,7 +46,7 @@ def record(
     return steps
 
 
-def _state(step: Step, rank: int) -> str:
+def _state(step: StepRecord, rank: int) -> str:
     if step.loads.prefill[rank]:
         return "prefill"
     if step.held[rank]:
@@ -54,13 +54,15 @@ def _state(step: Step, rank: int) -> str:
     return "decode" if step.loads.decodes[rank] else "empty"
 
 
-def _own_seconds(cost: CostModel, step: Step, rank: int) -> float:
+def _own_seconds(cost: CostModel, step: StepRecord, rank: int) -> float:
     """How long the step would last if the other ranks had nothing to do."""
     own = Loads(*([column[rank]] for column in step.loads))
     return min(step.seconds, cost.step_seconds(own))
 
 
-def draw(steps: Sequence[Step], start: float, seconds: float, cost: CostModel) -> str:
+def draw(
+    steps: Sequence[StepRecord], start: float, seconds: float, cost: CostModel
+) -> str:
     """An SVG element with a band per rank, time from left to right."""
     ranks = min(MAX_RANKS, len(steps[0].held)) if steps else 0
     paths: defaultdict[str, list[str]] = defaultdict(list)

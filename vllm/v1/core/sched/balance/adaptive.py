@@ -9,10 +9,10 @@ from operator import add, truediv
 from .costs import CostLearner, StepCost
 from .cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
 from .decision import OPEN, Decision
-from .level import best_level
+from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
 
-_HOLD = Decision(admit=False, prefill_tokens=0, reason="rent")
+_HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
@@ -29,13 +29,14 @@ class AdaptiveParameters:
     """Time to first token, in seconds, that the operator promises. Requests that
     still can keep it are not held past the point where they no longer could."""
     urgency: float = 1.2
-    """Growth of the rent with age. With 1.5, rent would pay for the waste of a release
-    after exactly one cycle if arrivals were even: the integral of
+    """Growth of the waiting cost with age. With 1.5, it would pay for the waste of a
+    release after exactly one cycle if arrivals were even: the integral of
     ``urgency * (t / T) * m t / N`` over one cycle T would equal ``m T^2 / 2N``. They
     are not, and ranks that are waited for get work of their own."""
     load_exponent: float = 3.0
-    """How much more the rent of a rank with more requests weighs; the fullest rank
-    decides when the last request ends. The weights of all ranks have the mean 1."""
+    """How much more the waiting cost of a rank with more requests weighs; the fullest
+    rank decides when the last request ends. The weights of the ranks have the mean
+    1."""
     tolerance: float = 0.03
     """Share of the throughput that may be given for shorter waits where all slots are
     in use and no request waits for one; see `Adaptive._tolerance`."""
@@ -52,20 +53,20 @@ class AdaptiveParameters:
 
 
 class Adaptive:
-    """Rent against waste, with a budget for all ranks that fits their pending work.
+    """Waiting cost against waste, with a budget for all ranks that fits their work.
 
     Every second that n_r of N requests are pending on rank r costs the share n_r / N
-    of the throughput. The policy lets this *rent* accrue,
+    of the throughput. The policy lets this *waiting cost* accrue,
 
-    ``rent_r += dt * (n_r / N) * load_r^load_exponent / mean(load^load_exponent)
+    ``cost_r += dt * (n_r / N) * load_r^load_exponent / mean(load^load_exponent)
     * urgency * age_r / cycle``
 
     and compares it with the *waste* of releasing now, while other ranks have less to
-    prefill (`StepCost.waste`). `best_level` releases as many tokens per rank as gain
-    most, once any gain is not negative: rent-or-buy, which never pays more than twice
-    what the best choice in hindsight would have. `cycle` is the one that renewal
-    theory finds best for the learned costs and traffic (`cycle.py`), so no constant
-    is in seconds. Release is immediate
+    prefill (`StepCost.waste`). `best_prefill_budget` releases as many tokens per
+    rank as gain most, once any gain is not negative: rent-or-buy, which never pays
+    more than twice what the best choice in hindsight would have. `cycle` is the one
+    that renewal theory finds best for the learned costs and traffic (`cycle.py`), so
+    no constant is in seconds. Release is immediate
 
     - while nobody's time is at stake: no rank decodes anything, or one with pending
       work does not;
@@ -85,19 +86,19 @@ class Adaptive:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the rents; keeps the costs and the traffic."""
-        self._rents: list[float] = []
+        """Forgets the waiting costs; keeps the costs and the traffic."""
+        self._waiting_costs: list[float] = []
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Learns from the step that has ended and decides on the next one."""
         ranks = len(snapshot.running)
         seconds = max(snapshot.step_time_us) * _SECONDS
         self._learn(snapshot, seconds)
-        if len(self._rents) != ranks:
-            self._rents = [0.0] * ranks
+        if len(self._waiting_costs) != ranks:
+            self._waiting_costs = [0.0] * ranks
         decision = self._decide(snapshot, seconds)
-        if decision.prefill_tokens is None:
-            self._rents = [0.0] * ranks
+        if decision.prefill_budget is None:
+            self._waiting_costs = [0.0] * ranks
         return decision
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
@@ -136,7 +137,7 @@ class Adaptive:
         if cycle * self._traffic.rate < _SMALLEST_BATCH:
             return OPEN._replace(reason="alone")
         if not pending:
-            self._rents = [0.0] * len(requests)
+            self._waiting_costs = [0.0] * len(requests)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         if self._budget_is_due(snapshot, limit, cost):
@@ -156,10 +157,10 @@ class Adaptive:
             * cycle
             * max(load, _LEAST_LOAD),
         )
-        budget = best_level(
+        budget = best_prefill_budget(
             [
-                (work, rent)
-                for work, rent in zip(tokens, self._rents, strict=True)
+                (work, waited)
+                for work, waited in zip(tokens, self._waiting_costs, strict=True)
                 if work
             ],
             ranks=len(requests),
@@ -170,12 +171,12 @@ class Adaptive:
         )
         if not budget:
             return _HOLD
-        self._rents = [
-            rent * (1 - budget / work) if budget < work else 0.0
-            for work, rent in zip(tokens, self._rents, strict=True)
+        self._waiting_costs = [
+            waited * (1 - budget / work) if budget < work else 0.0
+            for work, waited in zip(tokens, self._waiting_costs, strict=True)
         ]
         return Decision(
-            admit=True, prefill_tokens=budget, reason="deadline" if floor else "gain"
+            admit=True, prefill_budget=budget, reason="deadline" if floor else "gain"
         )
 
     @staticmethod
@@ -212,7 +213,12 @@ class Adaptive:
         return self._parameters.tolerance * (2 - load) * with_slot
 
     def _accrue(self, snapshot: Snapshot, share: float) -> None:
-        """Adds a step's rent. `share`: seconds of the step per request per cycle."""
+        """Adds a step's waiting cost.
+
+        Args:
+            snapshot: the rows.
+            share: seconds of the step per request per cycle.
+        """
         exponent = self._parameters.load_exponent
         weights = [
             load**exponent for load in map(add, snapshot.running, snapshot.waiting)
@@ -220,10 +226,10 @@ class Adaptive:
         # Somebody runs, or there would be an immediate release: the sum is positive.
         scale = self._parameters.urgency * share * _SECONDS * len(weights)
         scale /= sum(weights)
-        self._rents = [
-            rent + scale * n * age * weight if n else 0.0
-            for rent, n, age, weight in zip(
-                self._rents,
+        self._waiting_costs = [
+            waited + scale * n * age * weight if n else 0.0
+            for waited, n, age, weight in zip(
+                self._waiting_costs,
                 snapshot.pending,
                 snapshot.pending_age_us,
                 weights,

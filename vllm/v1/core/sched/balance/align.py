@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .decision import OPEN, Decision
 from .rows import Snapshot
 
-_HOLD_FOR_OTHERS = Decision(admit=False, prefill_tokens=0, reason="wait_for_ranks")
-_HOLD_FOR_BATCH = Decision(admit=False, prefill_tokens=0, reason="wait_for_batch")
+_HOLD_FOR_OTHERS = Decision(admit=False, prefill_budget=0, reason="wait_for_ranks")
+_HOLD_FOR_BATCH = Decision(admit=False, prefill_budget=0, reason="wait_for_batch")
 
 
 @dataclass(frozen=True)

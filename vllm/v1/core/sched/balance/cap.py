@@ -39,7 +39,7 @@ class Cap:
                 snapshot.running, snapshot.max_running, strict=True
             )
         ):
-            return Decision(admit=False, prefill_tokens=None, reason="rank_full")
+            return Decision(admit=False, prefill_budget=None, reason="rank_full")
         return OPEN
 
     def reset(self) -> None:

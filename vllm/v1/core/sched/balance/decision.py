@@ -12,14 +12,14 @@ class Decision(NamedTuple):
 
     admit: bool
     """Whether waiting requests may be admitted."""
-    prefill_tokens: int | None
+    prefill_budget: int | None
     """Prompt tokens that a rank may schedule, of prompts in progress and of
     admissions together; None for no limit beyond the scheduler's own."""
     reason: str
     """Why, as a label for metrics."""
 
 
-OPEN = Decision(admit=True, prefill_tokens=None, reason="open")
+OPEN = Decision(admit=True, prefill_budget=None, reason="open")
 """Schedule as if there were no balance scheduling."""
 
 

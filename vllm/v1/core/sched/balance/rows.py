@@ -5,8 +5,9 @@
 Pure Python: no torch, no vllm import.
 """
 
+from collections import namedtuple
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 
 class Row(NamedTuple):
@@ -34,8 +35,6 @@ class Row(NamedTuple):
     """Prompt tokens of the step that `step_time_us` measures."""
     step_time_us: int
     """Time since the previous exchange, in microseconds; 0 in the first step."""
-    kv_usage_ppm: int
-    """Share of the KV cache in use, in millionths."""
     max_running: int
     """Limit of the running queue."""
     max_tokens: int
@@ -49,28 +48,29 @@ class Row(NamedTuple):
     nothing can be kept any more."""
 
 
-class Snapshot(NamedTuple):
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    class _Columns(tuple[tuple[int, ...], ...]):
+        _fields: tuple[str, ...]
+
+        def __new__(cls, *args: Any, **fields: Any) -> Self: ...
+
+        def __getattr__(self, field: str) -> Any: ...
+
+else:
+    _Columns = namedtuple("_Columns", Row._fields)
+
+
+class Snapshot(_Columns):
     """The rows of all ranks, by column: each field has one value per rank.
 
+    A named tuple with the fields of `Row`, each a tuple of integers in rank order.
     Immutable, and identical on every rank: whatever is computed from a snapshot
-    alone is the same everywhere. The fields are those of `Row`.
+    alone is the same everywhere.
     """
 
-    wave: tuple[int, ...]
-    step: tuple[int, ...]
-    running: tuple[int, ...]
-    decoding: tuple[int, ...]
-    waiting: tuple[int, ...]
-    pending: tuple[int, ...]
-    pending_tokens: tuple[int, ...]
-    held_steps: tuple[int, ...]
-    prefill_tokens: tuple[int, ...]
-    step_time_us: tuple[int, ...]
-    kv_usage_ppm: tuple[int, ...]
-    max_running: tuple[int, ...]
-    max_tokens: tuple[int, ...]
-    pending_age_us: tuple[int, ...]
-    wait_us: tuple[int, ...]
+    __slots__ = ()
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]]) -> "Snapshot":

@@ -63,7 +63,7 @@ class BalanceStats:
         verb = "admit" if decision.admit else "hold"
         self._decisions[verb, decision.reason] += 1
         if decision.admit:
-            budget = decision.prefill_tokens
+            budget = decision.prefill_budget
             limit = max(snapshot.max_tokens)
             self._observe("budgets", limit if budget is None else min(budget, limit))
         self._observe("exchange_seconds", exchange_seconds)

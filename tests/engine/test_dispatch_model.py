@@ -1,0 +1,174 @@
+"""The simulator sends each request to the rank to which a real front-end sends it.
+
+A request that decodes all the time tells when each step of the emulated device ends.
+The simulation gets these times and those at which the requests came, and nothing else.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.coordinator import Coordinator, Publication
+from vllm.benchmarks.dp_balance.cost import CostModel, Loads
+from vllm.benchmarks.dp_balance.dispatch import Dispatcher
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.fast import FastEngine
+from vllm.benchmarks.dp_balance.loop import run
+from vllm.benchmarks.dp_balance.routing import Balancer023
+from vllm.benchmarks.dp_balance.workload import SimRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+RANKS = 3
+SLOTS = 4
+STEPS = 24
+DEVICE = {"t0": 0.8, "a": 0.0, "b": 0.0, "c": 0.0}
+OFFSETS = (0.05, 0.07, 0.18, 0.25, 0.32, 0.39, 0.46, 0.53, 0.6)
+"""Seconds after the end of a step at which requests may be sent: far from the
+publications, which come at its end and 100 ms later, and from the end of the next."""
+
+
+class Sent:
+    """What happened to the requests of one real run; times from the first one."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.lengths: list[tuple[int, int]] = []
+        self.ranks: list[int] = []
+        self.ends: list[float] = []
+        """Of the steps."""
+
+
+async def serve(model: Path) -> Sent:
+    """Sends requests to a real engine and notes where they go."""
+    arguments = AsyncEngineArgs(
+        model=str(model),
+        data_parallel_size=RANKS,
+        max_num_seqs=SLOTS,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        additional_config={"emulated_device": DEVICE},
+    )
+    engine = AsyncLLM.from_engine_args(arguments)
+    client: Any = engine.engine_core
+    seen = Sent()
+    choose = client.get_core_engine_for_request
+    order: dict[str, int] = {}
+
+    def spy(request: Any) -> Any:
+        seen.times.append(time.monotonic())
+        chosen = choose(request)
+        seen.ranks.append(client.core_engines.index(chosen))
+        seen.lengths.append(order[request.request_id.split("-")[0]])
+        return chosen
+
+    client.get_core_engine_for_request = spy
+
+    async def ask(name: str, prompt: int, output: int) -> None:
+        order[name] = (prompt, output)
+        parameters = SamplingParams(
+            max_tokens=output, ignore_eos=True, detokenize=False
+        )
+        prompts = {"prompt_token_ids": [7] * prompt}
+        async for _ in engine.generate(prompts, parameters, name):
+            if name == "clock":
+                seen.ends.append(time.monotonic())
+                if len(seen.ends) < STEPS - 7:
+                    asyncio.get_running_loop().create_task(send(len(seen.ends)))
+
+    tasks = []
+
+    async def send(step: int) -> None:
+        rng = random.Random(step)
+        start = time.monotonic()
+        for number, offset in enumerate(OFFSETS):
+            if rng.random() < 0.5:
+                await asyncio.sleep(max(0.0, start + offset - time.monotonic()))
+                asked = ask(f"{step}.{number}", rng.randint(5, 150), rng.randint(1, 6))
+                tasks.append(asyncio.create_task(asked))
+
+    try:
+        await ask("clock", 5, STEPS)
+        await asyncio.gather(*tasks)
+    finally:
+        engine.shutdown()
+    start = seen.times[0]
+    seen.times = [moment - start for moment in seen.times]
+    seen.ends = [moment - start for moment in seen.ends]
+    return seen
+
+
+class MeasuredSteps(CostModel):
+    """Steps take as long as they did."""
+
+    durations: Iterator[float]
+
+    def step_seconds(self, loads: Loads) -> float:
+        """The next one."""
+        return next(self.durations)
+
+
+class Follower(Balancer023):
+    """Chooses by itself, notes whether the server did the same, and follows it."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        super().__init__(RANKS)
+        self._theirs = ranks
+        self.same: list[bool] = []
+
+    def choose(self, request: SimRequest) -> int:
+        """The rank that the server chose."""
+        mine, theirs = super().choose(request), self._theirs[request.index]
+        self.same.append(mine == theirs)
+        self._waiting[mine] -= 1
+        self._waiting[theirs] += 1
+        return theirs
+
+
+def agreement(seen: Sent) -> float:
+    """Share of the requests that the simulation sends where the server did."""
+    requests = [SimRequest(i, *lengths) for i, lengths in enumerate(seen.lengths)]
+    for request, time_sent in zip(requests, seen.times, strict=True):
+        request.due = time_sent
+    follower = Follower(seen.ranks)
+    starts = [0.0, *seen.ends]
+    steps = MeasuredSteps(t0=1, a=0, b=0, c=0)
+    durations = iter([b - a for a, b in zip(starts, seen.ends, strict=False)])
+    object.__setattr__(steps, "durations", durations)
+    run(
+        FastEngine(RankLimits(RANKS, SLOTS, 256)),
+        None,
+        requests,
+        ClientTraffic(self_timed=True),
+        Dispatcher(RANKS, [follower]),
+        steps,
+        random.Random(0),
+        frontend=Frontend(serial_seconds=0.0, jitter_seconds=0.0),
+    )
+    return sum(follower.same) / len(follower.same)
+
+
+@pytest.mark.timeout(300)
+def test_requests_go_where_the_server_sends_them(
+    moe_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = asyncio.run(serve(moe_model))
+    assert len(seen.ranks) > 60
+    found = agreement(seen)
+
+    def every_100_ms(self: Any, until: float) -> list[Publication]:
+        return [Publication(until, tuple(self._counts))]
+
+    monkeypatch.setattr(Coordinator, "published", every_100_ms)
+    assert found >= 0.8, "a loaded machine delays some requests past a publication"
+    assert agreement(seen) < found - 0.1, "the case does not tell models apart"

@@ -1,0 +1,73 @@
+"""The dashboard is one that Grafana imports, over metrics that exist."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+DASHBOARD = ROOT / "deploy/grafana/dp-balance.json"
+METRICS = ROOT / "vllm/v1/core/sched/balance/metrics.py"
+SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+UPSTREAM = {
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:generation_tokens_total",
+}
+
+
+def samples() -> set[str]:
+    """Names of the samples that metrics.py exposes."""
+    pattern = r'(counter|histogram)\(\s*name="(vllm:[a-z_]+)"'
+    found = re.findall(pattern, METRICS.read_text())
+    return {name + suffix for kind, name in found for suffix in SUFFIXES[kind]}
+
+
+def expressions(dashboard: dict) -> list[str]:
+    targets = [t for panel in dashboard["panels"] for t in panel["targets"]]
+    return [target["expr"] for target in targets]
+
+
+def test_every_metric_exists():
+    dashboard = json.loads(DASHBOARD.read_text())
+    used = set(re.findall(r"vllm:\w+", " ".join(expressions(dashboard))))
+    assert used - UPSTREAM <= samples(), used - UPSTREAM - samples()
+    variables = {v["name"]: v for v in dashboard["templating"]["list"]}
+    (metric,) = re.findall(r"vllm:\w+", variables["model"]["definition"])
+    assert metric in samples()
+
+
+def test_every_metric_of_ours_is_shown():
+    text = " ".join(expressions(json.loads(DASHBOARD.read_text())))
+    names = re.findall(r'name="(vllm:[a-z_]+)"', METRICS.read_text())
+    assert len(names) >= 5
+    assert [name for name in names if name not in text] == []
+
+
+def test_what_grafana_needs_is_there():
+    dashboard = json.loads(DASHBOARD.read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating"} <= set(dashboard)
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        assert {"type", "title", "description", "gridPos", "targets"} <= set(panel)
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, "the grid has 24 columns"
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, f"{panel['title']} covers another panel"
+        taken |= cells
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+
+
+def test_every_variable_is_declared_and_brackets_match():
+    dashboard = json.loads(DASHBOARD.read_text())
+    declared = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
+    assert used <= declared | {"__rate_interval"}
+    for expression in expressions(dashboard):
+        for opening, closing in ("()", "{}", "[]"):
+            assert expression.count(opening) == expression.count(closing), expression

@@ -1,0 +1,224 @@
+"""The manifests are what the schemas of Kubernetes and of its operators allow."""
+
+import copy
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+import crd_schemas
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+VARIANTS = ("leaderworkerset", "statefulset")
+OLDEST = "1.29"
+"""Older ones do not tell a pod its index in a StatefulSet."""
+
+
+@functools.cache
+def custom_schemas() -> dict[str, dict[str, Any]]:
+    return crd_schemas.schemas("LeaderWorkerSet", "PodMonitor")
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every manifest that is not kustomize's own."""
+    for path in sorted(KUBERNETES.rglob("*.yaml")):
+        if path.name != "kustomization.yaml":
+            for document in yaml.safe_load_all(path.read_text()):
+                name = f"{document['kind']} {document['metadata']['name']}"
+                yield f"{path.parent.name}: {name}", document
+
+
+def check(document: dict[str, Any]) -> None:
+    """Raise ValidationError if a schema forbids the document."""
+    kind = document["kind"]
+    if kind in custom_schemas():
+        jsonschema.validate(document, custom_schemas()[kind])
+        if kind == "LeaderWorkerSet":
+            template = document["spec"]["leaderWorkerTemplate"]
+            for name in ("leaderTemplate", "workerTemplate"):
+                check({"apiVersion": "v1", "kind": "Pod"} | template[name])
+    else:
+        for version in (OLDEST, kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+DOCUMENTS = dict(documents())
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_schemas_allow_it(name: str) -> None:
+    check(DOCUMENTS[name])
+
+
+def deepest(node: Any, path: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """The longest path to a mapping whose keys a schema names."""
+    free = {"labels", "matchLabels", "selector", "limits", "requests"}
+    if isinstance(node, dict):
+        below = [(*path, key) for key in node if key not in free]
+    elif isinstance(node, list):
+        below = [(*path, index) for index in range(len(node))]
+    else:
+        return ()
+    paths = (deepest(node[step[-1]], step) for step in below)
+    return max(path if isinstance(node, dict) else (), *paths, (), key=len)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_misspelt_field_is_an_error(name: str) -> None:
+    """So that the test above is worth something."""
+    for path in ((), deepest(DOCUMENTS[name]["spec"])):
+        document = copy.deepcopy(DOCUMENTS[name])
+        node = document["spec"]
+        for step in path:
+            node = node[step]
+        node["misspelt"] = "x"
+        with pytest.raises(jsonschema.ValidationError):
+            check(document)
+
+
+def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod templates of a workload."""
+    spec = document["spec"]
+    if "leaderWorkerTemplate" in spec:
+        both = spec["leaderWorkerTemplate"]
+        return [both["leaderTemplate"], both["workerTemplate"]]
+    return [spec["template"]]
+
+
+def workload(variant: str) -> dict[str, Any]:
+    kinds = {"leaderworkerset": "LeaderWorkerSet", "statefulset": "StatefulSet"}
+    return DOCUMENTS[f"{variant}: {kinds[variant]} vllm"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_selects_pods_selects_these(variant: str) -> None:
+    templates = pods(workload(variant))
+    selectors = [
+        document["spec"]["selector"]
+        for name, document in DOCUMENTS.items()
+        if document["kind"] == "Service" and name.startswith(variant)
+    ]
+    selectors += [
+        DOCUMENTS["common: PodMonitor vllm"]["spec"]["selector"],
+        DOCUMENTS["common: NetworkPolicy vllm"]["spec"]["podSelector"],
+    ]
+    given_by_lws = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    labels = templates[0]["metadata"]["labels"] | given_by_lws
+    for selector in selectors:
+        assert selector.get("matchLabels", selector).items() <= labels.items()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
+    """Request and limit are equal, one for each rank."""
+    for pod in pods(workload(variant)):
+        (container,) = pod["spec"]["containers"]
+        environment = {e["name"]: e.get("value") for e in container["env"]}
+        for kind in ("requests", "limits"):
+            npus = container["resources"][kind]["huawei.com/Ascend910"]
+            assert npus == environment["RANKS_PER_HOST"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_service_is_taken_for_something_else(variant: str) -> None:
+    """Its variables for vLLM's (VLLM_PORT), itself for the one of the controller."""
+    for pod in pods(workload(variant)):
+        assert pod["spec"]["enableServiceLinks"] is False
+    name = workload(variant)["metadata"]["name"]
+    assert f"{variant}: Service {name}" not in DOCUMENTS
+    assert f"{variant}: Service {name}-api" in DOCUMENTS
+
+
+def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
+    document = workload("statefulset")
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    assert environment["HOSTS"] == str(document["spec"]["replicas"])
+    assert document["spec"]["podManagementPolicy"] == "Parallel"
+    headless = DOCUMENTS["statefulset: Service vllm-hosts"]
+    assert headless["spec"]["publishNotReadyAddresses"]
+    assert headless["metadata"]["name"] == document["spec"]["serviceName"]
+
+
+def test_kustomizations_name_files_that_exist() -> None:
+    paths = [*KUBERNETES.rglob("kustomization.yaml"), DEPLOY / "grafana"]
+    paths[-1] = paths[-1] / "kustomization.yaml"
+    for path in paths:
+        content = yaml.safe_load(path.read_text())
+        files = list(content.get("resources", []))
+        for generator in content.get("configMapGenerator", []):
+            files += generator["files"]
+        assert files
+        for file in files:
+            assert (path.parent / file).exists(), f"{path}: {file}"
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kustomize_makes_the_dashboard_and_names_the_image(variant: str) -> None:
+    command = ["kubectl", "kustomize", str(KUBERNETES / variant)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    built = {}
+    for document in yaml.safe_load_all(output):
+        check(document)
+        built[document["kind"], document["metadata"]["name"]] = document
+    dashboard = built["ConfigMap", "dp-balance-dashboard"]
+    assert json.loads(dashboard["data"]["dp-balance.json"])["panels"]
+    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    for pod in pods(built[workload(variant)["kind"], "vllm"]):
+        image = pod["spec"]["containers"][0]["image"]
+        assert image.startswith("registry.example/vllm-balance:")
+
+
+class Health(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Not in the test's output."""
+
+
+@pytest.fixture
+def pod() -> Iterator[tuple[type[Health], str]]:
+    """The health of a pod, and where it says so."""
+    handler = type("Pod", (Health,), {})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield handler, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_the_group_is_alive_if_every_pod_is_healthy(
+    pod: tuple[type[Health], str],
+) -> None:
+    health, url = pod
+    script = KUBERNETES / "statefulset/group-alive.py"
+
+    def alive(*urls: str) -> tuple[int, str]:
+        command = [sys.executable, str(script), *urls]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not done.stderr
+        return done.returncode, done.stdout
+
+    assert alive(url, url) == (0, "")
+    nobody = "http://127.0.0.1:9"
+    status, words = alive(url, nobody)
+    assert (status, words.startswith(f"{nobody}: not healthy: ")) == (1, True)
+    health.status = 503
+    status, words = alive(url)
+    assert (status, "503" in words) == (1, True)

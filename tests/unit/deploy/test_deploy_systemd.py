@@ -1,0 +1,66 @@
+"""The units are ones that systemd takes, and their wrapper runs what it is given."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SYSTEMD = Path(__file__).parents[3] / "deploy/systemd"
+UNITS = ("vllm-head.service", "vllm-headless@.service")
+INSTANCES = ("vllm-head.service", "vllm-headless@8.service")
+TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The files of a machine, as docs/deployment.md says how to install them."""
+    units = tmp_path / "etc/systemd/system"
+    programs = (tmp_path / "usr/local/lib/vllm", tmp_path / "opt/vllm/bin")
+    for folder in (units, tmp_path / "etc/vllm", *programs):
+        folder.mkdir(parents=True)
+    for name in UNITS:
+        shutil.copy(SYSTEMD / name, units)
+    for name in TARGETS:
+        (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
+    shutil.copy(SYSTEMD / "vllm.env", tmp_path / "etc/vllm")
+    shutil.copy(SYSTEMD / "with-cann", programs[0])
+    (tmp_path / "etc/passwd").write_text("vllm:x:999:999::/:/bin/sh\n")
+    return tmp_path
+
+
+def complaints(root: Path) -> str:
+    """What systemd has to say about the units."""
+    command = ["systemd-analyze", "verify", f"--root={root}", *INSTANCES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_systemd_has_nothing_to_complain_about(root: Path) -> None:
+    assert not complaints(root)
+    unit = root / "etc/systemd/system" / UNITS[0]
+    unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStop"))
+    assert "Unknown key 'TimeoutStop'" in complaints(root)
+
+
+def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
+    tmp_path: Path,
+) -> None:
+    """Files that fail or read arguments, as the vendor's do, change nothing."""
+    for folder in ("ascend-toolkit", "nnal/atb"):
+        (tmp_path / folder).mkdir(parents=True)
+        script = 'export FOUND="$FOUND($*)"; false\n'
+        (tmp_path / folder / "set_env.sh").write_text(script)
+    program = ["sh", "-c", 'echo "$FOUND|$0|$1"', "a b", "c"]
+
+    def run(home: Path) -> str:
+        command = [str(SYSTEMD / "with-cann"), *program]
+        environment = os.environ | {"ASCEND_HOME": str(home)}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert run(tmp_path) == "()(--cxx_abi=1)|a b|c\n"
+    assert run(tmp_path / "none") == "|a b|c\n"

@@ -1,0 +1,30 @@
+"""What the documentation names exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page):
+    named = re.findall(r"`(?:\w+/)*(test_\w+\.py)(?:::(\w+))?", page.read_text())
+    for file, function in named:
+        (found,) = (ROOT / "tests").rglob(file)
+        if function:
+            assert f"def {function}(" in found.read_text(), f"{file}::{function}"
+
+
+def test_some_page_names_tests():
+    assert any("test_waves.py::test_waves" in page.read_text() for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []

@@ -1,0 +1,214 @@
+"""A package index for tests: small sdists and wheels, served by a real HTTP server."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from balance_tools.upstream.lock import Artifact, release_of
+
+JSON_PAGE = "application/vnd.pypi.simple.v1+json"
+
+
+def make_sdist(top: str, files: Mapping[str, str | bytes]) -> bytes:
+    """A .tar.gz with `files` below the folder `top`."""
+    return make_tar([file_member(f"{top}/{path}", files[path]) for path in files])
+
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def file_member(name: str, content: str | bytes) -> Member:
+    data = content.encode() if isinstance(content, str) else content
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info, data
+
+
+def special_member(name: str, kind: bytes, target: str = "") -> Member:
+    """A link (SYMTYPE, LNKTYPE) or a device."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.linkname = target
+    return info, b""
+
+
+def make_tar(members: list[Member]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return gzip.compress(buffer.getvalue(), mtime=0)
+
+
+def make_wheel(files: Mapping[str, str | bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    return buffer.getvalue()
+
+
+def artifact_of(filename: str, data: bytes) -> Artifact:
+    """What the lock says of a file."""
+    release = release_of(filename)
+    assert release is not None
+    sha256 = hashlib.sha256(data).hexdigest()
+    return Artifact(release[0], str(release[1]), filename, sha256, len(data))
+
+
+@dataclass
+class Fault:
+    """How the server fails once for a file."""
+
+    status: int | None = None
+    """Answer with this status and no body."""
+    send: int | None = None
+    """Send only so many bytes of the body, then close or stall."""
+    stall: threading.Event | None = None
+    """Wait for this before closing."""
+
+
+@dataclass
+class Request:
+    path: str
+    range: str | None
+    login: str | None
+
+
+@dataclass
+class SampleIndex:
+    """A simple index on 127.0.0.1; pages list the files added so far."""
+
+    json: bool = False
+    """Serve JSON pages in place of HTML."""
+    ranges: bool = True
+    """Honour Range requests."""
+    hashes: bool = True
+    """Say the sha256 on the page."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    """For each file name: what goes wrong with the next requests, in order."""
+    requests: list[Request] = field(default_factory=list)
+    served: threading.Event = field(default_factory=threading.Event)
+    """Set whenever a part of a body was sent before a stall."""
+
+    def __post_init__(self) -> None:
+        index = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                index.answer(self)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        ).start()
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/simple"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def add(self, filename: str, data: bytes) -> Artifact:
+        self.files[filename] = data
+        return artifact_of(filename, data)
+
+    def downloads(self, filename: str) -> list[Request]:
+        return [r for r in self.requests if r.path == f"/files/{filename}"]
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        headers = handler.headers
+        self.requests.append(
+            Request(handler.path, headers["Range"], headers["Authorization"])
+        )
+        _, kind, name, *_ = handler.path.split("/")
+        if kind == "simple":
+            self._send_page(handler, name)
+        elif kind == "files" and name in self.files:
+            self._send_file(handler, name)
+        else:
+            handler.send_error(404)
+
+    def page(self, project: str) -> tuple[str, bytes]:
+        """Content type and body of a project's page, with relative links."""
+        entries = []
+        for name in self.files:
+            release = release_of(name)
+            if release is not None and release[0] == project:
+                entries.append((name, hashlib.sha256(self.files[name]).hexdigest()))
+        if self.json:
+            files = [
+                {
+                    "filename": name,
+                    "url": f"../../files/{name}",
+                    "hashes": {"sha256": sha256} if self.hashes else {},
+                    "size": len(self.files[name]),
+                }
+                for name, sha256 in entries
+            ]
+            page = {"meta": {"api-version": "1.1"}, "name": project, "files": files}
+            page["versions"] = []
+            return JSON_PAGE, json.dumps(page).encode()
+        links = "".join(
+            f'<a href="../../files/{name}'
+            f'{f"#sha256={sha256}" if self.hashes else ""}">{name}</a>'
+            for name, sha256 in entries
+        )
+        page_html = f"<!DOCTYPE html><html><body>{links}</body></html>"
+        return "text/html; charset=utf-8", page_html.encode()
+
+    def _send_page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
+        content_type, body = self.page(project)
+        handler.send_response(200)
+        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def _send_file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+        faults = self.faults.get(name, [])
+        fault = faults.pop(0) if faults else Fault()
+        if fault.status is not None:
+            handler.send_error(fault.status)
+            return
+        body = self.files[name]
+        asked = handler.headers["Range"]
+        start = 0
+        if asked and self.ranges:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                handler.send_error(416)
+                return
+            handler.send_response(206)
+            span = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            handler.send_header("Content-Range", span)
+        else:
+            handler.send_response(200)
+        body = body[start:]
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body if fault.send is None else body[: fault.send])
+        handler.wfile.flush()
+        if fault.stall is not None:
+            self.served.set()
+            fault.stall.wait()

@@ -1,0 +1,253 @@
+"""A small repository with a lock, two packages and a series, to rebase in tests."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from balance_tools.__main__ import main
+from balance_tools.paths import Paths
+from balance_tools.rebase.sources import artifact_of
+from balance_tools.series.apply import apply_series, load_series
+from balance_tools.upstream.lock import Lock, dump_lock
+from series_samples import make_patch, pristine
+
+Files = dict[str, bytes]
+
+ENGINE = b'''\
+"""Sample engine."""
+
+from vllm.interface import Base
+from vllm.queue import Queue
+
+
+class Engine(Base):
+    """One rank."""
+
+    def __init__(self, config):
+        self.limit = config.limit
+        self.running = []
+        self.waiting = Queue()
+
+    def loop(self):
+        while self.handle_shutdown():
+            executed = self.step()
+            if not executed:
+                continue
+
+            # 3) All-reduce.
+            self.active = self.sync(
+                executed,
+            )
+
+            if not self.active:
+                self.wave += 1
+
+        raise SystemExit
+
+    def schedule(self, budget):
+        scheduled = []
+        while self.waiting and budget > 0:
+            if len(self.running) == self.limit:
+                break
+
+            request = self.waiting.peek()
+            if request.blocked:
+                self.waiting.pop()
+                continue
+
+            # Admit it.
+            self.running.append(request)
+            scheduled.append(request)
+            budget -= request.tokens
+        return scheduled
+
+    def sync(self, executed):
+        return executed
+
+    def drain(self):
+        for request in self.running:
+            request.abort()
+        self.running.clear()
+'''
+QUEUE = b"class Queue(list):\n    def peek(self):\n        return self[0]\n"
+PLUGIN = b'def enabled(config):\n    """Whether it is on."""\n    return config.on\n'
+README = b"Sample.\n\nNothing else.\n"
+
+UPSTREAM: Files = {
+    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n",
+    "vllm/__init__.py": b"",
+    "vllm/engine.py": ENGINE,
+    "vllm/queue.py": QUEUE,
+    "vllm/README": README,
+}
+ASCEND: Files = {
+    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 1.0\n",
+    "vllm_ascend/__init__.py": b"",
+    "vllm_ascend/plugin.py": PLUGIN,
+}
+
+IMPORT = b"from vllm.balance import create_gate\n"
+GATE = b"        self.gate = create_gate(config)\n"
+EXCHANGE = b"            self.gate.exchange(self.active)\n"
+HOLD = b"            if self.gate.holds(request):\n                break\n\n"
+DEFER = b'    if hasattr(config, "balance"):\n        return False\n'
+
+
+def replaced(source: bytes, *changes: tuple[bytes, bytes]) -> bytes:
+    """Replace each old text, which must occur once."""
+    for old, new in changes:
+        assert source.count(old) == 1, (source.count(old), old)
+        source = source.replace(old, new)
+    return source
+
+
+WITH_GATE = replaced(
+    ENGINE,
+    (b"from vllm.interface", IMPORT + b"from vllm.interface"),
+    (b"        self.waiting = Q", GATE + b"        self.waiting = Q"),
+)
+WITH_HOLD = replaced(
+    WITH_GATE, (b"            # Admit it.\n", HOLD + b"            # Admit it.\n")
+)
+WITH_EXCHANGE = replaced(
+    WITH_HOLD,
+    (
+        b"                executed,\n            )\n",
+        b"                executed,\n            )\n" + EXCHANGE,
+    ),
+)
+
+
+@cache
+def _made_once() -> tempfile.TemporaryDirectory[str]:
+    """Make the repository once for a test run, with real quilt."""
+    directory = tempfile.TemporaryDirectory()
+    root = Path(directory.name)
+    paths = Paths(root)
+    archives = {}
+    for name, files in (("vllm", UPSTREAM), ("vllm_ascend", ASCEND)):
+        archives[name] = archive = make_sdist(root, f"{name}-1.0", files)
+        artifact = artifact_of(archive)
+        cached = paths.cached(artifact.sha256, artifact.filename)
+        cached.parent.mkdir(parents=True)
+        archive.rename(cached)
+        archives[name] = cached
+    lock = Lock(artifact_of(archives["vllm"]), artifact_of(archives["vllm_ascend"]))
+    paths.lock.write_text(dump_lock(lock))
+    tree = write_tree(root / "tree", {**UPSTREAM, **ASCEND})
+    patches = paths.patches("vllm")
+    make_patch(patches, tree, "gate.patch", {"vllm/engine.py": WITH_GATE})
+    make_patch(patches, tree, "hold.patch", {"vllm/engine.py": WITH_HOLD})
+    make_patch(patches, tree, "exchange.patch", {"vllm/engine.py": WITH_EXCHANGE})
+    pristine(tree, patches)
+    plugin = replaced(PLUGIN, (b"    return", DEFER + b"    return"))
+    ascend = paths.patches("vllm_ascend")
+    make_patch(ascend, tree, "defer.patch", {"vllm_ascend/plugin.py": plugin})
+    shutil.rmtree(root / "tree")
+    return directory
+
+
+def make_sdist(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
+    """Write `name`.tar.gz with these files below its top folder.
+
+    Equal files give equal bytes.
+    """
+    archive = folder / f"{name}.tar.gz"
+    with (
+        archive.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for path, content in files.items():
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return archive
+
+
+def write_tree(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files below a folder."""
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def make_root(folder: Path) -> Path:
+    """Copy the repository into `folder`."""
+    root = folder / "root"
+    shutil.copytree(_made_once().name, root)
+    return root
+
+
+def rebase(root: Path, *arguments: str) -> int:
+    """Run the command in this process; returns its exit code."""
+    return main(["rebase", "--root", str(root), *arguments])
+
+
+def tracked(root: Path) -> Files:
+    """Everything that a rebase may change in the end."""
+    files = {"upstream.toml": (root / "upstream.toml").read_bytes()}
+    for path in sorted((root / "patches").rglob("*")):
+        if path.is_file():
+            files[path.relative_to(root).as_posix()] = path.read_bytes()
+    return files
+
+
+def patched_engine(series: Path, upstream: Path, path: str = "vllm/engine.py") -> bytes:
+    """Apply a series to a copy of a tree and return one file."""
+    copy = upstream.with_name(upstream.name + ".patched")
+    shutil.copytree(upstream, copy, symlinks=True)
+    apply_series(load_series(series), copy)
+    return (copy / path).read_bytes()
+
+
+def misplaced(source: bytes) -> list[str]:
+    """Check the three hooks with code that shares nothing with the tools.
+
+    Returns a line for each hook that is not where the sample means it to be.
+    """
+    tree = ast.parse(source)
+    (engine,) = [
+        n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Engine"
+    ]
+    methods = {n.name: n for n in engine.body if isinstance(n, ast.FunctionDef)}
+    wrong = []
+
+    def texts(body: list[ast.stmt]) -> list[str]:
+        return [ast.unparse(node) for node in body]
+
+    everywhere = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.stmt)]
+    for hook in (
+        "self.gate = create_gate(config)",
+        "self.gate.exchange(self.active)",
+        "if self.gate.holds(request):\n    break",
+        "from vllm.balance import create_gate",
+    ):
+        if everywhere.count(hook) != 1:
+            wrong.append(f"{hook}: {everywhere.count(hook)} times")
+    if "self.gate = create_gate(config)" not in texts(methods["__init__"].body):
+        wrong.append("gate is not made in __init__")
+    loops = [n for n in methods["loop"].body if isinstance(n, ast.While)]
+    body = texts(loops[0].body)
+    at = [
+        i for i, text in enumerate(body) if text.startswith("self.active = self.sync(")
+    ]
+    if len(at) != 1 or body[at[0] + 1] != "self.gate.exchange(self.active)":
+        wrong.append("no exchange right behind the sync")
+    loops = [n for n in methods["schedule"].body if isinstance(n, ast.While)]
+    body = texts(loops[0].body)
+    peek = next(i for i, text in enumerate(body) if text.endswith(".peek()"))
+    admit = body.index("self.running.append(request)")
+    hold = body.index("if self.gate.holds(request):\n    break")
+    if not peek < hold < admit:
+        wrong.append("hold is not between peek and admission")
+    return wrong

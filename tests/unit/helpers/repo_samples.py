@@ -1,0 +1,183 @@
+"""A repository for tests: our layout with tiny upstreams, and our tools in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from balance_tools.manifest import walk
+from balance_tools.paths import Paths
+from balance_tools.upstream.fetch import fetch
+from balance_tools.upstream.http import Http
+from balance_tools.upstream.index import Index
+from balance_tools.upstream.lock import Lock, dump_lock
+from balance_tools.upstream.pip_config import PipConfig, Source
+from balance_tools.upstream.pristine import Fetch
+from balance_tools.vendoring.vendor import Effects, vendor
+from index_samples import SampleIndex, make_sdist
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = ROOT / "tools"
+
+UPSTREAM = {
+    "vllm/__init__.py": "",
+    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
+    "vllm/v1/core/sched/scheduler.py": "class Scheduler:\n    pass\n",
+    "setup.py": "",
+}
+ASCEND = {"vllm_ascend/__init__.py": "", "csrc/kernel.cpp": "int main() {}\n"}
+OURS = "vllm/v1/core/sched/balance/gate.py"
+PATCH = """\
+Description: Count to four.
+Forwarded: no
+
+--- a/vllm/version.py
++++ b/vllm/version.py
+@@ -2,2 +2,3 @@
+ two = 2
+ three = 3
++four = 4
+"""
+IGNORE = """\
+/build/
+/.vendor-staging/
+/tools/
+/vllm_balance/
+__pycache__/
+/vllm/**
+!/vllm/**/
+!/vllm/v1/core/sched/balance/**
+/vllm_ascend/**
+"""
+
+
+def pip_config(*indexes: SampleIndex, retries: int = 2) -> PipConfig:
+    """What pip would be configured with to use these indexes."""
+    sources = tuple(Source("index-url", index.url) for index in indexes)
+    return PipConfig(sources, timeout_s=10, retries=retries)
+
+
+def get_from(config: PipConfig) -> Fetch:
+    """`fetch`, which asks the given sources and does not pause between tries."""
+    return partial(fetch, index=lambda: Index(config, Http(config, first_pause_s=0)))
+
+
+@dataclass
+class SampleRepo:
+    root: Path
+    index: SampleIndex
+    lock: Lock
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables to add for a command."""
+
+    @staticmethod
+    def make(root: Path, index: SampleIndex) -> SampleRepo:
+        vllm = index.add("vllm-0.23.0.tar.gz", make_sdist("vllm-0.23.0", UPSTREAM))
+        ascend = index.add(
+            "vllm_ascend-0.23.0.post1.tar.gz",
+            make_sdist("vllm_ascend-0.23.0.post1", ASCEND),
+        )
+        repo = SampleRepo(root, index, Lock(vllm, ascend))
+        repo.write(OURS, "# ours\n")
+        repo.write("patches/vllm/series", "four.patch\n")
+        repo.write("patches/vllm/four.patch", PATCH)
+        repo.write(".gitignore", IGNORE)
+        repo.write_lock()
+        repo.git("init", "-q")
+        repo.git("add", "-A")
+        repo.git("commit", "-qm", "Start")
+        return repo
+
+    @property
+    def paths(self) -> Paths:
+        return Paths(self.root)
+
+    def upgrade(self, files: Mapping[str, str]) -> None:
+        """Lock another vllm release with these files."""
+        sdist = make_sdist("vllm-0.24.0", files)
+        self.lock = replace(self.lock, vllm=self.index.add("vllm-0.24.0.tar.gz", sdist))
+        self.write_lock()
+
+    def write_lock(self) -> None:
+        self.write("upstream.toml", dump_lock(self.lock))
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def read(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+    def tree(self, name: str = "vllm") -> dict[str, str]:
+        """Path to text of all that lies in a vendored folder, the manifest left out."""
+        folder = self.root / name
+        return {
+            path: (folder / path).read_text()
+            for path in walk(folder)
+            if path != ".vendor.json"
+        }
+
+    def vendor(self, effects: Effects | None = None, **options: bool) -> list[str]:
+        """Run `vendor` for vllm in this process."""
+        effects = effects or Effects()
+        if effects.get is fetch:
+            effects = replace(effects, get=get_from(pip_config(self.index)))
+        return vendor(self.paths, self.lock, ["vllm"], effects=effects, **options)
+
+    def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
+        """Start the real command line; `limits` is a shell command to run before."""
+        return self.python("-m", "balance_tools", *args, limits=limits)
+
+    def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
+        """Start Python with the tools of this repository."""
+        skip = shutil.ignore_patterns("__pycache__")
+        for package in ("tools/balance_tools", "vllm_balance"):
+            if not (self.root / package).exists():
+                shutil.copytree(ROOT / package, self.root / package, ignore=skip)
+        command = [sys.executable, *args]
+        if limits:
+            command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
+        return subprocess.Popen(
+            command,
+            env=self.environment(),
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which pip uses the sample index alone."""
+        keep = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+        return {
+            **keep,
+            "PYTHONPATH": str(self.root / "tools"),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": self.index.url,
+            "PIP_RETRIES": "0",
+            "NO_PROXY": "127.0.0.1",
+            **self.env,
+        }
+
+    def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
+        """Run the real command line; exit status, stdout, stderr."""
+        process = self.start(*args, limits=limits)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def git(self, *args: str) -> str:
+        settings = ["-c", "user.name=n", "-c", "user.email=e", "-c", "gc.auto=0"]
+        return subprocess.run(
+            ["git", *settings, *args],
+            cwd=self.root,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout

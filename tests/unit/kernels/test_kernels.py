@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.kernels.prebuilt import (
+    KernelWheel,
+    extract_kernels,
+    fetch_kernels,
+    prove_same_csrc,
+    tree_hashes,
+    tree_sha256,
+)
+from balance_tools.paths import Paths
+from balance_tools.upstream.lock import Lock
+from index_samples import SampleIndex, make_sdist, make_wheel
+from repo_samples import get_from, pip_config
+
+CSRC = {"csrc/op.cpp": "op\n", "csrc/include/op.h": "h\n"}
+PYTHON = {
+    "vllm_ascend/__init__.py": "",
+    "vllm_ascend/ops/op.py": "op\n",
+    "vllm_ascend/_version.py": "__version__ = '1.0'\n",
+    "vllm_ascend/ops/README.md": "words\n",
+}
+COMPILED = {
+    "vllm_ascend/vllm_ascend_C.cpython-311-x86_64-linux-gnu.so": "\x7fELF",
+    "vllm_ascend/libvllm_ascend_kernels.so": "\x7fELF",
+    "vllm_ascend/_cann_ops_custom/op.json": "{}",
+    "vllm_ascend/_cann_ops_custom/impl/op.py": "part of the kernel\n",
+}
+GENERATED = {"vllm_ascend/_build_info.py": "__device_type__ = 'A2'\n"}
+METADATA = {"vllm_ascend-1.0.dist-info/METADATA": "", "other/file.so": ""}
+POST = {**CSRC, **PYTHON, "vllm_ascend/ops/op.py": "fixed\n"}
+
+
+class Release:
+    """A pinned post-release, the release with the kernels, and its wheel."""
+
+    def __init__(self, index: SampleIndex, paths: Paths) -> None:
+        self.index = index
+        self.paths = paths
+        self.post = POST
+        self.sdist = {**CSRC, **PYTHON}
+        self.wheel = {**PYTHON, **COMPILED, **GENERATED, **METADATA}
+
+    def lock(self) -> Lock:
+        top = "vllm_ascend-1.0"
+        add = self.index.add
+        name = f"{top}-cp311-cp311-manylinux_2_34_x86_64.whl"
+        return Lock(
+            vllm=add("vllm-1.0.tar.gz", b""),
+            vllm_ascend=add(f"{top}.post1.tar.gz", make_sdist(top, self.post)),
+            kernel_sdist=add(f"{top}.tar.gz", make_sdist(top, self.sdist)),
+            kernel_wheels=(add(name, make_wheel(self.wheel)),),
+        )
+
+    def fetch(self) -> KernelWheel:
+        get = get_from(pip_config(self.index))
+        return fetch_kernels(self.lock(), paths=self.paths, get=get)
+
+    def prove(self) -> str:
+        get = get_from(pip_config(self.index))
+        return prove_same_csrc(self.lock(), self.paths, get)
+
+
+@pytest.fixture
+def release(index: SampleIndex, tmp_path: Path) -> Release:
+    return Release(index, Paths(tmp_path))
+
+
+def test_the_same_csrc_is_proven_by_a_hash_that_a_shell_can_make(
+    release: Release,
+) -> None:
+    found = release.prove()
+    for version in ("1.0", "1.0.post1"):
+        shell = subprocess.run(
+            "find * -type f | LC_ALL=C sort | xargs sha256sum | sha256sum",
+            shell=True,
+            cwd=release.paths.pristine / f"vllm-ascend-{version}" / "csrc",
+            capture_output=True,
+            text=True,
+        )
+        assert shell.stdout.split()[0] == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"csrc/op.cpp": "other\n"}, "csrc/op.cpp"),
+        ({"csrc/new.cpp": "new\n"}, "csrc/new.cpp"),
+        ({"csrc/new.cpp": "", "csrc/a.h": ""}, "csrc/a.h, csrc/new.cpp"),
+    ],
+)
+def test_another_csrc_is_refused_by_name(
+    changes: dict[str, str], named: str, release: Release
+) -> None:
+    release.post = {**POST, **changes}
+    with pytest.raises(ToolError) as caught:
+        release.fetch()
+    message = str(caught.value)
+    assert message.startswith(f"{named}: expected the same in vllm_ascend-1.0.post1")
+    assert f"found {len(changes)} files that differ" in message
+
+
+def test_a_file_that_the_pinned_csrc_lacks_is_refused(release: Release) -> None:
+    release.sdist = {**release.sdist, "csrc/more.cpp": ""}
+    with pytest.raises(ToolError, match=r"^csrc/more\.cpp: "):
+        release.prove()
+
+
+def test_no_csrc_at_all_proves_nothing(release: Release) -> None:
+    release.post = release.sdist = PYTHON
+    with pytest.raises(ToolError, match="expected a folder csrc/"):
+        release.prove()
+
+
+def test_the_tree_hash_sees_names_and_contents(tmp_path: Path) -> None:
+    for path in ("a", "b/c"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+    first = tree_sha256(tree_hashes(tmp_path))
+    (tmp_path / "a").chmod(0o755)
+    assert tree_sha256(tree_hashes(tmp_path)) == first
+    (tmp_path / "a").rename(tmp_path / "d")
+    assert tree_sha256(tree_hashes(tmp_path)) != first
+    (tmp_path / "d").rename(tmp_path / "a")
+    (tmp_path / "a").write_text("A")
+    assert tree_sha256(tree_hashes(tmp_path)) != first
+
+
+def test_what_the_build_made_is_told_apart(release: Release) -> None:
+    wheel = release.fetch()
+    assert set(wheel.compiled) == set(COMPILED)
+    assert set(wheel.generated) == set(GENERATED)
+
+
+def test_only_compiled_files_are_unpacked(release: Release, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    written = extract_kernels(release.fetch(), dest)
+    assert {p.relative_to(dest).as_posix() for p in written} == set(COMPILED)
+    assert {p for p in dest.rglob("*") if p.is_file()} == set(written)
+    for path in written:
+        assert path.read_text() == COMPILED[path.relative_to(dest).as_posix()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vllm_ascend/ops/op.py": "fixed\n"}, "vllm_ascend/ops/op.py"),
+        ({"vllm_ascend/ops/gone.py": None}, "vllm_ascend/ops/gone.py"),
+    ],
+)
+def test_a_wheel_of_another_sdist_is_refused(
+    changes: dict[str, str | None], named: str, release: Release
+) -> None:
+    for path, text in changes.items():
+        if text is None:
+            release.sdist = {**release.sdist, path: ""}
+        else:
+            release.wheel = {**release.wheel, path: text}
+    with pytest.raises(ToolError) as caught:
+        release.fetch()
+    message = str(caught.value)
+    assert "vllm_ascend-1.0-cp311-cp311-manylinux_2_34_x86_64.whl: " in message
+    assert named in message
+
+
+def test_a_wheel_without_kernels_is_refused(release: Release) -> None:
+    release.wheel = {**PYTHON, **GENERATED}
+    with pytest.raises(ToolError, match="expected compiled kernels"):
+        release.fetch()
+
+
+def test_the_kernels_are_fetched_only_for_what_is_asked(release: Release) -> None:
+    lock = release.lock()
+    get = get_from(pip_config(release.index))
+    with pytest.raises(ToolError, match="cp312 on aarch64"):
+        fetch_kernels(lock, "cp312", "aarch64", paths=release.paths, get=get)
+    assert not release.index.downloads(lock.kernel_wheels[0].filename)
+
+
+def test_a_lock_without_kernels_is_refused(release: Release) -> None:
+    lock = replace(release.lock(), kernel_sdist=None, kernel_wheels=())
+    with pytest.raises(ToolError, match="expected kernel wheels to be locked"):
+        prove_same_csrc(lock, release.paths)

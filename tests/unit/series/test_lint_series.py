@@ -1,0 +1,111 @@
+"""The rules for patches, each broken once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from balance_tools.paths import Paths
+from balance_tools.series.apply import load_series
+from balance_tools.series.lint import LIMITS, Limits, lint_series
+from series_samples import sample
+
+NO_LIMITS = Limits()
+
+
+def lint(patches: Path, tree: Path | None, limits: Limits = NO_LIMITS) -> list[str]:
+    return lint_series(load_series(patches), limits, tree)
+
+
+def edit(patch: Path, old: str, new: str) -> None:
+    text = patch.read_text()
+    assert old in text
+    patch.write_text(text.replace(old, new))
+
+
+def only_first(patches: Path) -> Path:
+    """Leave one patch in the series."""
+    (patches / "series").write_text("gate.patch\n")
+    (patches / "exchange.patch").unlink()
+    return patches / "gate.patch"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    return sample(tmp_path)
+
+
+def test_the_sample_is_clean(made: tuple[Path, Path]) -> None:
+    assert lint(*made, Limits(added=10, removed=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("Description: Sample", "Title: Sample", "expected the field Description"),
+        ("Forwarded: not-needed", "Forwarded:", "expected the field Forwarded"),
+        ("Removal-Plan: when", "Plan: when", "expected the field Removal-Plan"),
+        ("Relies-On:", "Needs:", "expected the field Relies-On"),
+        ("pkg.other:helper", "the helper", "found 'the'"),
+        ("2026-01-02", "2 January", "expected YYYY-MM-DD"),
+        ("create(config)\n", "create(config) \n", "ends in white space"),
+        ("create(config)\n", "create(config\n", "not valid Python"),
+    ],
+)
+def test_a_broken_rule_is_one_sentence(
+    made: tuple[Path, Path], old: str, new: str, problem: str
+) -> None:
+    patches, tree = made
+    edit(only_first(patches), old, new)
+    found = lint(patches, tree)
+    assert any(problem in line for line in found), found
+    assert all(str(patches) in line for line in found)
+
+
+def test_more_lines_than_the_limits_are_refused(made: tuple[Path, Path]) -> None:
+    found = lint(*made, Limits(added=4, removed=0))
+    assert any("adds 5 lines, at most 4" in line for line in found)
+
+
+def test_stray_and_numbered_files_are_refused(made: tuple[Path, Path]) -> None:
+    patches, tree = made
+    (patches / "gate.patch").rename(patches / "01-gate.patch")
+    (patches / "series").write_text("01-gate.patch\n")
+    found = lint(patches, tree)
+    assert any("exchange.patch: not in" in line for line in found)
+    assert any("01-gate.patch: expected a name" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("body", "problems"),
+    [
+        ("@@ -1,2 +1,3 @@\n def helper():\n     return 1\n+# why\n", []),
+        (
+            "@@ -2 +2,2 @@\n     return 1\n+# why\n",
+            ["expected 2 lines of context before, found 1", "as quilt would write it"],
+        ),
+        (
+            "@@ -1,2 +1,4 @@\n+# one\n def helper():\n     return 1\n+# why\r\n",
+            ["white space or CR"],
+        ),
+    ],
+)
+def test_context_is_what_quilt_writes(
+    made: tuple[Path, Path], body: str, problems: list[str]
+) -> None:
+    patches, tree = made
+    patch = only_first(patches)
+    header = patch.read_text().partition("--- ")[0]
+    text = f"{header}--- a/pkg/other.py\n+++ b/pkg/other.py\n{body}"
+    patch.write_bytes(text.encode())
+    found = lint(patches, tree)
+    assert len(found) == len(problems)
+    for line, problem in zip(found, problems, strict=True):
+        assert problem in line
+
+
+def test_the_projects_own_series_keep_the_rules() -> None:
+    paths = Paths.find()
+    for name, limits in LIMITS.items():
+        assert lint(paths.patches(name), None, limits) == []

@@ -1,0 +1,62 @@
+"""A Server fails loudly, and leaves no process behind."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from balance_tools.serving.server import Server
+
+
+class Imposter(Server):
+    """A Server that runs a Python program in the place of vLLM."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        super().__init__(folder, folder)
+        self._command = [sys.executable, "-c", program, str(self.port)]
+
+
+WEB_SERVER = """
+import http.server, signal, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+SLEEPER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+"""
+
+
+def test_a_server_that_dies_is_an_error_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "raise SystemExit('no such model')"
+    with (
+        pytest.raises(RuntimeError, match="exited with 1"),
+        Imposter(tmp_path, program),
+    ):
+        pass
+    assert "no such model" in capsys.readouterr().err
+
+
+def test_orphans_are_ended_and_reported(tmp_path: Path) -> None:
+    server = Imposter(tmp_path, SLEEPER + WEB_SERVER)
+    with pytest.raises(AssertionError, match="left processes behind"), server:
+        pass
+    child = int(server.log.read_text().split()[1])
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_the_log_is_shown_when_the_body_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "print('up and running', flush=True)" + WEB_SERVER
+    with pytest.raises(ZeroDivisionError), Imposter(tmp_path, program):
+        _ = 1 / 0
+    assert "up and running" in capsys.readouterr().err

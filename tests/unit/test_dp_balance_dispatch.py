@@ -1,0 +1,115 @@
+"""Load balancers, and when they learn what."""
+
+import itertools
+import random
+
+import pytest
+from vllm.benchmarks.dp_balance.coordinator import Coordinator, RankCounts
+from vllm.benchmarks.dp_balance.dispatch import Dispatcher
+from vllm.benchmarks.dp_balance.routing import LoadBalancer, make_load_balancers
+from vllm.benchmarks.dp_balance.workload import SimRequest
+
+
+def request(index: int = 0, server: int = 0) -> SimRequest:
+    made = SimRequest(index, 10, 10)
+    made.server = server
+    return made
+
+
+def counts(*pairs: tuple[int, int]) -> list[RankCounts]:
+    return [RankCounts(*pair) for pair in pairs]
+
+
+def balancer(name: str, ranks: int, skew: float = 0.5) -> LoadBalancer:
+    (one,) = make_load_balancers(name, ranks, random.Random(0), skew)
+    return one
+
+
+def choices(load_balancer: LoadBalancer, count: int) -> list[int]:
+    ranks = []
+    for index in range(count):
+        sent = request(index)
+        sent.rank = load_balancer.choose(sent)
+        ranks.append(sent.rank)
+    return ranks
+
+
+def test_balancer_of_0_23_prefers_the_lowest_rank_and_hates_queues() -> None:
+    tested = balancer("0.23", 3)
+    assert choices(tested, 4) == [0, 1, 2, 0]
+    tested.publish(counts((1, 0), (0, 3), (0, 4)))
+    assert choices(tested, 1) == [1]
+
+
+def test_each_api_server_starts_elsewhere_and_counts_for_the_others() -> None:
+    first, second = make_load_balancers("0.23", 4, random.Random(0), 0.0, 2)
+    assert choices(first, 4) == [0, 1, 2, 3]
+    assert choices(second, 4) == [2, 3, 0, 1]
+    second.publish(counts((0, 0), (0, 0), (0, 9), (0, 7)))
+    assert choices(second, 3) == [0, 1, 3], "own requests weigh 2 x 4 until told"
+
+
+def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
+    tested = balancer("0.30", 3)
+    assert choices(tested, 3) == [0, 1, 2]
+    tested.publish(counts((0, 0), (0, 0), (0, 0)))  # not yet seen by the coordinator
+    ended = request()
+    ended.rank = 1
+    tested.finished(ended)
+    assert choices(tested, 1) == [1]
+
+
+def test_balancer_of_0_30_shuns_queues_on_a_full_cache() -> None:
+    tested = balancer("0.30", 2)
+    tested.publish([RankCounts(2, 2, 1.0), RankCounts(2, 7, 0.5)])
+    assert choices(tested, 1) == [1], "4 + 2 x 6 x 0.5 against 9"
+
+
+@pytest.mark.parametrize("name", ["skewed", "sticky"])
+def test_skewed_and_sticky_routing_are_uneven(name: str) -> None:
+    ranks = choices(balancer(name, 4, skew=1.0), 4000)
+    numbers = sorted(ranks.count(rank) for rank in range(4))
+    assert numbers[-1] > 1.5 * numbers[0]
+
+
+def times(coordinator: Coordinator, until: float) -> list[float]:
+    return [round(found.time, 3) for found in coordinator.published(until)]
+
+
+def test_counts_are_published_once_after_a_change() -> None:
+    coordinator = Coordinator(2)
+    assert times(coordinator, 1.0) == [0.0]
+    coordinator.tell(1.0, 0, 1, counts((0, 1), (0, 0)))
+    assert times(coordinator, 3.0) == [1.05], "not every 100 ms again"
+    assert times(coordinator, 11.0) == [6.05], "but after 5 s of silence"
+
+
+def test_counts_of_the_last_step_come_at_once_those_of_this_one_later() -> None:
+    coordinator = Coordinator(1)
+    coordinator.tell(1.0, 0, 1, counts((0, 1)))  # after step 1
+    coordinator.tell(1.0, 0, 2, counts((3, 1)))  # requests have come: before step 2
+    first, second = coordinator.published(1.4)[-2:]
+    assert (first.time, first.counts) == (1.0, tuple(counts((0, 1))))
+    assert (second.time, second.counts) == (1.1, tuple(counts((3, 1))))
+
+
+def test_short_steps_publish_every_100_ms_what_is_one_step_old() -> None:
+    coordinator = Coordinator(1)
+    seen = []
+    for step in range(1, 40):
+        now = 0.03 * step
+        seen += coordinator.published(now)
+        coordinator.tell(now, 0, step, counts((step, 0)))
+    gaps = [b.time - a.time for a, b in itertools.pairwise(seen)]
+    assert 0.0999 <= min(gaps) <= max(gaps) <= 0.13
+    ages = [found.time / 0.03 - found.counts[0].waiting for found in seen[2:]]
+    assert 0.9 <= min(ages) <= max(ages) <= 2.1, "in steps"
+
+
+def test_own_requests_count_until_the_next_publication() -> None:
+    dispatcher = Dispatcher(2, make_load_balancers("0.23", 2, random.Random(0)))
+    dispatcher.tell(0.0, 0, 0, counts((0, 2), (0, 0)))
+    ranks = [dispatcher.route(0.2 + 0.3 * i, request(i)) for i in range(5)]
+    assert ranks == [1, 0, 1, 0, 1], "nothing is published in 1.2 s without a step"
+    dispatcher.tell(1.5, 0, 1, counts((0, 5), (0, 0)))
+    assert dispatcher.route(1.6, request(9)) == 1

@@ -1,0 +1,152 @@
+"""Traces of real traffic are read as their publishers write them."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.benchmarks.dp_balance.traces import TimedTrace, TraceRow, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:33.4590290,1555,19
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,Conversation log
+"""
+MOONCAKE = [
+    {"timestamp": 27000, "input_length": 600, "output_length": 5, "hash_ids": [46, 47]},
+    {"timestamp": 30000, "input_length": 512, "output_length": 1, "hash_ids": [46]},
+]
+BAILIAN = [
+    {
+        "chat_id": 1, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 40,
+        "output_length": 316, "type": "text", "turn": 1, "hash_ids": [8, 9],
+    }
+]  # fmt: skip
+
+
+def written(tmp_path: Path, content: object) -> Path:
+    if not isinstance(content, str):
+        assert isinstance(content, list)
+        content = "\n".join(map(json.dumps, content))
+    (path := tmp_path / "trace").write_text(content)
+    return path
+
+
+def test_azure(tmp_path: Path) -> None:
+    rows = read_trace(written(tmp_path, AZURE)).rows
+    assert [row[:2] for row in rows] == [(4808, 10), (3180, 8), (1555, 19)]
+    assert [row.time for row in rows] == pytest.approx([0, 0.052, 29.479069])
+
+
+def test_azure_of_2024_has_a_zone(tmp_path: Path) -> None:
+    rows = read_trace(written(tmp_path, AZURE_2024)).rows
+    assert rows[1].time == pytest.approx(0.99007)
+
+
+def test_burstgpt_without_its_failures(tmp_path: Path) -> None:
+    rows = read_trace(written(tmp_path, BURSTGPT)).rows
+    assert rows == [TraceRow(472, 18, 0.0), TraceRow(417, 276, 113.0)]
+
+
+def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, MOONCAKE))
+    assert trace.chunk_size == 512
+    assert [row.hash_ids for row in trace.rows] == [(46, 47), (46,)]
+    assert 0 < (trace.rows[1].time or 0) < 6, "spread over the 3 s of its stamp"
+
+
+def test_bailian_counts_seconds_and_chunks_of_16(tmp_path: Path) -> None:
+    later = BAILIAN[0] | {"timestamp": 62.5}
+    trace = read_trace(written(tmp_path, [*BAILIAN, later]))
+    assert trace.chunk_size == 16
+    assert [row.time for row in trace.rows] == pytest.approx([0, 1.386])
+
+
+def test_labels_and_units_are_as_told(tmp_path: Path) -> None:
+    line = {"t": 5000, "in": 3, "out": 4, "h": [1]}
+    options = TimedTrace(64, 0.5, "t", "in", "out", "h")
+    trace = read_trace(written(tmp_path, [line, line | {"t": 5002}]), None, options)
+    assert trace.chunk_size == 64
+    assert [row.prompt_len for row in trace.rows] == [3, 3]
+    assert trace.rows[1].hash_ids == (1,)
+
+
+def test_saved_result_has_times(tmp_path: Path) -> None:
+    result = {"input_lens": [4, 5], "output_lens": [1, 2], "start_times": [9.0, 8.5]}
+    rows = read_trace(written(tmp_path, json.dumps(result))).rows
+    assert rows == [TraceRow(5, 2, 0.0), TraceRow(4, 1, 0.5)]
+
+
+def test_window(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE)
+    rows = read_trace(path, None, TimedTrace(start=0.05, duration=1.0)).rows
+    assert [row.prompt_len for row in rows] == [3180]
+    with pytest.raises(UsageError, match=r"no request in the window .* lasts 29 s"):
+        read_trace(path, None, TimedTrace(start=60.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (AZURE + "yesterday,1,2\n", "line 5: TIMESTAMP, .* are \\['yesterday'"),
+        (AZURE + "2023-11-16 18:17:33.4,1\n", "line 5: .* two whole numbers"),
+        (AZURE + "2023-11-16 18:17:33.4,0,3\n", "line 5: 0 prompt tokens"),
+        (BURSTGPT + "7,GPT-4,x,3,3,API log\n", "line 5: Timestamp"),
+        ([MOONCAKE[0], {"timestamp": "x"}], "line 2: None prompt tokens"),
+        ([MOONCAKE[0] | {"timestamp": "x"}], "line 1: timestamp is 'x'"),
+        ([MOONCAKE[0] | {"hash_ids": "x"}], "line 1: hash_ids is not a list"),
+        ([{"when": 1, "input_length": 3}], "line 1: has no prompt and no timestamp"),
+    ],
+)
+def test_bad_line_is_named(content: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_trace(written(tmp_path, content))
+
+
+def replay(path: Path, multiplier: float = 1.0) -> list[float]:
+    scenario = Scenario(
+        RankLimits(2, 4, 4096),
+        DEEPSEEK_V3_1,
+        Workload(None, trace=path),
+        ClientTraffic(self_timed=True, rate_multiplier=multiplier),
+    )
+    return [request.sent for request in simulate(scenario, "off").requests]
+
+
+def test_requests_are_sent_at_their_times(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE)
+    assert replay(path) == pytest.approx([0, 0.052, 29.479069])
+    assert replay(path, 2.0) == pytest.approx([0, 0.026, 14.7395345])
+
+
+def test_a_dataset_without_times_is_refused(tmp_path: Path) -> None:
+    lengths = [{"prompt_tokens": 3, "output_tokens": 4}]
+    with pytest.raises(UsageError, match="--self-timed: the dataset has no times"):
+        replay(written(tmp_path, lengths))
+
+
+def test_drawn_prompts_share_beginnings() -> None:
+    workload = Workload(200, "uniform:100:200", "5", prefix_share=0.5, num_prefixes=3)
+    requests = workload.requests(random.Random(0))
+    assert {len(request.hash_ids) for request in requests} <= set(range(3, 7))
+    assert len({request.hash_ids[0] for request in requests}) == 3
+    for request in requests:
+        longest = max(
+            (other.hash_ids for other in requests
+             if other.hash_ids[0] == request.hash_ids[0]), key=len
+        )  # fmt: skip
+        assert longest[: len(request.hash_ids)] == request.hash_ids

@@ -1,0 +1,51 @@
+"""The tools are rooms: entered by their doors, and no two lead to each other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from balance_tools.__main__ import COMMANDS
+
+TOOLS = Path(__file__).parents[2] / "tools" / "balance_tools"
+ROOMS = sorted(path.parent.name for path in TOOLS.glob("*/__init__.py"))
+
+
+def imports() -> set[tuple[str, str, str]]:
+    """(room, other room, module of it that is imported), of all modules."""
+    found = set()
+    for path in TOOLS.rglob("*.py"):
+        room = path.relative_to(TOOLS).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            first, _, rest = (node.module or "").partition(".")
+            other, _, module = rest.partition(".")
+            if first == TOOLS.name and other in ROOMS and other != room:
+                modules = [module] if module else [name.name for name in node.names]
+                found |= {(room, other, name) for name in modules}
+    return found
+
+
+def test_a_room_is_entered_by_its_doors() -> None:
+    found = imports()
+    assert len(found) > len(ROOMS)
+    doors = {
+        name: importlib.import_module(f"{TOOLS.name}.{name}").DOORS for name in ROOMS
+    }
+    assert [entry for entry in sorted(found) if entry[2] not in doors[entry[1]]] == []
+    used = {(room, module) for _, room, module in found}
+    assert {(room, door) for room in ROOMS for door in doors[room]} - used == set()
+
+
+def test_no_room_leads_back_to_itself() -> None:
+    graph: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for room, other, _ in imports():
+        graph.setdefault(room, set()).add(other)
+    assert set(TopologicalSorter(graph).static_order()) >= set(ROOMS)
+
+
+def test_every_command_is_in_a_room() -> None:
+    assert {module.partition(".")[0] for module in COMMANDS.values()} <= set(ROOMS)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.upstream.archive import check_wheel, extract_sdist
+from index_samples import (
+    Member,
+    file_member,
+    make_sdist,
+    make_tar,
+    make_wheel,
+    special_member,
+)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return tmp_path / "vllm-1.tar.gz"
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "pristine" / "vllm-1"
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_the_top_folder_becomes_the_destination(archive: Path, dest: Path) -> None:
+    archive.write_bytes(make_sdist("vllm-1", {"a/b.py": "b", "c.py": "c"}))
+    extract_sdist(archive, dest)
+    assert contents(dest.parent) == [
+        "vllm-1",
+        "vllm-1/a",
+        "vllm-1/a/b.py",
+        "vllm-1/c.py",
+    ]
+    assert (dest / "a/b.py").read_text() == "b"
+
+
+def test_links_that_stay_inside_are_kept(archive: Path, dest: Path) -> None:
+    members = [
+        file_member("t/a/f", "f"),
+        special_member("t/b/up", tarfile.SYMTYPE, "../a/f"),
+        special_member("t/hard", tarfile.LNKTYPE, "t/a/f"),
+    ]
+    archive.write_bytes(make_tar(members))
+    extract_sdist(archive, dest)
+    assert (dest / "b/up").read_text() == (dest / "hard").read_text() == "f"
+
+
+ESCAPES: dict[str, list[Member]] = {
+    "dots": [file_member("t/../../evil", "x")],
+    "absolute": [file_member("/tmp/evil", "x")],
+    "backslash": [file_member("t\\..\\evil", "x")],
+    "symlink out": [special_member("t/l", tarfile.SYMTYPE, "../../evil")],
+    "symlink to the top's parent": [special_member("t/l", tarfile.SYMTYPE, "..")],
+    "symlink to an absolute path": [special_member("t/l", tarfile.SYMTYPE, "/etc")],
+    "symlink out and back": [special_member("t/l", tarfile.SYMTYPE, "../x/../t/f")],
+    "hard link out": [special_member("t/l", tarfile.LNKTYPE, "../evil")],
+    "through a link": [
+        special_member("t/l", tarfile.SYMTYPE, "a"),
+        file_member("t/l/f", "x"),
+    ],
+    "device": [special_member("t/dev", tarfile.CHRTYPE)],
+    "pipe": [special_member("t/pipe", tarfile.FIFOTYPE)],
+}
+
+
+@pytest.mark.parametrize("members", ESCAPES.values(), ids=ESCAPES.keys())
+def test_an_archive_that_leaves_its_folder_is_refused(
+    members: list[Member], archive: Path, dest: Path, tmp_path: Path
+) -> None:
+    archive.write_bytes(make_tar([file_member("t/fine.py", ""), *members]))
+    with pytest.raises(ToolError) as caught:
+        extract_sdist(archive, dest)
+    message = str(caught.value)
+    assert message.startswith(f"{archive}: expected only files below its own folder")
+    assert repr(members[-1][0].name) in message
+    assert contents(tmp_path) == ["pristine", "vllm-1.tar.gz"]
+
+
+def test_two_top_folders_are_refused(archive: Path, dest: Path) -> None:
+    archive.write_bytes(make_tar([file_member("a/f", ""), file_member("b/f", "")]))
+    with pytest.raises(ToolError, match=r"expected one top folder .*found a, b"):
+        extract_sdist(archive, dest)
+
+
+@pytest.mark.parametrize("damage", ["cut", "rubbish", "empty"])
+def test_a_broken_archive_is_refused(damage: str, archive: Path, dest: Path) -> None:
+    whole = make_sdist("t", {"f": bytes(range(256)) * 40})
+    archive.write_bytes(
+        {
+            "cut": whole[: len(whole) // 2],
+            "rubbish": b"not an archive",
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(ToolError, match="expected an archive that can be unpacked"):
+        extract_sdist(archive, dest)
+    assert contents(dest.parent) == []
+
+
+def test_what_an_interrupted_run_left_is_replaced(archive: Path, dest: Path) -> None:
+    partial = dest.with_name(".vllm-1.partial")
+    partial.mkdir(parents=True)
+    (partial / "old").write_text("")
+    archive.write_bytes(make_sdist("t", {"f": ""}))
+    extract_sdist(archive, dest)
+    assert contents(dest.parent) == ["vllm-1", "vllm-1/f"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
+def test_a_wheel_that_leaves_its_folder_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.whl"
+    path.write_bytes(make_wheel({"fine.py": "", name: "x"}))
+    with zipfile.ZipFile(path) as wheel, pytest.raises(ToolError, match="evil"):
+        check_wheel(path, wheel)
+
+
+def test_a_wheel_with_a_link_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.whl"
+    entry = zipfile.ZipInfo("link")
+    entry.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(entry, "/etc")
+    with zipfile.ZipFile(path) as wheel, pytest.raises(ToolError, match="plain file"):
+        check_wheel(path, wheel)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
+from balance_tools.upstream.lock import Artifact, Lock, dump_lock, load_lock, parse_lock
+
+SDIST = Artifact("vllm", "0.23.0", "vllm-0.23.0.tar.gz", "0a" * 32, 5)
+ASCEND = Artifact("vllm-ascend", "0.23.0", "vllm_ascend-0.23.0.tar.gz", "0b" * 32, 6)
+
+
+def wheel(tags: str) -> Artifact:
+    return replace(ASCEND, filename=f"vllm_ascend-0.23.0-{tags}.whl")
+
+
+def committed() -> Lock:
+    return load_lock(Paths.find().lock)
+
+
+def test_the_committed_lock_is_canonical() -> None:
+    assert dump_lock(committed()) == Paths.find().lock.read_text()
+
+
+def test_the_committed_lock_pins_the_newest_final_pair() -> None:
+    lock = committed()
+    assert (lock.vllm.version, lock.vllm_ascend.version) == ("0.23.0", "0.23.0.post1")
+    assert {
+        (python, arch): lock.kernel_wheel(python, arch).version
+        for python in ("cp310", "cp311", "cp312")
+        for arch in ("x86_64", "aarch64")
+    } == dict.fromkeys(
+        [(p, a) for p in ("cp310", "cp311", "cp312") for a in ("x86_64", "aarch64")],
+        "0.23.0",
+    )
+    assert len(lock.kernel_wheels) == 6
+
+
+def test_the_committed_lock_names_no_place() -> None:
+    assert "://" not in Paths.find().lock.read_text()
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        Lock(SDIST, ASCEND),
+        Lock(
+            SDIST,
+            ASCEND,
+            ASCEND,
+            (
+                wheel("cp310-cp310-manylinux_2_34_x86_64"),
+                wheel("cp311-cp311-manylinux_2_34_aarch64"),
+            ),
+        ),
+    ],
+)
+def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock: Lock) -> None:
+    text = dump_lock(lock)
+    assert parse_lock(text) == lock
+    assert dump_lock(parse_lock(text)) == text
+
+
+def test_another_layout_of_the_file_gives_the_same_hash() -> None:
+    lock = Lock(SDIST, ASCEND)
+    text = dump_lock(lock).replace(" = ", "=").replace("# ", "#")
+    assert parse_lock(text).sha256 == lock.sha256
+
+
+def test_every_field_counts_in_the_hash() -> None:
+    lock = Lock(SDIST, ASCEND)
+    other = Lock(replace(SDIST, sha256="0c" * 32), ASCEND)
+    assert lock.sha256 != other.sha256
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('version = "0.23.0"', "", "expected the keys"),
+        ("size = 5", "size = 0", "positive size"),
+        ("size = 5", 'size = "5"', "positive size"),
+        ("size = 5", "size = true", "positive size"),
+        ("size = 5", "size = 5\nurl = 1", "expected the keys"),
+        ("0a0a0a", "0A0A0A", "64 hexadecimal digits"),
+        ("vllm-0.23.0.tar.gz", "../vllm-0.23.0.tar.gz", "expected a file of vllm"),
+        ("vllm-0.23.0.tar.gz", "vllm-0.24.0.tar.gz", "expected a file of vllm"),
+        ("[vllm]", "[vlm]", "found 'vlm'"),
+        ("[vllm]", "[vllm", "expected TOML"),
+    ],
+)
+def test_a_lock_that_is_wrong_is_refused(old: str, new: str, says: str) -> None:
+    text = dump_lock(Lock(SDIST, ASCEND))
+    assert old in text
+    with pytest.raises(ToolError, match=says) as caught:
+        parse_lock(text.replace(old, new, 1))
+    assert str(caught.value).startswith("upstream.toml: ")
+
+
+def test_a_missing_lock_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"nowhere\.toml: expected the lock"):
+        load_lock(tmp_path / "nowhere.toml")
+
+
+def test_a_kernel_wheel_that_is_not_locked_is_refused() -> None:
+    wheels = (wheel("cp310-cp310-manylinux_2_34_x86_64"),)
+    lock = Lock(SDIST, ASCEND, ASCEND, wheels)
+    assert lock.kernel_wheel("cp310", "x86_64") == wheels[0]
+    with pytest.raises(ToolError, match="cp310 on aarch64, found cp310-cp310-many"):
+        lock.kernel_wheel("cp310", "aarch64")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.upstream.http import Http
+from balance_tools.upstream.index import Index
+from balance_tools.upstream.lock import Lock, dump_lock
+from balance_tools.upstream.pip_config import PipConfig, Source
+from balance_tools.upstream.resolve import resolve
+from index_samples import SampleIndex
+from repo_samples import SampleRepo, pip_config
+
+WHEELS = [
+    f"vllm_ascend-0.23.0-{python}-{python}-manylinux_2_34_{arch}.whl"
+    for python in ("cp310", "cp311", "cp312")
+    for arch in ("aarch64", "x86_64")
+]
+
+
+@pytest.fixture
+def releases(index: SampleIndex) -> Lock:
+    """An index with some releases; what it has of the pinned ones."""
+    index.add("vllm-0.22.0.tar.gz", b"older")
+    index.add("vllm-0.23.0-cp38-abi3-manylinux_2_28_x86_64.whl", b"not wanted")
+    index.add("vllm_ascend-0.23.0-cp311-cp311-win_amd64.whl", b"not wanted")
+    index.add("vllm_ascend-0.24.0rc1.tar.gz", b"without wheels")
+    return Lock(
+        vllm=index.add("vllm-0.23.0.tar.gz", b"vllm"),
+        vllm_ascend=index.add("vllm_ascend-0.23.0.post1.tar.gz", b"ascend"),
+        kernel_sdist=index.add("vllm_ascend-0.23.0.tar.gz", b"kernels"),
+        kernel_wheels=tuple(index.add(name, os.urandom(9)) for name in WHEELS),
+    )
+
+
+def ask(index: SampleIndex) -> Index:
+    config = pip_config(index, retries=0)
+    return Index(config, Http(config, first_pause_s=0))
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("hashes", [False, True])
+def test_versions_become_a_lock(
+    json: bool, hashes: bool, index: SampleIndex, releases: Lock
+) -> None:
+    index.json, index.hashes = json, hashes
+    assert resolve("0.23.0", "0.23.0.post1", "0.23.0", ask(index)) == releases
+
+
+def test_a_post_release_without_wheels_takes_those_of_its_release(
+    index: SampleIndex, releases: Lock
+) -> None:
+    assert resolve("0.23.0", "0.23.0.post1", None, ask(index)) == releases
+
+
+def test_a_release_without_any_wheels_has_no_kernels(
+    index: SampleIndex, releases: Lock
+) -> None:
+    lock = resolve("0.23.0", "0.24.0rc1", None, ask(index))
+    assert (lock.kernel_sdist, lock.kernel_wheels) == (None, ())
+    with pytest.raises(ToolError, match=r"^--kernels 0\.24\.0rc1: expected wheels"):
+        resolve("0.23.0", "0.24.0rc1", "0.24.0rc1", ask(index))
+
+
+def test_a_version_that_is_not_there_is_named_with_those_that_are(
+    index: SampleIndex, releases: Lock
+) -> None:
+    with pytest.raises(ToolError, match=r"^vllm 0\.29\.0: .* are 0\.22\.0, 0\.23\.0"):
+        resolve("0.29.0", "0.23.0", None, ask(index))
+    with pytest.raises(ToolError, match=r"^--vllm: expected a version, found 'new'"):
+        resolve("new", "0.23.0", None, ask(index))
+
+
+def test_a_source_that_is_down_is_an_error_even_if_another_answers(
+    index: SampleIndex, releases: Lock
+) -> None:
+    sources = (
+        Source("index-url", index.url),
+        Source("extra-index-url", "http://127.0.0.1:9/simple"),
+    )
+    with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):
+        resolve("0.23.0", "0.23.0", None, Index(PipConfig(sources, retries=0)))
+
+
+def test_two_sources_that_disagree_are_an_error(
+    index: SampleIndex, releases: Lock
+) -> None:
+    other = SampleIndex()
+    other.add("vllm-0.23.0.tar.gz", b"something else")
+    config = pip_config(index, other)
+    with pytest.raises(ToolError, match=r"^vllm-0\.23\.0\.tar\.gz: expected one sha"):
+        resolve("0.23.0", "0.23.0", None, Index(config))
+    other.stop()
+
+
+def test_the_command_prints_or_writes_the_lock(
+    repo: SampleRepo, releases: Lock
+) -> None:
+    before = repo.read("upstream.toml")
+    versions = ("lock", "--vllm", "0.23.0", "--ascend", "0.23.0.post1")
+    code, out, _ = repo.run(*versions)
+    assert (code, repo.read("upstream.toml")) == (0, before)
+    assert "[[kernel_wheels]]" in out
+    assert "127.0.0.1" not in out
+    code, written, _ = repo.run(*versions, "--write")
+    assert (code, written, repo.read("upstream.toml")) == (0, "", out)
+
+
+def test_the_written_lock_is_canonical(index: SampleIndex, releases: Lock) -> None:
+    lock = resolve("0.23.0", "0.23.0.post1", None, ask(index))
+    assert dump_lock(lock) == dump_lock(releases)

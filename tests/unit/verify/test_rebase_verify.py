@@ -1,0 +1,219 @@
+"""A verification runs real pytest, goes on after a kill, and knows the baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from balance_tools.verify.ledger import Ledger, Stage
+from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
+from balance_tools.verify.upstream_tests import (
+    OFF,
+    ON,
+    PLAIN,
+    copy_tests,
+    newly_failing,
+    select,
+)
+from balance_tools.verify.verdict import Verdict
+from rebase_samples import write_tree
+
+SAMPLE = b"""\
+import os, pytest
+
+def test_good():
+    assert "here" in os.environ["WHERE"]
+
+def test_bad():
+    assert False
+
+@pytest.fixture
+def broken():
+    raise OSError
+
+def test_error(broken):
+    pass
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+"""
+
+
+def setup(root: Path) -> Setup:
+    return Setup("one, two", Path(sys.executable), root, (), {"WHERE": "here"})
+
+
+def test_a_file_gives_a_result_for_each_test_and_a_log(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"tests/test_a.py": SAMPLE})
+    found = run_file(setup(tmp_path), "tests/test_a.py", tmp_path / "logs")
+    assert found == {
+        "tests/test_a.py::tests.test_a::test_good": PASSED,
+        "tests/test_a.py::tests.test_a::test_bad": FAILED,
+        "tests/test_a.py::tests.test_a::test_error": FAILED,
+        "tests/test_a.py::tests.test_a::test_skipped": SKIPPED,
+    }
+    log = tmp_path / "logs/tests-test_a.one-two.log"
+    assert "2 passed" not in log.read_text()
+    assert "assert False" in log.read_text()
+
+
+SLEEPS = b"import time\n\ndef test_a():\n    time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "said"),
+    [
+        (b"import os\nos.abort()\n", 120, "(did not run)"),
+        (b"x = 1\n", 120, "(no tests)"),
+        (SLEEPS, 3, "(no end after 3 s)"),
+    ],
+)
+def test_a_file_without_results_is_a_failure(
+    tmp_path: Path, text: bytes, seconds: float, said: str
+) -> None:
+    write_tree(tmp_path, {"test_a.py": text})
+    found = run_file(setup(tmp_path), "test_a.py", tmp_path, seconds)
+    assert found == {f"test_a.py::{said}": FAILED}
+
+
+# Verifies one file that starts a process of its own and waits for it.
+CHILD = """
+import sys
+from pathlib import Path
+from balance_tools.verify.pytest_file import Setup, run_file, termination_interrupts
+root = Path(sys.argv[1])
+with termination_interrupts():
+    run_file(Setup("s", Path(sys.executable), root), "test_a.py", root)
+"""
+WAITS = b"""
+import subprocess, sys
+from pathlib import Path
+
+def test_a():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        Path("pid").write_text(str(process.pid))
+        process.wait()
+    finally:
+        process.kill()
+"""
+
+
+def test_a_terminated_run_ends_what_it_started(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"test_a.py": WAITS})
+    tools = Path(__file__).resolve().parents[3] / "tools"
+    environment = {**os.environ, "PYTHONPATH": str(tools)}
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    while not (tmp_path / "pid").is_file():
+        assert child.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    started = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{started}").exists()
+
+
+def test_a_stage_is_done_once_for_equal_inputs(tmp_path: Path) -> None:
+    ledger, done = Ledger(tmp_path / "stages"), []
+
+    def work() -> dict[str, str]:
+        done.append(1)
+        return {"number": str(len(done))}
+
+    for _ in range(2):
+        assert ledger.once("a/b", ["x"], work).data == {"number": "1"}
+    assert ledger.once("a/b", ["y"], work).data == {"number": "2"}
+    assert len(done) == 2
+
+
+def test_a_stage_is_done_again_when_what_it_made_is_gone(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def work() -> dict[str, str]:
+        assert not made.exists()
+        made.touch()
+        return {"path": str(made)}
+
+    ledger = Ledger(tmp_path / "stages")
+    for _ in range(2):
+        ledger.once("a", [], work)
+    made.unlink()
+    ledger.once("a", [], work)
+    assert made.exists()
+
+
+def test_a_stage_that_failed_is_not_done(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+
+    def fail() -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.once("a", [], fail)
+    assert ledger.once("a", [], dict).data == {}
+
+
+def test_tests_of_touched_modules_are_selected_through_helpers_too(
+    tmp_path: Path,
+) -> None:
+    tree = write_tree(
+        tmp_path / "tree",
+        {
+            "pyproject.toml": b"[tool.pytest.ini_options]\n",
+            "tests/v1/core/test_direct.py": b"import vllm.v1.core.sched.scheduler\n",
+            "tests/v1/core/utils.py": b"from vllm.v1.core.sched.scheduler import S\n",
+            "tests/v1/core/test_helped.py": b"from .utils import make\n",
+            "tests/v1/core/test_other.py": b"from vllm.v1.core import block_pool\n",
+            "tests/models/test_m.py": b"import vllm.v1.core.sched.scheduler\n",
+        },
+    )
+    found = select(tree, ["vllm/v1/core/sched/scheduler.py"])
+    assert [Path(name).name for name in found] == ["test_direct.py", "test_helped.py"]
+    copy_tests(tree, tmp_path / "copy")
+    assert (tmp_path / "copy/tests/v1/core/utils.py").is_file()
+    assert (tmp_path / "copy/switch_balance_on.py").is_file()
+    assert (tmp_path / "copy/pyproject.toml").is_file()
+
+
+def test_only_what_passes_without_the_patches_can_newly_fail() -> None:
+    plain = {"a": PASSED, "b": FAILED, "c": SKIPPED, "d": PASSED}
+    off = {"a": PASSED, "b": FAILED, "c": FAILED, "d": SKIPPED, "new": FAILED}
+    on = {"a": FAILED, "b": PASSED, "c": SKIPPED}
+    found = newly_failing({PLAIN: plain, OFF: off, ON: on})
+    assert found == [
+        "a: failed (patched, on)",
+        "d: skipped (patched, off)",
+        "d: not run (patched, on)",
+    ]
+
+
+def test_a_baseline_on_which_nothing_passes_proves_nothing() -> None:
+    broken = {"a": FAILED, "b": SKIPPED}
+    (found,) = newly_failing({PLAIN: broken, OFF: broken, ON: broken})
+    assert found == "no test of upstream's passes without the patches"
+    assert newly_failing({PLAIN: {}, OFF: {}, ON: {}}) == [found]
+
+
+def test_the_verdict_sums_up_each_kind_of_stage(tmp_path: Path) -> None:
+    stages = [
+        Stage("wheel, patched", {"path": "/x.whl"}, 20.0),
+        Stage("engine/test_a.py", {"a": PASSED, "b": PASSED}, 3.0),
+        Stage("engine/test_b.py", {"c": FAILED}, 4.0),
+    ]
+    verdict = Verdict("vllm 1.0", stages, ["c: failed (our engine tests)"])
+    text = verdict.write(tmp_path).read_text()
+    assert "| wheel, patched | – | – | 20 |" in text
+    assert "| engine | 2 | 2 passed, 1 failed | 7 |" in text
+    assert "27 s in all. Newly failing: 1." in text
+    data = json.loads((tmp_path / "verify.json").read_text())
+    assert data["newly_failing"] == ["c: failed (our engine tests)"]

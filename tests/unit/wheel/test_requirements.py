@@ -1,0 +1,122 @@
+"""Several requirement lists become one, or the build says which two disagree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from balance_tools.distribution import Override, RequirementPolicy
+from balance_tools.errors import ToolError
+from balance_tools.wheel.requirements import (
+    Wanted,
+    is_satisfiable,
+    parse_requirement,
+    read_requirements,
+    reconcile,
+)
+
+NOTHING = RequirementPolicy()
+
+
+def wanted(one: str, other: str = "") -> list[Wanted]:
+    """Lines of two upstreams, separated by semicolons-free newlines."""
+    return [
+        parse_requirement(line, source)
+        for source, lines in (("vllm common.txt", one), ("plugin.txt", other))
+        for line in lines.splitlines()
+    ]
+
+
+def test_specifiers_and_extras_are_joined() -> None:
+    both = wanted("fastapi[standard]>=0.115", "FastAPI<0.124.0")
+    assert reconcile(both, NOTHING) == ["fastapi[standard]<0.124.0,>=0.115"]
+
+
+def test_names_are_compared_as_the_standard_says() -> None:
+    both = wanted("compressed-tensors==0.17.0", "compressed_tensors>=0.11.0")
+    assert reconcile(both, NOTHING) == ["compressed-tensors==0.17.0,>=0.11.0"]
+
+
+def test_markers_stay_on_their_own_lines() -> None:
+    both = wanted("setuptools>=77; python_version > '3.11'", "setuptools>=64")
+    assert reconcile(both, NOTHING) == [
+        "setuptools>=64",
+        'setuptools>=77; python_version > "3.11"',
+    ]
+
+
+def test_a_contradiction_names_both_sides() -> None:
+    with pytest.raises(ToolError, match="expected one version") as error:
+        reconcile(wanted("torch==2.11.0", "torch==2.10.0"), NOTHING)
+    assert "'torch==2.11.0' of vllm common.txt" in str(error.value)
+    assert "'torch==2.10.0' of plugin.txt" in str(error.value)
+
+
+def test_a_contradiction_between_markers_counts() -> None:
+    both = wanted("six>=2; python_version > '3.11'", "six<1.17")
+    with pytest.raises(ToolError, match="six: expected one version"):
+        reconcile(both, NOTHING)
+
+
+def test_an_override_settles_a_contradiction() -> None:
+    policy = RequirementPolicy(overrides=(Override("Torch", "==2.10.0", "why"),))
+    both = wanted("torch==2.11.0", "torch==2.10.0")
+    assert reconcile(both, policy) == ["torch==2.10.0"]
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_an_override_that_is_not_needed_is_refused(name: str) -> None:
+    policy = RequirementPolicy(overrides=(Override(name, "==2.10.0", "why"),))
+    with pytest.raises(ToolError, match=f"the override of '{name}'.*remove that entry"):
+        reconcile(wanted("torch==2.10.0"), policy)
+
+
+def test_a_drop_takes_a_requirement_away() -> None:
+    policy = RequirementPolicy(drops={"pandas_stubs": "why"})
+    assert reconcile(wanted("numpy", "pandas-stubs"), policy) == ["numpy"]
+
+
+def test_a_stale_drop_is_refused() -> None:
+    with pytest.raises(ToolError, match=r"'cmake'.*remove that entry"):
+        reconcile(wanted("numpy"), RequirementPolicy(drops={"cmake": "why"}))
+
+
+@pytest.mark.parametrize(
+    ("specifiers", "possible"),
+    [
+        ("", True),
+        ("<0.124.0,>=0.115", True),
+        ("==2.10.0,==2.11.0", False),
+        (">=2,<2", False),
+        (">1.0,<1.1", True),
+        (">=1.3,<1.3.1", True),
+        ("==5.5.4,>=4.56,!=5.0.*,!=5.5.0", True),
+        ("==5.0.2,>=4.56,!=5.0.*", False),
+        ("~=1.4,<1.4", False),
+        ("<=1.2,>1.2", False),
+        ("!=6.30.*,!=6.33.1.*,>=5.29.6", True),
+    ],
+)
+def test_whether_a_version_exists(specifiers: str, possible: bool) -> None:
+    assert is_satisfiable(SpecifierSet(specifiers)) == possible
+
+
+def test_comments_and_empty_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("# one\n\nnumpy>=1  # two\nregex\n")
+    found = read_requirements(path, "list.txt")
+    assert [str(want.requirement) for want in found] == ["numpy>=1", "regex"]
+
+
+def test_an_option_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("-r other.txt\n")
+    with pytest.raises(ToolError, match=r"list.txt: expected a requirement.*-r other"):
+        read_requirements(path, "list.txt")
+
+
+def test_a_missing_list_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"gone.txt: expected upstream's requirements"):
+        read_requirements(tmp_path / "gone.txt", "gone.txt")

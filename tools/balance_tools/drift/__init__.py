@@ -1,0 +1,4 @@
+"""What upstream changed around the series, which no merge can know."""
+
+DOORS = ("replaced", "report", "symbols")
+"""The modules that other rooms use."""

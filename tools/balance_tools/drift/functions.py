@@ -1,0 +1,112 @@
+"""What upstream changed in the functions that the series touches or relies on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from balance_tools.drift.symbols import Change, Modules, change, normalised
+from balance_tools.hooks.check_placement import patched_modules
+from balance_tools.series.apply import Series
+
+TOUCHED, RELIED_ON = "touched", "relied on"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function or class of upstream that a patch touches or relies on."""
+
+    symbol: str
+    how: str
+    patches: tuple[str, ...]
+    names: frozenset[str]
+    """Names that the hooks in it read."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What became of a subject; `change` is None if it is gone.
+
+    `named` are names that the hooks read and that stand in changed lines.
+    """
+
+    subject: Subject
+    change: Change | None
+    named: tuple[str, ...]
+    where: str
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Sort key: gone first, then names of ours in the change, then its size."""
+        lines = self.change.lines if self.change else 0
+        touched = self.subject.how == TOUCHED
+        return (0 if self.change is None else 1, -2 * len(self.named) - touched, -lines)
+
+
+def subjects(series: Series, modules: Modules) -> list[Subject]:
+    """Return what a series touches and relies on, touched ones first."""
+    found: dict[str, Subject] = {}
+    for module in patched_modules(series, modules.tree):
+        dotted = module.path.removesuffix(".py").removesuffix("/__init__")
+        for hook in module.hooks:
+            if hook.anchor.scope:
+                symbol = f"{dotted.replace('/', '.')}.{hook.anchor.scope}"
+                _add(found, symbol, TOUCHED, module.patch.name, hook.anchor.uses)
+    for patch in series.patches:
+        for symbol in patch.header.relies_on:
+            _add(found, symbol.replace(":", "."), RELIED_ON, patch.name, frozenset())
+    return list(found.values())
+
+
+def _add(
+    found: dict[str, Subject], symbol: str, how: str, patch: str, names: frozenset[str]
+) -> None:
+    known = found.get(symbol)
+    if known is None:
+        found[symbol] = Subject(symbol, how, (patch,), names)
+    else:
+        patches = tuple(dict.fromkeys([*known.patches, patch]))
+        found[symbol] = Subject(symbol, known.how, patches, known.names | names)
+
+
+def drift(found: Iterable[Subject], old: Modules, new: Modules) -> list[Drift]:
+    """Compare every subject between two trees; what matters most comes first."""
+    result = []
+    for subject in found:
+        before, after = old.find(subject.symbol), new.find(subject.symbol)
+        if before is None or after is None:
+            side = old if before is None else new
+            where = f"not found in {side.tree.name}"
+            result.append(Drift(subject, None, (), where))
+            continue
+        one, other = _own(before.node), _own(after.node)
+        changed = change(one, other)
+        lines = set(normalised(one)) ^ set(normalised(other))
+        text = "\n".join(lines)
+        named = tuple(sorted(name for name in subject.names if _in(name, text)))
+        result.append(Drift(subject, changed, named, after.path))
+    return sorted(result, key=lambda one: one.rank)
+
+
+def _own(node: ast.AST) -> ast.AST:
+    """Return a class without its methods, which are subjects of their own."""
+    if not isinstance(node, ast.ClassDef):
+        return node
+    fields = [n for n in node.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return ast.ClassDef(
+        name=node.name,
+        bases=node.bases,
+        keywords=node.keywords,
+        body=fields or [ast.Pass()],
+        decorator_list=node.decorator_list,
+    )
+
+
+def _in(name: str, text: str) -> bool:
+    last = name.rpartition(".")[2]
+    return any(part == last for part in _words(text))
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()

@@ -1,0 +1,158 @@
+"""Look up dotted Python names in a source tree, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from balance_tools.hooks.elements import DEFINITIONS
+from balance_tools.hooks.moved import definitions, find_scope
+
+MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A definition: its file, its qualified name in it, its node."""
+
+    path: str
+    scope: str
+    node: ast.AST
+
+
+@dataclass(frozen=True)
+class Change:
+    """How two versions of a definition differ, in lines of normalised source."""
+
+    added: int
+    removed: int
+
+    def __str__(self) -> str:
+        return f"+{self.added} −{self.removed}"
+
+    @property
+    def lines(self) -> int:
+        """All changed lines."""
+        return self.added + self.removed
+
+
+@dataclass
+class Modules:
+    """The modules below one tree; parsed when they are asked for."""
+
+    tree: Path
+    _parsed: dict[str, ast.Module | None] = field(default_factory=dict)
+
+    def parse(self, path: str) -> ast.Module | None:
+        """Return a file's syntax tree, None if there is no such file."""
+        if path not in self._parsed:
+            file = self.tree / path
+            parsed = ast.parse(file.read_bytes(), path) if file.is_file() else None
+            self._parsed[path] = parsed
+        return self._parsed[path]
+
+    def module_path(self, dotted: str) -> str | None:
+        """Return the file of a module, relative to the tree."""
+        base = dotted.replace(".", "/")
+        for path in (f"{base}.py", f"{base}/__init__.py"):
+            if (self.tree / path).is_file():
+                return path
+        return None
+
+    def find(self, symbol: str, follow: int = MOST_REEXPORTS) -> Symbol | None:
+        """Return the definition of `package.module.Class.method`.
+
+        A colon may stand between module and name. Names that a module imports from
+        another one are followed.
+        """
+        dotted = symbol.replace(":", ".").split(".")
+        for length in range(len(dotted) - 1, 0, -1):
+            path = self.module_path(".".join(dotted[:length]))
+            tree = self.parse(path) if path else None
+            if path is None or tree is None:
+                continue
+            scope = ".".join(dotted[length:])
+            node = find_scope(tree, scope)
+            node = node or _attribute(tree, scope)
+            if node is not None:
+                return Symbol(path, scope, node)
+            origin = imports(tree, ".".join(dotted[:length]), path).get(dotted[length])
+            if origin and follow and origin != ".".join(dotted[: length + 1]):
+                rest = ".".join([origin, *dotted[length + 1 :]])
+                return self.find(rest, follow - 1)
+            return None
+        return None
+
+
+def _attribute(tree: ast.AST, scope: str) -> ast.AST | None:
+    """Return the statements that assign an attribute of a class or a module."""
+    owner, _, name = scope.rpartition(".")
+    parent = find_scope(tree, owner)
+    if parent is None:
+        return None
+    in_method = {f"self.{name}"} if owner else set()
+    found = [
+        node
+        for node in (ast.walk(parent) if owner else ast.iter_child_nodes(parent))
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and {name, *in_method} & {ast.unparse(target) for target in _targets(node)}
+    ]
+    return ast.Module(body=list(found), type_ignores=[]) if found else None
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:
+    """Return what each imported name of a module stands for, as a dotted name.
+
+    Imports inside functions count, too: a plugin often imports where it patches.
+    """
+    package = module.split(".")
+    if not path.endswith("__init__.py"):
+        package = package[:-1]
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                found[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{origin}.{alias.name}"
+    return found
+
+
+def normalised(node: ast.AST) -> list[str]:
+    """Return a definition's source in one form, without comments and docstrings."""
+    bare = copy.deepcopy(node)
+    for part in ast.walk(bare):
+        if (
+            isinstance(part, DEFINITIONS)
+            and ast.get_docstring(part, clean=False) is not None
+        ):
+            part.body = part.body[1:] or [ast.Pass()]
+    return ast.unparse(bare).splitlines()
+
+
+def change(old: ast.AST, new: ast.AST) -> Change:
+    """Count the lines that `new` has and `old` lacks, and the other way round."""
+    before, after = normalised(old), normalised(new)
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    same = sum(block.size for block in matcher.get_matching_blocks())
+    return Change(len(after) - same, len(before) - same)
+
+
+def methods(node: ast.AST) -> dict[str, ast.AST]:
+    """Return the functions that stand directly in a class, by name."""
+    return {
+        name: child
+        for name, child in definitions(node)
+        if "." not in name and not isinstance(child, ast.ClassDef)
+    }

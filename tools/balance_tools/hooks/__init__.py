@@ -1,0 +1,13 @@
+"""Where a patch's lines stand in the syntax tree, here and in another release."""
+
+DOORS = (
+    "check_placement",
+    "elements",
+    "locate",
+    "markers",
+    "moved",
+    "placement",
+    "reapply",
+    "upstreamed",
+)
+"""The modules that other rooms use."""

@@ -1,0 +1,271 @@
+"""Find the place of a hook in another version of its module, or say why it has none.
+
+Nothing is placed on weak evidence: the scope must be there, the blocks around the place
+must be recognisable, at least one neighbour must be found, and no second place may
+answer the description.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from balance_tools.hooks.astdiff import Gap, Nodes, Step, gaps
+from balance_tools.hooks.elements import (
+    DIFFERENT,
+    EXACT,
+    SIMILAR,
+    Element,
+    defined_names,
+    element,
+    similarity,
+    used_names,
+)
+
+MOST_SHOWN = 80  # characters of a statement in a message
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Where a hook belongs, read off the tree that its patch was made for.
+
+    Attributes:
+        scope: Qualified name of the function or class; "" is the module.
+        path: The blocks (and expressions) from the scope down to the list.
+        before: The node just before, None at the start of the list.
+        after: The node just after the hook, None at the end of the list.
+        removed: Normalised nodes between the two that the patch takes out.
+        leans: "before" or "after" if the hook shares names with just that neighbour.
+        uses: Dotted names that the hook reads.
+        binds: Dotted names that the hook binds.
+        copies: How often each neighbour occurs in the scope.
+    """
+
+    scope: str
+    path: tuple[Step, ...]
+    before: Element | None
+    after: Element | None
+    removed: tuple[str, ...]
+    leans: str
+    uses: frozenset[str]
+    binds: frozenset[str]
+    copies: tuple[int, int]
+
+    def is_independent_of(self, nodes: Nodes) -> bool:
+        """Whether it makes no difference to the names if the hook runs before these."""
+        return not (self.uses & defined_names(nodes) or self.binds & used_names(nodes))
+
+    def opened(self, gap: Gap) -> Gap | None:
+        """Widen a gap by the nodes that the patch takes out; None if others follow."""
+        wide = replace(gap, width=len(self.removed))
+        inside = tuple(ast.dump(node) for node in wide.inside)
+        return wide if inside == self.removed else None
+
+    def __str__(self) -> str:
+        names = [quoted(n) for n in (self.before, self.after)]
+        where = self.scope or "the module"
+        return f"{where}, between {names[0]} and {names[1]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the anchor is; `notes` say what upstream changed around it.
+
+    `also` are gaps that serve as well, in a list whose order says nothing.
+    """
+
+    gap: Gap
+    notes: tuple[str, ...] = ()
+    also: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoPlace:
+    """Why the anchor is nowhere, in a sentence."""
+
+    reason: str
+
+
+def quoted(neighbour: Element | None) -> str:
+    """Return the first line of a neighbour for a message."""
+    if neighbour is None:
+        return "the edge of the block"
+    first = neighbour.text.splitlines()[0]
+    return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
+
+
+def count_exact(nodes: Sequence[Gap], wanted: Element | None) -> int:
+    """Count how often a neighbour stands right before one of the gaps."""
+    if wanted is None or wanted.is_trivial:
+        return 0
+    befores = (gap.before for gap in nodes)
+    return sum(
+        node is not None and similarity(element(node), wanted) == EXACT
+        for node in befores
+    )
+
+
+def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
+    """Find the one gap of `tree` that the anchor describes."""
+    scope = anchor.scope or "the module"
+    everywhere = list(gaps(tree, anchor.scope))
+    if not everywhere:
+        return NoPlace(f"{scope} does not exist any more")
+    found = (
+        count_exact(everywhere, anchor.before),
+        count_exact(everywhere, anchor.after),
+    )
+    neighbours = (anchor.before, anchor.after)
+    for neighbour, was, now in zip(neighbours, anchor.copies, found, strict=True):
+        if now > was > 0:
+            return NoPlace(
+                f"{quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
+                "release: it is not clear which of them the hook belongs to"
+            )
+    blocks = [gap for gap in everywhere if _same_path(anchor.path, gap.path)]
+    candidates = [gap for gap in map(anchor.opened, blocks) if gap]
+    if anchor.removed and not candidates:
+        return NoPlace(f"the code that the hook replaces in {scope} has changed")
+    both = [gap for gap in candidates if _score(anchor, gap) == (EXACT, EXACT)]
+    if len(both) == 1:
+        return Place(both[0])
+    if both:
+        exact = [gap for gap in both if _exact_path(anchor.path, gap.path)]
+        if len(exact) == 1:
+            return Place(exact[0])
+        return NoPlace(f"{len(both)} places in {scope} look like the hook's")
+    alike = [gap for gap in candidates if DIFFERENT not in _score(anchor, gap)]
+    if len(alike) == 1:
+        return Place(alike[0], _changes(anchor, alike[0]))
+    return _by_one_neighbour(anchor, candidates, everywhere)
+
+
+def _by_one_neighbour(
+    anchor: Anchor, candidates: list[Gap], everywhere: list[Gap]
+) -> Place | NoPlace:
+    """Place the hook next to the neighbour that is left, or that it belongs to."""
+    scope = anchor.scope or "the module"
+    after_before = _next_to(
+        anchor.before, [g for g in candidates if g.before], "before"
+    )
+    before_after = _next_to(anchor.after, [g for g in candidates if g.after], "after")
+    if len(after_before) > 1 or len(before_after) > 1:
+        return NoPlace(f"several places in {scope} look like the hook's")
+    if anchor.removed and len(candidates) == 1:
+        return Place(candidates[0], _changes(anchor, candidates[0]))
+    if not after_before and not before_after:
+        return NoPlace(_lost(anchor, everywhere))
+    if after_before and before_after and after_before[0] != before_after[0]:
+        first, second = after_before[0], before_after[0]
+        if first.siblings is not second.siblings or first.index > second.index:
+            return NoPlace(
+                f"{quoted(anchor.before)} and {quoted(anchor.after)} have changed "
+                f"places in {scope}"
+            )
+        between = [element(n) for n in first.siblings[first.index : second.index]]
+        note = f"upstream put {_listed(between)} between the hook's neighbours"
+        if _order_is_free(anchor, between):
+            others = range(first.index + 1, second.index + 1)
+            return Place(
+                first, (note,), tuple(replace(first, index=index) for index in others)
+            )
+        if anchor.leans == "after":
+            return Place(second, (note,))
+        nodes = first.siblings[first.index : second.index]
+        if anchor.leans == "before" or anchor.is_independent_of(nodes):
+            return Place(first, (f"{note}; it went right behind the first",))
+        return NoPlace(f"{note} in {scope}, and they share names with the hook")
+    gap = (after_before or before_after)[0]
+    levels = _score(anchor, gap)
+    if DIFFERENT in levels and EXACT not in levels:
+        return NoPlace(_lost(anchor, everywhere))
+    return Place(gap, _changes(anchor, gap))
+
+
+def _changes(anchor: Anchor, gap: Gap) -> tuple[str, ...]:
+    """Say which neighbours are not what they were."""
+    scope = anchor.scope or "the module"
+    return tuple(
+        f"in {scope}, {quoted(wanted)} is now {quoted(element(node) if node else None)}"
+        for wanted, node in ((anchor.before, gap.before), (anchor.after, gap.after))
+        if _level(wanted, node) != EXACT
+    )
+
+
+def _next_to(wanted: Element | None, candidates: list[Gap], side: str) -> list[Gap]:
+    """Return the gaps beside the wanted neighbour: exact ones, else similar ones."""
+    if wanted is None or wanted.is_trivial:
+        return []
+    for level in (EXACT, SIMILAR):
+        found = [gap for gap in candidates if _level(wanted, _at(gap, side)) == level]
+        if found:
+            return found
+    return []
+
+
+def _at(gap: Gap, side: str) -> ast.AST | None:
+    return gap.before if side == "before" else gap.after
+
+
+def _order_is_free(anchor: Anchor, between: list[Element]) -> bool:
+    """Whether the list is one of like things whose order says nothing.
+
+    Imports, keyword arguments, annotated fields, and calls of one function that differ
+    in their first argument (`add_argument`).
+    """
+    all_of_them = [*between, *(n for n in (anchor.before, anchor.after) if n)]
+    kinds = {one.kind for one in all_of_them}
+    if kinds <= {"Import", "ImportFrom"} or kinds in ({"keyword"}, {"alias"}):
+        return True
+    if kinds <= {"AnnAssign", "Expr"} and "AnnAssign" in kinds:
+        return all(
+            one.kind == "AnnAssign" or one.text[0] in "'\"" for one in all_of_them
+        )
+    callees = {one.key.partition("(")[0] for one in all_of_them}
+    return kinds == {"Expr"} and len(callees) == 1 and "" not in callees
+
+
+def _score(anchor: Anchor, gap: Gap) -> tuple[int, int]:
+    return _level(anchor.before, gap.before), _level(anchor.after, gap.after)
+
+
+def _level(wanted: Element | None, node: ast.AST | None) -> int:
+    if wanted is None or node is None:
+        return EXACT if wanted is None and node is None else DIFFERENT
+    return similarity(wanted, element(node))
+
+
+def _same_path(wanted: tuple[Step, ...], found: tuple[Step, ...]) -> bool:
+    return len(wanted) == len(found) and all(
+        one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
+        for one, other in zip(wanted, found, strict=True)
+    )
+
+
+def _exact_path(wanted: tuple[Step, ...], found: tuple[Step, ...]) -> bool:
+    return all(
+        similarity(one.owner, other.owner) == EXACT
+        for one, other in zip(wanted, found, strict=True)
+    )
+
+
+def _lost(anchor: Anchor, everywhere: list[Gap]) -> str:
+    scope = anchor.scope or "the module"
+    elsewhere = [
+        gap
+        for gap in everywhere
+        if _level(anchor.before, gap.before) == EXACT and gap.before
+    ]
+    if elsewhere:
+        block = elsewhere[0].path[-1].owner if elsewhere[0].path else None
+        return f"{quoted(anchor.before)} in {scope} now stands in {quoted(block)}"
+    return (
+        f"neither {quoted(anchor.before)} nor {quoted(anchor.after)} is in {scope} "
+        "any more"
+    )
+
+
+def _listed(nodes: list[Element]) -> str:
+    shown = ", ".join(quoted(node) for node in nodes[:3])
+    return shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

@@ -1,0 +1,155 @@
+"""Prove that every hook of a patch stands where it was meant to stand.
+
+A text match is not proof: a hunk can land in a neighbouring function. What is intended
+is read off the tree that the patch was made for, as syntax: function or class, blocks
+around the hook, neighbours. The proof looks up where each hook belongs in the other
+tree and compares that with where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from balance_tools.hooks.astdiff import Difference, Gap, Nodes, differences, gaps
+from balance_tools.hooks.elements import defined_names, element, used_names
+from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
+from balance_tools.series.text import parse_module
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One coherent change that a patch makes to a module.
+
+    `old` is the gap in the base with the nodes that the patch takes out, `new` the gap
+    in the patched module with those that it puts in.
+    """
+
+    anchor: Anchor
+    old: Gap
+    new: Gap
+
+    @property
+    def inserted(self) -> tuple[str, ...]:
+        """The normalised nodes that the patch puts in."""
+        return dumps(self.new.inside)
+
+    @property
+    def line(self) -> int:
+        """First line of the hook in the patched module, 0 if it only takes out."""
+        return min((getattr(n, "lineno", 0) for n in self.new.inside), default=0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A hook (or, without one, a change) that is not proven to be where it should."""
+
+    reason: str
+    hook: Hook | None = None
+
+    def __str__(self) -> str:
+        if self.hook is None:
+            return self.reason
+        return f"the hook meant for {self.hook.anchor}: {self.reason}"
+
+
+def dumps(nodes: Nodes) -> tuple[str, ...]:
+    """Return the nodes without formatting and line numbers."""
+    return tuple(ast.dump(node) for node in nodes)
+
+
+def placement_of(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
+    """Return the hooks that turn `base` into `patched`, in the order of the lines.
+
+    Raises:
+        ToolError: one of the two is not valid Python.
+    """
+    old, new = parse_module(base, name), parse_module(patched, name)
+    return [
+        Hook(_anchor(found, old), found.old, found.new)
+        for found in differences(old, new)
+    ]
+
+
+def _anchor(found: Difference, tree: ast.AST) -> Anchor:
+    old, new = found.old, found.new
+    before = element(old.before) if old.before else None
+    after = element(old.after) if old.after else None
+    uses, binds = used_names(new.inside), defined_names(new.inside)
+    needs_before = uses & defined_names(_some(old.before))
+    needed_after = binds & used_names(_some(old.after))
+    leans = ""
+    if bool(needs_before) != bool(needed_after):
+        leans = "before" if needs_before else "after"
+    everywhere = list(gaps(tree, old.scope))
+    return Anchor(
+        scope=old.scope,
+        path=old.path,
+        before=before,
+        after=after,
+        removed=dumps(old.inside),
+        leans=leans,
+        uses=uses,
+        binds=binds,
+        copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
+    )
+
+
+def _some(node: ast.AST | None) -> Nodes:
+    return (node,) if node else ()
+
+
+def check_placement(
+    hooks: list[Hook], base: bytes, patched: bytes, name: str = "module"
+) -> list[Problem]:
+    """Check that another version of a module has these hooks, each at its place.
+
+    Args:
+        hooks: From `placement_of`, on the version that the patch was made for.
+        base: The other version without the hooks.
+        patched: The other version with them.
+        name: The module's path, for messages.
+
+    Returns:
+        One problem for each hook that is missing or not at its place, and for each
+        change that is not one of the hooks.
+
+    Raises:
+        ToolError: a source is not valid Python.
+    """
+    old, new = parse_module(base, name), parse_module(patched, name)
+    found = differences(old, new)
+    problems: list[Problem] = []
+    for hook in hooks:
+        same = [one for one in found if dumps(one.new.inside) == hook.inserted]
+        place = locate(hook.anchor, old)
+        if isinstance(place, NoPlace):
+            problems.append(Problem(place.reason, hook))
+            found = [one for one in found if one not in same]
+            continue
+        allowed = (place.gap, *place.also)
+        here = [one for one in same if any(_same_gap(one.old, g) for g in allowed)]
+        if here:
+            found.remove(here[0])
+        elif same:
+            line = getattr(same[0].new.inside[0], "lineno", 0) if hook.inserted else 0
+            scope = same[0].new.scope or "the module"
+            problems.append(Problem(f"it stands at line {line}, in {scope}", hook))
+            found.remove(same[0])
+        else:
+            problems.append(Problem("its code is not there, or was changed", hook))
+    for other in found:
+        line = min((getattr(n, "lineno", 0) for n in other.new.inside), default=0)
+        scope = other.new.scope or "the module"
+        problems.append(
+            Problem(f"line {line}, in {scope}: a change that belongs to no hook")
+        )
+    return problems
+
+
+def _same_gap(one: Gap, other: Gap) -> bool:
+    return (
+        one.before is other.before
+        and one.after is other.after
+        and (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
+    )

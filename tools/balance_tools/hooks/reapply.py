@@ -1,0 +1,215 @@
+"""Put a hook's lines at its place in another version of the module.
+
+The place is known as syntax; here it becomes lines. Comments and blank lines between
+the neighbours decide on which side of them the hook goes, as they do in the old file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from balance_tools.hooks.astdiff import Gap, Nodes
+from balance_tools.hooks.locate import Place
+from balance_tools.hooks.placement import Hook
+from balance_tools.series.text import split_lines
+
+
+class NotWholeLinesError(Exception):
+    """The place exists as syntax but not between two lines; the text says where."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `lines[start:end]` by `new` (0-based, end exclusive)."""
+
+    start: int
+    end: int
+    new: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The hook's own lines, and the comments and blank lines on both sides of it."""
+
+    lines: tuple[bytes, ...]
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+
+
+def reapply(
+    hooks: Sequence[tuple[Hook, Place]], base: bytes, patched: bytes, upstream: bytes
+) -> bytes:
+    """Return `upstream` with the hooks that turned `base` into `patched`.
+
+    Raises:
+        NotWholeLinesError: a place shares its line with other code.
+    """
+    lines = split_lines(upstream)
+    edits = [
+        _edit(hook, place, split_lines(base), split_lines(patched), lines)
+        for hook, place in hooks
+    ]
+    ordered = sorted(enumerate(edits), key=lambda item: (item[1].start, item[0]))
+    for _, edit in reversed(ordered):
+        lines[edit.start : edit.end] = edit.new
+    return b"".join(lines)
+
+
+def _edit(
+    hook: Hook,
+    place: Place,
+    base: list[bytes],
+    patched: list[bytes],
+    upstream: list[bytes],
+) -> Edit:
+    indent = _indent_change(hook.old, place.gap, base, upstream)
+    ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
+    if hook.old.width:
+        start, end = span(place.gap.inside)
+        _whole_lines(upstream, start, end)
+        first, last = span(hook.new.inside) if hook.new.width else (0, 0)
+        own = tuple(patched[first:last])
+        return Edit(start, end, _shifted(own, indent, ending))
+    chunk = _chunk(hook, base, patched)
+    at = _line_of(place.gap, chunk, upstream)
+    return Edit(at, at, _shifted(chunk.lines, indent, ending))
+
+
+def span(nodes: Nodes) -> tuple[int, int]:
+    """Return the 0-based first line of the nodes and the line behind the last one.
+
+    Raises:
+        NotWholeLinesError: the nodes have no line of their own.
+    """
+    starts, ends = [], []
+    for node in nodes:
+        for part in (node, *getattr(node, "decorator_list", ())):
+            if not isinstance(getattr(part, "lineno", None), int):
+                raise NotWholeLinesError(
+                    f"{type(part).__name__} has no line of its own"
+                )
+            starts.append(part.lineno)
+            ends.append(part.end_lineno or part.lineno)
+    return min(starts) - 1, max(ends)
+
+
+def _some(node: ast.AST | None) -> Nodes:
+    return (node,) if node is not None else ()
+
+
+def _is_trivia(line: bytes) -> bool:
+    text = line.strip()
+    return not text or text.startswith(b"#")
+
+
+def _around(gap: Gap, lines: list[bytes]) -> tuple[int, int]:
+    """Return the lines of the gap: its nodes with the trivia above and below them."""
+    if gap.before is not None:
+        start = span(_some(gap.before))[1]
+    else:
+        start = span(gap.inside or _some(gap.after))[0]
+        while start and _is_trivia(lines[start - 1]):
+            start -= 1
+    if gap.after is not None:
+        end = span(_some(gap.after))[0]
+    else:
+        end = span(gap.inside or _some(gap.before))[1]
+        while end < len(lines) and _is_trivia(lines[end]):
+            end += 1
+    if start > end:
+        raise NotWholeLinesError(f"line {end + 1} holds both neighbours of the hook")
+    return start, end
+
+
+def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
+    first, last = _around(hook.new, patched)
+    region = patched[first:last]
+    start, end = _around(hook.old, base)
+    trivia = base[start:end]
+    extra = len(region) - len(trivia)
+    splits = [
+        k
+        for k in range(len(trivia) + 1)
+        if region[:k] == trivia[:k] and region[k + extra :] == trivia[k:]
+    ]
+    # A chunk that starts with the hook, not with a blank line, reads as it was written.
+    splits.sort(key=lambda k: (not region[k].strip(), k))
+    if not splits:
+        own_first, own_last = span(hook.new.inside)
+        return Chunk(tuple(patched[own_first:own_last]), (), tuple(trivia))
+    k = splits[0]
+    return Chunk(tuple(region[k : k + extra]), tuple(trivia[:k]), tuple(trivia[k:]))
+
+
+def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
+    """Return the line before which the chunk goes."""
+    start, end = _around(gap, lines)
+    here = tuple(lines[start:end])
+    _check_line_is_whole(gap, lines)
+    if not chunk.before or (
+        gap.after is None and here[: len(chunk.before)] != chunk.before
+    ):
+        return start
+    if here[: len(chunk.before)] == chunk.before:
+        return start + len(chunk.before)
+    if not chunk.after:
+        return end
+    # The comment right above the next statement stays with it.
+    while end > start and lines[end - 1].strip():
+        end -= 1
+    return end
+
+
+def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
+    if gap.before is not None:
+        last = span(_some(gap.before))[1]
+        column = getattr(gap.before, "end_col_offset", 0) or 0
+        rest = lines[last - 1][column:].split(b"#")[0].strip()
+        if rest.strip(b",;"):
+            raise NotWholeLinesError(f"line {last} goes on with {rest.decode()!r}")
+    if gap.after is not None:
+        first = span(_some(gap.after))[0]
+        column = 0 if getattr(gap.after, "decorator_list", ()) else _column(gap.after)
+        if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
+            raise NotWholeLinesError(f"line {first + 1} starts with other code")
+
+
+def _whole_lines(lines: list[bytes], start: int, end: int) -> None:
+    if end <= start or end > len(lines):
+        raise NotWholeLinesError("the code to replace has no lines of its own")
+
+
+def _column(node: ast.AST) -> int:
+    return int(getattr(node, "col_offset", 0))
+
+
+def _indent_change(
+    old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
+) -> tuple[bytes, bytes]:
+    """Return the old and the new indentation of the list that holds the hook."""
+    for was, now in (
+        (old.before, new.before),
+        (old.after, new.after),
+        (old.inside[0] if old.inside else None, new.inside[0] if new.inside else None),
+    ):
+        if was is not None and now is not None:
+            return _indent(was, base), _indent(now, upstream)
+    raise NotWholeLinesError("the block has no statement to align the hook with")
+
+
+def _indent(node: ast.AST, lines: list[bytes]) -> bytes:
+    first = lines[span(_some(node))[0]]
+    return first[: len(first) - len(first.lstrip(b" \t"))]
+
+
+def _shifted(
+    lines: tuple[bytes, ...], indent: tuple[bytes, bytes], ending: bytes
+) -> tuple[bytes, ...]:
+    old, new = indent
+    return tuple(
+        (new + line.removeprefix(old) if line.strip() else line).rstrip(b"\r\n")
+        + ending
+        for line in lines
+    )

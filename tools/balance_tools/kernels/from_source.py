@@ -1,0 +1,148 @@
+"""The Ascend kernels from source: the superbuild is run and its outcome is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
+from balance_tools.files import disk_errors, remove_tree
+from balance_tools.kernels.socs import WITHOUT_AICORE_LIBRARY, device_of
+from balance_tools.kernels.stage import source_stage
+from balance_tools.kernels.toolchain import Toolchain, find_toolchain
+from balance_tools.paths import Paths
+from balance_tools.progress import progress
+from balance_tools.upstream.lock import Lock
+from balance_tools.upstream.pristine import ensure_pristine
+
+COPIED = (".gitmodules", "CMakeLists.txt", "cmake", "csrc")
+"""What upstream's build reads of the sdist, beside the package's own folder."""
+LOG_LINES = 5
+
+
+def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
+    """Compile the kernels of one wheel where the build of the wheel looks for them.
+
+    Nothing is compiled again while the sources, the choice and the toolchain are the
+    same; a build that was stopped goes on. Raises ToolError.
+    """
+    pristine = ensure_pristine(lock.vllm_ascend, paths)
+    toolchain = find_toolchain(pristine, choice)
+    stage = source_stage(paths, lock, choice, device_of(choice.soc, pristine))
+    inputs = {**stage.inputs, "toolchain": toolchain.description}
+    if stage.made_from() == inputs:
+        return
+    work = paths.build / "kernels" / "work" / choice.name
+    with disk_errors(work):
+        source = _prepare(pristine, work, inputs)
+        run_superbuild(paths.root, work, toolchain, choice.soc)
+        _check(source / "vllm_ascend", choice.soc, work)
+        stage.clear()
+        stage.folder.mkdir(parents=True)
+        shutil.move(source / "vllm_ascend", stage.folder / "vllm_ascend")
+        stage.finish(toolchain=toolchain.description)
+        remove_tree(work)
+
+
+def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:
+    """Run the CMakeLists.txt of `root` on `work/source`; its output goes to a log.
+
+    Raises ToolError with the end of the log.
+    """
+    source, build, log = work / "source", work / "superbuild", work / "build.log"
+    definitions = {
+        "KERNELS_SOURCE": source,
+        "KERNELS_JOBS": os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)),
+        "SOC_VERSION": soc,
+        "ASCEND_HOME_PATH": toolchain.ascend_home,
+        "PYTHON_EXECUTABLE": toolchain.python,
+        "PYTHON_INCLUDE_PATH": toolchain.python_include,
+        "PYBIND11_CMAKE_DIR": toolchain.pybind11,
+        "TORCH_NPU_PATH": toolchain.torch_npu,
+    }
+    arguments = [f"-D{name}={value}" for name, value in definitions.items()]
+    commands = (
+        ["cmake", "-S", str(root), "-B", str(build), *arguments],
+        ["cmake", "--build", str(build)],
+    )
+    # A stopped build of the operators may have left a package, and upstream's script
+    # would install it even if the next build fails.
+    for package in source.glob("csrc/build/cann-ops-transformer*.run"):
+        package.unlink()
+    title = f"compiling the kernels for {soc}, see {log}"
+    with log.open("w") as file, progress(title, len(commands), "step") as done:
+        for step, command in enumerate(commands, 1):
+            status = subprocess.call(
+                command,
+                env=build_environment(os.environ, work, soc),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            if status != 0:
+                raise ToolError(
+                    f"{log}: expected the kernels to compile for {soc}, found that "
+                    f"{' '.join(command[:2])} failed: {_tail(log)}; read the log"
+                )
+            done(step)
+
+
+def build_environment(
+    environment: Mapping[str, str], work: Path, soc: str
+) -> dict[str, str]:
+    """The environment of upstream's build: that of the caller, with three differences.
+
+    SOC_VERSION is what the plugin's setup.py would be told. Upstream's script adds a
+    folder to the caller's git configuration: here to a file that goes away with the
+    build. And what VLLM_BATCH_INVARIANT=1 adds, binaries that are downloaded without
+    verification and installed into CANN, is not part of the wheel.
+    """
+    return {
+        **environment,
+        "SOC_VERSION": soc,
+        "GIT_CONFIG_GLOBAL": str(work / "gitconfig"),
+        "VLLM_BATCH_INVARIANT": "0",
+    }
+
+
+def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
+    """A writable copy of the sources; the one of a stopped build with equal inputs."""
+    source, stamp = work / "source", work / "inputs.json"
+    text = json.dumps(inputs, indent=1) + "\n"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
+        return source
+    remove_tree(work)
+    for name in COPIED:
+        if (pristine / name).is_dir():
+            shutil.copytree(pristine / name, source / name, symlinks=True)
+        elif (pristine / name).is_file():
+            source.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(pristine / name, source / name)
+    (source / "vllm_ascend").mkdir()
+    stamp.write_text(text, encoding="utf-8")
+    return source
+
+
+def _check(built: Path, soc: str, work: Path) -> None:
+    """Raise ToolError unless the build made all that the plugin loads.
+
+    The script for the operators ends well when it knows none for a chip.
+    """
+    patterns = ["vllm_ascend_C*.so", "_cann_ops_custom/vendors/*/op_api/lib/*.so"]
+    if not soc.startswith(WITHOUT_AICORE_LIBRARY):
+        patterns.append("libvllm_ascend_kernels.so")
+    for pattern in patterns:
+        if not list(built.glob(pattern)):
+            raise ToolError(
+                f"{built / pattern}: expected the build to make such a file, found "
+                f"none, although it reported no error; read {work / 'build.log'}"
+            )
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return " / ".join(line.strip() for line in lines[-LOG_LINES:])

@@ -1,0 +1,187 @@
+"""The prebuilt Ascend kernels: proven to be built from the pinned csrc, then unpacked.
+
+Upstream publishes kernels in its wheels, and not for every post-release. The proof has
+two halves: the csrc of the sdist that the wheels belong to is the pinned csrc, and the
+Python files in the wheel are those of that sdist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from balance_tools.errors import ToolError
+from balance_tools.files import disk_errors, sha256_of
+from balance_tools.manifest import walk
+from balance_tools.paths import Paths
+from balance_tools.upstream.archive import check_wheel
+from balance_tools.upstream.fetch import fetch
+from balance_tools.upstream.lock import Artifact, Lock, load_lock
+from balance_tools.upstream.pristine import Fetch, ensure_pristine
+
+PACKAGE = "vllm_ascend"
+# A vendor's operator package: its own Python files are part of the kernels.
+OPERATORS = f"{PACKAGE}/_cann_ops_custom/"
+NAMED_FILES = 5
+
+
+@dataclass(frozen=True)
+class KernelWheel:
+    """A verified kernel wheel and what was found in it."""
+
+    artifact: Artifact
+    path: Path
+    compiled: tuple[str, ...]
+    """What its build made beside Python: the names to take, `vllm_ascend/…`."""
+    generated: tuple[str, ...]
+    """Python files that its build wrote; ours has to write its own."""
+    csrc_sha256: str
+    """The tree hash of the csrc, the same on both sides of the proof."""
+
+
+def tree_hashes(folder: Path) -> dict[str, str]:
+    """The sha256 of every file below a folder, by its posix path."""
+    return {path: sha256_of(folder / path) for path in sorted(walk(folder))}
+
+
+def tree_sha256(hashes: Mapping[str, str]) -> str:
+    """One hash for a folder: sorted paths and contents, no modes, no times.
+
+    A shell makes the same: `find * -type f | LC_ALL=C sort | xargs sha256sum |
+    sha256sum`.
+    """
+    lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
+    """Show that the kernels' csrc is the pinned one; returns its tree hash.
+
+    Raises ToolError that names the first files that differ.
+    """
+    built_from = kernel_sdist(lock)
+    one = tree_hashes(ensure_pristine(lock.vllm_ascend, paths, get) / "csrc")
+    other = tree_hashes(ensure_pristine(built_from, paths, get) / "csrc")
+    if not one:
+        raise ToolError(
+            f"{lock.vllm_ascend.filename}: expected a folder csrc/ with the kernels' "
+            "sources, found none; see whether the lock names the right file"
+        )
+    differing = sorted(
+        path for path in one.keys() | other.keys() if one.get(path) != other.get(path)
+    )
+    if differing:
+        raise ToolError(
+            f"csrc/{', csrc/'.join(differing[:NAMED_FILES])}: expected the same in "
+            f"{lock.vllm_ascend.filename} and {built_from.filename}, found "
+            f"{len(differing)} files that differ; the prebuilt kernels do not belong "
+            "to the pinned sources, build the kernels from source instead"
+        )
+    return tree_sha256(one)
+
+
+def kernel_sdist(lock: Lock) -> Artifact:
+    """The sdist of the kernel wheels' release; ToolError if there are no kernels."""
+    if lock.kernel_sdist is None:
+        raise ToolError(
+            "upstream.toml: expected kernel wheels to be locked, found none, for "
+            f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
+            "source, or lock another release with `lock --kernels`"
+        )
+    return lock.kernel_sdist
+
+
+def fetch_kernels(
+    lock: Lock,
+    python: str = "cp311",
+    arch: str = "x86_64",
+    *,
+    paths: Paths | None = None,
+    get: Fetch = fetch,
+) -> KernelWheel:
+    """Fetch the kernel wheel for an interpreter and a machine, and prove it.
+
+    Raises ToolError when there is none, it cannot be had, or it does not belong to
+    the pinned sources.
+    """
+    paths = paths or Paths.find()
+    csrc = prove_same_csrc(lock, paths, get)
+    artifact = lock.kernel_wheel(python, arch)
+    wheel = get(artifact, paths)
+    sdist = ensure_pristine(kernel_sdist(lock), paths, get)
+    return _inspect(artifact, wheel, sdist, csrc)
+
+
+def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
+    """Write the compiled files below `dest`, as `dest/vllm_ascend/…`; returns them."""
+    written = []
+    with zipfile.ZipFile(wheel.path) as archive, disk_errors(dest):
+        check_wheel(wheel.path, archive)
+        for name in wheel.compiled:
+            path = Path(archive.extract(name, dest))
+            # zipfile drops the mode; only "may be executed" matters.
+            mode = archive.getinfo(name).external_attr >> 16
+            path.chmod(0o755 if mode & 0o111 else 0o644)
+            written.append(path)
+    return written
+
+
+def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelWheel:
+    """Sort the wheel's files, and compare its Python files with the sdist's."""
+    compiled: list[str] = []
+    generated: list[str] = []
+    differing: list[str] = []
+    python = {
+        f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE) if path.endswith(".py")
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        check_wheel(wheel, archive)
+        for name in sorted(archive.namelist()):
+            if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
+                continue
+            original = sdist / name
+            is_python = name.endswith(".py") and not name.startswith(OPERATORS)
+            if not original.is_file():
+                (generated if is_python else compiled).append(name)
+            elif is_python and archive.read(name) != original.read_bytes():
+                differing.append(name)
+        differing += sorted(python - set(archive.namelist()))
+    if differing:
+        raise ToolError(
+            f"{artifact.filename}: expected the Python files of {sdist.name}, found "
+            f"{len(differing)} that differ or are missing, of them "
+            f"{', '.join(differing[:NAMED_FILES])}; the wheel was not built from that "
+            "sdist, build the kernels from source"
+        )
+    if not any(name.endswith(".so") for name in compiled):
+        raise ToolError(
+            f"{artifact.filename}: expected compiled kernels, found no shared object; "
+            "lock a release whose wheels have them"
+        )
+    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated), csrc)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `kernels`."""
+    summary = "Fetch prebuilt kernels and prove that they belong to the pinned sources."
+    parser = subparsers.add_parser("kernels", help=summary, description=summary)
+    parser.add_argument("--python", default="cp311", help="interpreter tag: cp311")
+    parser.add_argument("--arch", default="x86_64", help="machine: x86_64, aarch64")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    paths = Paths.find()
+    lock = load_lock(paths.lock)
+    wheel = fetch_kernels(lock, args.python, args.arch, paths=paths)
+    kinds = Counter(PurePosixPath(name).suffix or "other" for name in wheel.compiled)
+    print(f"{wheel.artifact.filename}: belongs to {kernel_sdist(lock).filename}")
+    print(f"csrc of both sdists: tree sha256 {wheel.csrc_sha256}")
+    print("compiled: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+    print("written by its build: " + (", ".join(wheel.generated) or "nothing"))
+    return 0

@@ -1,0 +1,102 @@
+"""Kernels on their way into a wheel: in a folder, with a manifest beside them.
+
+The command that builds wheels puts them here, unpacked from an upstream wheel or
+compiled; the build itself has no network and no compiler and only reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
+from balance_tools.manifest import Manifest, take_manifest
+from balance_tools.paths import Paths
+from balance_tools.upstream.lock import Artifact, Lock
+
+BUILD_INFO = "vllm_ascend/_build_info.py"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the kernels of one wheel lie, and what they have to be made from."""
+
+    folder: Path
+    """They lie in it as `vllm_ascend/…`."""
+    inputs: Mapping[str, str]
+    """What of their making the build of a wheel can check."""
+    device_type: str
+    """What the plugin's own build calls the device: `A2`."""
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest of the folder."""
+        return self.folder.with_name(self.folder.name + ".json")
+
+    def made_from(self) -> Mapping[str, str] | None:
+        """All that the kernels were made from; None if they are not there as made."""
+        manifest = Manifest.read(self.manifest_path)
+        if (
+            manifest is None
+            or not self.inputs.items() <= manifest.inputs.items()
+            or manifest.missing(self.folder)
+            or manifest.changed(self.folder)
+            or manifest.unknown(self.folder)
+        ):
+            return None
+        return manifest.inputs
+
+    def clear(self) -> None:
+        """Remove the kernels, so that a run that is stopped leaves none."""
+        self.manifest_path.unlink(missing_ok=True)
+        remove_tree(self.folder)
+
+    def finish(self, **more: str) -> None:
+        """Say that the kernels are complete; `more` is further inputs."""
+        manifest = take_manifest(self.folder, {**self.inputs, **more})
+        manifest.write(self.manifest_path)
+
+
+def prebuilt_stage(paths: Paths, wheel: Artifact, device_type: str) -> Stage:
+    """The stage of the kernels of an upstream wheel."""
+    folder = paths.build / "kernels" / wheel.filename.removesuffix(".whl")
+    return Stage(folder, {"wheel": wheel.sha256}, device_type)
+
+
+def source_stage(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> Stage:
+    """The stage of kernels that are compiled from the locked sources."""
+    inputs = {"sdist": lock.vllm_ascend.sha256, **choice.environment()}
+    return Stage(paths.build / "kernels" / choice.name, inputs, device_type)
+
+
+def build_info_text(device_type: str) -> str:
+    """What the plugin's own build writes to `_build_info.py` for a device."""
+    return f"# Auto-generated file\n__device_type__ = '{device_type}'\n"
+
+
+def add_kernels(stage: Stage, wheel_root: Path) -> None:
+    """Copy staged kernels into an unpacked wheel and generate what their build does.
+
+    Raises ToolError when they are not staged or one is already a file of the tree.
+    """
+    if stage.made_from() is None:
+        raise ToolError(
+            f"{stage.folder}: expected the kernels of the wheel here, found none or "
+            "others; build with `make wheel`, which fetches or compiles them"
+        )
+    files = [path for path in stage.folder.rglob("*") if path.is_file()]
+    for source in sorted(files):
+        target = wheel_root / source.relative_to(stage.folder)
+        if target.exists():
+            raise ToolError(
+                f"{target}: expected a compiled file to be new to the wheel, found it "
+                "in the sources too; see which of both upstream ships"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    build_info = wheel_root / BUILD_INFO
+    build_info.write_text(build_info_text(stage.device_type), encoding="utf-8")

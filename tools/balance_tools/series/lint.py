@@ -1,0 +1,198 @@
+"""Check that the patch series keep the project's rules for patches."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
+from balance_tools.series.apply import Series, load_series, patched_steps
+from balance_tools.series.export import CONTEXT_LINES, export_series, sorted_paths
+from balance_tools.series.patchfile import ADDED, CONTEXT, REMOVED, Hunk, Patch
+from balance_tools.series.seriesfile import SERIES
+from balance_tools.series.text import parse_module
+from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pristine import ensure_pristine
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many lines a series may add to and remove from upstream files."""
+
+    added: int | None = None
+    removed: int | None = None
+
+
+LIMITS = {"vllm": Limits(added=60, removed=0), "vllm_ascend": Limits()}
+REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
+REQUIRED_EVEN_IF_EMPTY = ("Relies-On",)
+_SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
+
+
+def lint_files(series: Series) -> Iterator[str]:
+    """Yield what is wrong with the folder: patches without order, stray files."""
+    listed = {patch.name for patch in series.patches} | {SERIES}
+    directory = series.directory
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.name not in listed:
+            yield f"{path}: not in {directory / SERIES}; list the patch or remove it"
+    for patch in series.patches:
+        if not re.fullmatch(r"[a-z][a-z-]*\.patch", patch.name):
+            yield (
+                f"{directory / patch.name}: expected a name of small letters and "
+                "hyphens that ends in .patch; order lives in the series file alone"
+            )
+
+
+def lint_header(patch: Patch, where: str) -> Iterator[str]:
+    """Yield what is wrong with the DEP-3 header."""
+    header = patch.header
+    for name in REQUIRED:
+        if not header.get(name):
+            yield f"{where}: expected the field {name}; write it into the header"
+    for name in REQUIRED_EVEN_IF_EMPTY:
+        if header.get(name) is None:
+            yield (
+                f"{where}: expected the field {name}; name the upstream symbols that "
+                "the patch needs but does not touch, one a line (or leave it empty)"
+            )
+    for symbol in header.relies_on:
+        if not _SYMBOL.fullmatch(symbol):
+            yield (
+                f"{where}: Relies-On: expected a symbol such as package.module.Class."
+                f"method, found {symbol!r}"
+            )
+    updated = header.get("Last-Update")
+    if updated and not _is_date(updated):
+        yield f"{where}: Last-Update: expected YYYY-MM-DD, found {updated!r}"
+    if header.raw and not header.raw.endswith(b"\n\n"):
+        yield f"{where}: expected an empty line between the header and the first file"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return bool(re.fullmatch(r"\d{4}-\d{2}-\d{2}", text))
+
+
+def lint_diff(patch: Patch, where: str) -> Iterator[str]:
+    """Yield what is wrong with the text of the diff."""
+    if not patch.files:
+        yield f"{where}: expected at least one changed file, found none"
+    if b"\r\n" in patch.header.raw:
+        yield f"{where}: expected LF line ends in the header, found CRLF"
+    paths = [file.path for file in patch.files]
+    if paths != sorted_paths(paths):
+        yield f"{where}: expected the files sorted by name; refresh the patch"
+    for file in patch.files:
+        for number, hunk in enumerate(file.hunks, 1):
+            place = f"{where}: {file.path}, hunk {number}"
+            last = number == len(file.hunks)
+            yield from (f"{place}: {problem}" for problem in _lint_hunk(hunk, last))
+
+
+def _lint_hunk(hunk: Hunk, last: bool) -> Iterator[str]:
+    tags = "".join(tag for tag, _ in hunk.lines)
+    leading = len(tags) - len(tags.lstrip(CONTEXT))
+    trailing = len(tags) - len(tags.rstrip(CONTEXT))
+    # Less is right where the file starts or ends.
+    at_start = hunk.first_source_index == 0
+    if leading > CONTEXT_LINES or (leading < CONTEXT_LINES and not at_start):
+        yield f"expected {CONTEXT_LINES} lines of context before, found {leading}"
+    if trailing > CONTEXT_LINES or (trailing < CONTEXT_LINES and not last):
+        yield f"expected {CONTEXT_LINES} lines of context after, found {trailing}"
+    if CONTEXT * (2 * CONTEXT_LINES + 1) in tags:
+        yield "expected changes this far apart in two hunks; refresh the patch"
+    for tag, line in hunk.lines:
+        text = line.removesuffix(b"\n")
+        if tag == ADDED and text != text.rstrip():
+            yield f"an added line ends in white space or CR: {text.decode()!r}"
+
+
+def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
+    """Yield where the series as a whole changes more than it may."""
+    for tag, most, verb in (
+        (ADDED, limits.added, "adds"),
+        (REMOVED, limits.removed, "removes"),
+    ):
+        count = sum(patch.count(tag) for patch in series.patches)
+        if most is not None and count > most:
+            yield (
+                f"{series.directory}: {verb} {count} lines, at most {most} are "
+                "allowed; move logic into files of ours"
+            )
+
+
+def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
+    """Yield what is wrong once the series is applied to its pristine tree.
+
+    Raises:
+        ToolError: the series does not apply.
+    """
+    for patch, contents in patched_steps(series, tree):
+        where = series.directory / patch.name
+        for file in patch.files:
+            content = contents[file.path]
+            if content is not None and file.path.endswith(".py"):
+                try:
+                    parse_module(content, file.path)
+                except ToolError as error:
+                    yield f"{where}: {error}"
+    for name, canonical in export_series(series, tree).items():
+        if canonical != (series.directory / name).read_bytes():
+            yield (
+                f"{series.directory / name}: not as quilt would write it; refresh it "
+                "with QUILTRC=tools/quiltrc quilt refresh"
+            )
+
+
+def lint_series(series: Series, limits: Limits, tree: Path | None) -> list[str]:
+    """Return every broken rule of one series, a sentence each.
+
+    Args:
+        series: The series to check.
+        limits: How much it may change.
+        tree: Its pristine tree, None to check the text alone.
+    """
+    problems = [*lint_files(series), *lint_limits(series, limits)]
+    for patch in series.patches:
+        where = str(series.directory / patch.name)
+        problems += [*lint_header(patch, where), *lint_diff(patch, where)]
+    if tree is not None:
+        problems += lint_in_place(series, tree)
+    return problems
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `lint-series`."""
+    parser = subparsers.add_parser("lint-series", help=__doc__, description=__doc__)
+    parser.add_argument(
+        "--text-only",
+        action="store_true",
+        help="leave out what needs the pristine trees (nothing is fetched)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    paths = Paths.find()
+    lock = load_lock(paths.lock)
+    problems: list[str] = []
+    for name, limits in LIMITS.items():
+        series = load_series(paths.patches(name))
+        tree = None if args.text_only else ensure_pristine(lock.packages[name], paths)
+        problems += lint_series(series, limits, tree)
+        added = sum(patch.count(ADDED) for patch in series.patches)
+        removed = sum(patch.count(REMOVED) for patch in series.patches)
+        print(f"{name}: {len(series.patches)} patches, +{added} -{removed} lines")
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problems else 0

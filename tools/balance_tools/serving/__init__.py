@@ -1,0 +1,4 @@
+"""The built wheel at work: an environment, a server, the demo, a container image."""
+
+DOORS = ("env", "server")
+"""The modules that other rooms use."""

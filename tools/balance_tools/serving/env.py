@@ -1,0 +1,101 @@
+"""The command `env`: a virtual environment with the built reference wheel in it.
+
+Tests on the installed wheel and the demo share it. It is left alone while the wheel,
+the constraints and the extra packages are the ones it was made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import tomlkit
+
+from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
+from balance_tools.files import exclusive, remove_tree, sha256_of
+from balance_tools.paths import Paths
+from balance_tools.progress import progress
+from balance_tools.wheel.build import build_wheel
+
+CONSTRAINTS = Path("tests", "constraints.txt")
+GROUP = "engine"
+STAMP = ".made-from"
+
+
+def make_env(paths: Paths, wheel: Path) -> Path:
+    """Create or update the environment for `wheel`; returns its folder.
+
+    A changed wheel with the same requirements takes a second, a new environment one or
+    two minutes. Raises ToolError when pip cannot install.
+    """
+    folder = paths.env / "reference"
+    constraints = paths.root / CONSTRAINTS
+    extra = group_requirements(paths.root / "pyproject.toml", GROUP)
+    inputs = [sha256_of(wheel), sha256_of(constraints), *extra]
+    wanted = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
+    with exclusive(paths.env / ".reference.lock"):
+        stamp = folder / STAMP
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return folder
+        fresh = not stamp.is_file()
+        stamp.unlink(missing_ok=True)
+        if fresh:
+            remove_tree(folder)
+            venv.create(folder, with_pip=True)
+        python = folder / "bin" / "python"
+        with progress(f"installing {wheel.name} into {folder}", 1, "step"):
+            if not fresh:
+                # The same version is never installed twice unless it is asked for.
+                _pip(python, "uninstall", "--yes", "vllm")
+            _pip(
+                python,
+                "install",
+                "--constraint",
+                str(constraints),
+                str(wheel),
+                *extra,
+            )
+        stamp.write_text(wanted)
+    return folder
+
+
+def group_requirements(pyproject: Path, group: str) -> list[str]:
+    """The requirements of a dependency group; ToolError if there is no such group."""
+    data = tomlkit.parse(pyproject.read_text(encoding="utf-8")).unwrap()
+    try:
+        return [str(line) for line in data["dependency-groups"][group]]
+    except KeyError:
+        raise ToolError(
+            f"{pyproject}: expected the dependency group {group!r}, found none; "
+            "restore it from git"
+        ) from None
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    if not sys.stderr.isatty():
+        command.append("--quiet")
+    # What this command prints on its output is the path, and nothing else.
+    if subprocess.call(command, stdout=sys.stderr) != 0:
+        raise ToolError(
+            f"{python}: expected pip to do {arguments[0]!r}, found that it failed; "
+            "read what it wrote above and run this again"
+        )
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `env`."""
+    summary = "Install the reference wheel into an environment and print its path."
+    parser = subparsers.add_parser("env", help=summary, description=summary)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    paths = Paths.find()
+    print(make_env(paths, build_wheel(paths, Choice(), paths.dist)))
+    return 0

@@ -1,0 +1,187 @@
+"""A real `vllm serve`: start, wait, ask, read metrics, stop all of it.
+
+For the demo, the benchmarks and the engine tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from balance_tools.serving.serve_process import ServeProcess
+
+START_S = 150
+"""How long a server may take to answer; a busy machine needs a multiple of 15 s."""
+
+REQUEST_S = 120
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server(ServeProcess):
+    """A `vllm serve` with an API server, as a context manager.
+
+    It listens on `address` and `port`, by default a free one of the loopback interface;
+    for the rest see `ServeProcess`. On exit all its processes are ended; those that
+    outlive the server's own shutdown are killed and reported as an AssertionError. If
+    the body fails, the end of the log goes to stderr.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        python: Path | str = sys.executable,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+        enter: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://{address}:{self.port}"
+        self.model = model
+        self.start_s = 0.0
+        self.memory_bytes = 0
+        super().__init__(
+            *(folder, name or f"server-{self.port}", model),
+            *("--host", address, "--port", str(self.port), *options),
+            environment=environment,
+            python=python,
+            enter=enter,
+        )
+
+    def __enter__(self) -> Server:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.print_log_tail()
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.print_log_tail()
+        self.memory_bytes = self._memory()
+        left = self.stop()
+        if error is None:
+            assert not left, f"{self.log}: the server left processes behind: {left}"
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int | Sequence[int],
+        concurrency: int = 1,
+        **sampling: Any,
+    ) -> list[list[int]]:
+        """The greedy tokens of prompts of token ids, through /v1/completions."""
+        if isinstance(max_tokens, int):
+            max_tokens = [max_tokens] * len(prompts)
+        with ThreadPoolExecutor(concurrency) as pool:
+            futures = [
+                pool.submit(self.completion, list(prompt), limit, **sampling)
+                for prompt, limit in zip(prompts, max_tokens, strict=True)
+            ]
+            return [future.result() for future in futures]
+
+    def completion(
+        self, prompt: list[int] | str, max_tokens: int, **sampling: Any
+    ) -> list[int]:
+        """The new tokens of one prompt; by default greedy and of full length."""
+        body = {
+            "model": str(self.model),
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **sampling,
+        }
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        tokens: list[int] = response.json()["choices"][0]["token_ids"]
+        return tokens
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """POST a JSON body; the response, whatever its status."""
+        return requests.post(self.url + path, json=body, timeout=REQUEST_S)
+
+    def metric(self, name: str, **labels: str) -> dict[int, float]:
+        """A Prometheus sample by engine (data-parallel rank), summed over the rest.
+
+        Only samples with these values of `labels` count.
+        """
+        return self.metrics(name, **labels)[0]
+
+    def metrics(self, *names: str, **labels: str) -> list[dict[int, float]]:
+        """Several Prometheus samples of one moment, each as by `metric`."""
+        text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
+        values: list[dict[int, float]] = [defaultdict(float) for _ in names]
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in names and labels.items() <= sample.labels.items():
+                    engine = int(sample.labels["engine"])
+                    values[names.index(sample.name)][engine] += sample.value
+        return [dict(value) for value in values]
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache of every rank."""
+        assert self.post("/reset_prefix_cache").status_code == 200
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers; RuntimeError if it exits or takes too long."""
+        start = time.monotonic()
+        said = 0.0
+        while True:
+            waited = time.monotonic() - start
+            if (status := self.exit_status()) is not None:
+                raise RuntimeError(
+                    f"{self.log}: the server exited with {status} "
+                    f"after {waited:.0f} s, before it was ready"
+                )
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{self.url}/health", timeout=5).ok:
+                    self.start_s = waited
+                    return
+            if waited > START_S:
+                raise RuntimeError(
+                    f"{self.log}: the server was not ready in {START_S} s"
+                )
+            if waited - said >= 10:
+                said = waited
+                print(f"waiting for vllm serve: {waited:.0f} s", file=sys.stderr)
+            time.sleep(0.1)
+
+    def _memory(self) -> int:
+        """Bytes of memory of the server, shared pages counted once."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total

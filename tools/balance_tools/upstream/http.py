@@ -1,0 +1,147 @@
+"""HTTP as pip is configured to speak it: proxy, certificates, logins, retries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import requests
+import urllib3.exceptions
+
+from balance_tools.files import CHUNK_BYTES
+from balance_tools.upstream.pip_config import PipConfig
+
+T = TypeVar("T")
+
+TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+
+
+class RefusedError(Exception):
+    """A source cannot deliver; the text is a clause that says why."""
+
+
+class BrokenError(RefusedError):
+    """A source failed in a way that may pass: worth another try."""
+
+
+@dataclass(frozen=True)
+class Http:
+    """A session that follows pip's configuration. No URL or login is in its errors."""
+
+    config: PipConfig
+    first_pause_s: float = FIRST_PAUSE_S
+    _session: requests.Session = field(default_factory=requests.Session, init=False)
+    _logins: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        # As pip does it: its proxy setting replaces what the environment says.
+        if self.config.proxy:
+            self._session.trust_env = False
+
+    def open(self, url: str, headers: dict[str, str]) -> requests.Response:
+        """Begin one GET, without the body; raises BrokenError or RefusedError.
+
+        A login in a URL is used for every later URL of that host, as pip does.
+        """
+        clean, host = self._learn_login(url)
+        try:
+            response = self._session.get(
+                clean,
+                # Bytes as they are stored: a decoded archive has another hash.
+                headers={"Accept-Encoding": "identity", **headers},
+                auth=self._logins.get(host),
+                stream=True,
+                timeout=self.config.timeout_s,
+                verify=self.verify(clean),
+                cert=self.config.client_cert,
+                proxies=self._proxies(),
+            )
+        except requests.RequestException as error:
+            raise _failure(error, self.config.timeout_s) from error
+        if response.status_code in TRANSIENT_STATUS:
+            response.close()
+            raise BrokenError(f"it answered {response.status_code} {response.reason}")
+        return response
+
+    def page(self, url: str, accept: str) -> requests.Response | None:
+        """A whole page, with retries; None where the server has no such page."""
+
+        def once() -> requests.Response | None:
+            with self.open(url, {"Accept": accept}) as response:
+                if response.status_code in {404, 410}:
+                    return None
+                self.check(response)
+                try:
+                    response.content  # noqa: B018  (reads the body now)
+                except requests.RequestException as error:
+                    raise _failure(error, self.config.timeout_s) from error
+                return response
+
+        return self.retry(once)
+
+    @staticmethod
+    def check(response: requests.Response) -> None:
+        """Raise RefusedError unless the answer is a success."""
+        if not response.ok:
+            raise RefusedError(f"it answered {response.status_code} {response.reason}")
+
+    @staticmethod
+    def chunks(response: requests.Response) -> Iterator[bytes]:
+        """The body as it was sent; raises BrokenError when the transfer breaks off."""
+        try:
+            yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
+        except (urllib3.exceptions.HTTPError, ConnectionError) as error:
+            raise BrokenError("the transfer broke off") from error
+
+    def retry(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it does not raise BrokenError, with growing pauses."""
+        pause_s = self.first_pause_s
+        for _ in range(self.config.retries):
+            try:
+                return attempt()
+            except BrokenError:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return attempt()
+
+    def _learn_login(self, url: str) -> tuple[str, str]:
+        """Take the login out of a URL; gives the bare URL and its host with port."""
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        if login:
+            user, _, password = login.partition(":")
+            self._logins[host] = (unquote(user), unquote(password))
+        return urlunsplit(parts._replace(netloc=host)), host
+
+    def verify(self, url: str) -> bool | str:
+        """What requests is told of TLS: certificates, or False for a trusted host."""
+        parts = urlsplit(url)
+        if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
+            return False
+        return self.config.cert or True
+
+    def _proxies(self) -> dict[str, str] | None:
+        proxy = self.config.proxy
+        return {"http": proxy, "https": proxy} if proxy else None
+
+
+def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
+    """What an exception means, without its text: that may hold a login."""
+    if isinstance(error, requests.exceptions.SSLError):
+        return RefusedError(
+            "its certificate was not accepted (pip's settings cert, proxy)"
+        )
+    if isinstance(error, requests.exceptions.ProxyError):
+        return BrokenError("the proxy did not let us through (pip's setting proxy)")
+    if isinstance(error, requests.Timeout):
+        return BrokenError(f"it did not answer within {timeout_s:g} s")
+    if isinstance(error, requests.ConnectionError):
+        return BrokenError("no connection")
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return BrokenError("the transfer broke off")
+    return RefusedError(f"the request is not possible ({type(error).__name__})")

@@ -1,0 +1,197 @@
+"""Write a lock: look versions up on the indexes that pip is configured to use."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from balance_tools.errors import ToolError
+from balance_tools.files import disk_errors, sha256_of
+from balance_tools.paths import Paths
+from balance_tools.upstream.fetch import default_index
+from balance_tools.upstream.http import RefusedError
+from balance_tools.upstream.index import Index, Link, local_path
+from balance_tools.upstream.lock import Artifact, Lock, dump_lock, release_of
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
+    """The lock for these versions of vllm, vllm-ascend and the kernel wheels.
+
+    Without `kernels`, the wheels are those of `ascend` itself or else of the release
+    that it is a post-release of; when neither has any, the lock has no kernels.
+    Raises ToolError for a version that the index lacks or a source that fails.
+    """
+    vllm_links = all_links(index, "vllm")
+    ascend_links = all_links(index, "vllm-ascend")
+    wanted = _version("--ascend", ascend)
+    sources = Lock(
+        vllm=_sdist(index, vllm_links, "vllm", _version("--vllm", vllm)),
+        vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
+    )
+    if kernels is not None:
+        candidates = [_version("--kernels", kernels)]
+    else:
+        candidates = [wanted, Version(wanted.base_version)]
+    for version in candidates:
+        if wheels := _wheels(ascend_links, version):
+            return Lock(
+                vllm=sources.vllm,
+                vllm_ascend=sources.vllm_ascend,
+                kernel_sdist=_sdist(index, ascend_links, "vllm-ascend", version),
+                kernel_wheels=tuple(artifact_of_link(index, link) for link in wheels),
+            )
+    if kernels is not None:
+        raise ToolError(
+            f"--kernels {kernels}: expected wheels of vllm-ascend of that version for "
+            f"{' or '.join(ARCHITECTURES)}, found none; choose another version"
+        )
+    return sources
+
+
+def all_links(index: Index, project: str) -> list[Link]:
+    """Every file of a project, from all sources, one link for each file name.
+
+    Raises ToolError when a source cannot be asked, for the answer would be a guess,
+    and when two sources list one file name with different hashes.
+    """
+    found: dict[str, Link] = {}
+    for source in index.sources:
+        try:
+            links = index.links(source, project)
+        except RefusedError as problem:
+            raise ToolError(
+                f"{source}: expected the files of {project}, found that {problem}; "
+                "check the network and `pip config list`"
+            ) from problem
+        for link in links:
+            known = found.setdefault(link.filename, link)
+            if None not in {known.sha256, link.sha256} and known.sha256 != link.sha256:
+                raise ToolError(
+                    f"{link.filename}: expected one sha256, found {known.sha256} from "
+                    f"{known.source} and {link.sha256} from {source}; remove the "
+                    "source that is wrong from pip's configuration"
+                )
+            if known.sha256 is None and link.sha256 is not None:
+                found[link.filename] = link
+    return list(found.values())
+
+
+def _version(flag: str, text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise ToolError(
+            f"{flag}: expected a version, found {text!r}; write it as in 0.23.0"
+        ) from None
+
+
+def _sdist(
+    index: Index, links: Sequence[Link], project: str, version: Version
+) -> Artifact:
+    for link in links:
+        if link.filename.endswith(".tar.gz") and _version_of(link) == version:
+            return artifact_of_link(index, link)
+    have = sorted(
+        {_version_of(link) for link in links if link.filename.endswith(".tar.gz")}
+    )
+    newest = ", ".join(str(version) for version in have[-5:]) or "none"
+    raise ToolError(
+        f"{project} {version}: expected an sdist on pip's configured sources, found "
+        f"none; the newest sdists are {newest}"
+    )
+
+
+def _version_of(link: Link) -> Version:
+    release = release_of(link.filename)
+    if release is None:
+        raise ValueError(f"not a file of a release: {link.filename}")
+    return release[1]
+
+
+def _wheels(links: Sequence[Link], version: Version) -> list[Link]:
+    return sorted(
+        (
+            link
+            for link in links
+            if link.filename.endswith(tuple(f"_{arch}.whl" for arch in ARCHITECTURES))
+            and _version_of(link) == version
+        ),
+        key=lambda link: link.filename,
+    )
+
+
+def artifact_of_link(index: Index, link: Link) -> Artifact:
+    """The lock's entry for a link; what the index does not say is found out."""
+    release = release_of(link.filename)
+    if release is None:
+        raise ValueError(f"not a file of a release: {link.filename}")
+    try:
+        sha256 = link.sha256
+        size = link.size if sha256 is not None else None
+        if size is None:
+            size, sha256 = _measure(index, link)
+    except RefusedError as problem:
+        raise ToolError(
+            f"{link.filename}: expected its size from {link.source}, found that "
+            f"{problem}; check the network and run this again"
+        ) from problem
+    return Artifact(release[0], str(release[1]), link.filename, sha256 or "", size)
+
+
+def _measure(index: Index, link: Link) -> tuple[int, str]:
+    """Size in bytes and sha256 of a file; the body is read when it must be."""
+    if link.url.startswith("file:"):
+        path = local_path(link.url)
+        with disk_errors(path):
+            return path.stat().st_size, sha256_of(path)
+
+    def once() -> tuple[int, str]:
+        with index.http.open(link.url, {}) as response:
+            index.http.check(response)
+            length = response.headers.get("Content-Length")
+            if length is not None and link.sha256 is not None:
+                return int(length), link.sha256
+            digest, size = hashlib.sha256(), 0
+            for chunk in index.http.chunks(response):
+                digest.update(chunk)
+                size += len(chunk)
+            return size, digest.hexdigest()
+
+    return index.http.retry(once)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `lock`."""
+    parser = subparsers.add_parser("lock", help=__doc__, description=__doc__)
+    parser.add_argument("--vllm", required=True, metavar="VERSION")
+    parser.add_argument("--ascend", required=True, metavar="VERSION")
+    parser.add_argument(
+        "--kernels",
+        metavar="VERSION",
+        help="vllm-ascend release whose wheels hold the kernels; default: the same, or "
+        "the one that it is a post-release of",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="replace upstream.toml, do not print"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    lock = resolve(args.vllm, args.ascend, args.kernels, default_index())
+    if args.write:
+        path = Paths.find().lock
+        partial = path.with_name(path.name + ".part")
+        with disk_errors(path):
+            partial.write_text(dump_lock(lock), encoding="utf-8")
+            partial.replace(path)
+        print(f"{path}: written", file=sys.stderr)
+    else:
+        print(dump_lock(lock), end="")
+    return 0

@@ -1,0 +1,261 @@
+"""Build the rebased tree and run its tests: ours, and upstream's for what we touch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from balance_tools.distribution import Choice
+from balance_tools.drift.replaced import PLUGIN, UPSTREAM
+from balance_tools.errors import ToolError
+from balance_tools.files import exclusive, sha256_of
+from balance_tools.paths import Paths
+from balance_tools.progress import progress
+from balance_tools.series.apply import load_series
+from balance_tools.serving.env import make_env
+from balance_tools.upstream.lock import load_lock, parse_lock
+from balance_tools.vendoring.checkout import files_of, make_checkout
+from balance_tools.vendoring.vendor import vendor
+from balance_tools.verify.environments import (
+    TEST_REQUIREMENTS,
+    install,
+    layered_environment,
+)
+from balance_tools.verify.ledger import Data, Ledger, Stage
+from balance_tools.verify.model_cache import write_hub
+from balance_tools.verify.pytest_file import (
+    FAILED,
+    Setup,
+    count,
+    run_file,
+    termination_interrupts,
+)
+from balance_tools.verify.upstream_tests import (
+    OFF,
+    ON,
+    PLAIN,
+    SWITCH_ON,
+    copy_tests,
+    newly_failing,
+    select,
+)
+from balance_tools.verify.verdict import Verdict
+from balance_tools.wheel.build import build_wheel
+
+NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
+# What of a checkout a wheel is made from, beside the upstream trees.
+_NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is verified.
+
+    Attributes:
+        name: Of the release or the line; the folder below build/verify.
+        label: For people, "vllm 0.30.0".
+        lock: Text of the lock.
+        series: Folder with the series of each package.
+        tree: Pristine tree of the same release.
+    """
+
+    name: str
+    label: str
+    lock: str
+    series: Path
+    tree: Path
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The places of one verification."""
+
+    paths: Paths
+    subject: Subject
+    folder: Path
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is done."""
+        return Ledger(self.folder / "stages")
+
+
+def verify(
+    paths: Paths, subject: Subject, base: Path | None, engine: Sequence[str]
+) -> Verdict:
+    """Verify a series; what was done before with equal inputs is not done again.
+
+    Args:
+        paths: The repository.
+        subject: What to verify.
+        base: Interpreter of an environment that has the requirements of the release
+            already; None installs them.
+        engine: Our engine tests, files and folders; empty leaves them out.
+
+    Raises:
+        ToolError: a test that passes without the patches fails with them, or one of
+            our engine tests fails. Then verify.md in build/verify/NAME says which.
+    """
+    bench = Bench(paths, subject, paths.build / "verify" / subject.name)
+    with exclusive(bench.folder / ".lock"), termination_interrupts():
+        found = _verdict(bench, base, engine)
+    report = found.write(bench.folder)
+    if found.failing:
+        raise ToolError(
+            f"{report}: expected no newly failing test, found {len(found.failing)}, "
+            f"first {found.failing[0]}; correct the patch or our files and verify again"
+        )
+    return found
+
+
+def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
+    patched = _root(bench, "patched", bench.subject.series)
+    plain = _root(bench, "unpatched", None)
+    # One of our tests reads the plugin, which the reference wheel does not have.
+    for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
+        print(line, file=sys.stderr)
+    stages = [_wheel(bench, root) for root in (patched, plain)]
+    wheels = [Path(stage.data["path"]) for stage in stages]
+    stages += _environments(bench, [patched, plain], wheels, base)
+    pythons = [Path(stage.data["path"]) for stage in stages[2:]]
+    ours = Setup("engine", pythons[0], patched.root)
+    files = [name for word in engine for name in _test_files(patched.root, word)]
+    plugin = load_series(patched.patches(PLUGIN)).sha256
+    made_of = sha256_of(wheels[0]) + plugin
+    tests = _run(bench, [(ours, file) for file in files], made_of)
+    failing = [
+        f"{name}: {result} (our engine tests)"
+        for stage in tests
+        for name, result in stage.data.items()
+        if result == FAILED
+    ]
+    upstream = list(_upstream(bench, wheels, pythons))
+    results: dict[str, dict[str, str]] = {PLAIN: {}, OFF: {}, ON: {}}
+    for stage in upstream:
+        results[stage.name.split("/")[0]].update(stage.data)
+    failing += newly_failing(results)
+    return Verdict(bench.subject.label, [*stages, *tests, *upstream], failing)
+
+
+def _root(bench: Bench, name: str, series: Path | None) -> Paths:
+    """Make the source root of one side."""
+    paths, subject = bench.paths, bench.subject
+    patches: dict[str, Path | None] = {
+        package: series / package if series else None for package in (UPSTREAM, PLUGIN)
+    }
+    root = make_checkout(paths, bench.folder / name, subject.lock, patches)
+    pin = load_lock(paths.lock).vllm.version
+    if parse_lock(subject.lock, "the new lock").vllm.version != pin:
+        (root.root / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
+    return root
+
+
+def _wheel(bench: Bench, root: Paths) -> Stage:
+    digest = hashlib.sha256(bench.subject.lock.encode())
+    for name in files_of(bench.paths):
+        if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
+            digest.update(name.encode() + (root.root / name).read_bytes())
+    digest.update(load_series(root.patches(UPSTREAM)).sha256.encode())
+
+    def build() -> Data:
+        return {"path": str(build_wheel(root, Choice(), root.dist))}
+
+    name = f"wheel, {root.root.name}"
+    return bench.ledger.once(name, [digest.hexdigest()], build)
+
+
+def _environments(
+    bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path], base: Path | None
+) -> Iterator[Stage]:
+    """Yield the environments with the patched and with the plain wheel."""
+    patched, plain = roots
+    inputs = [sha256_of(wheels[0]), str(base)]
+
+    def full() -> Data:
+        if base is None:
+            python = make_env(patched, wheels[0]) / "bin" / "python"
+        else:
+            python = layered_environment(patched.env / "layered", wheels[0], base)
+        install(python, *TEST_REQUIREMENTS)
+        return {"path": str(python)}
+
+    first = bench.ledger.once("environment, patched", inputs, full)
+    yield first
+
+    def layered() -> Data:
+        below = Path(first.data["path"])
+        folder = plain.env / "layered"
+        return {"path": str(layered_environment(folder, wheels[1], below))}
+
+    inputs = [sha256_of(wheels[1]), first.data["path"]]
+    yield bench.ledger.once("environment, unpatched", inputs, layered)
+
+
+def _test_files(root: Path, word: str) -> list[str]:
+    """Return the test files that a file or folder stands for.
+
+    Raises:
+        ToolError: there are none.
+    """
+    path = root / word
+    found = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    if not found or not found[0].is_file():
+        raise ToolError(
+            f"--engine-tests: expected test files or folders of this repository, found "
+            f"{word!r}; leave the option out to run all of tests/engine"
+        )
+    return [one.relative_to(root).as_posix() for one in found]
+
+
+def _upstream(
+    bench: Bench, wheels: Sequence[Path], pythons: Sequence[Path]
+) -> Iterator[Stage]:
+    """Run upstream's tests of the touched modules on both wheels."""
+    tree = bench.subject.tree
+    copy = bench.folder / "upstream"
+    copy_tests(tree, copy)
+    write_hub(bench.folder / "hub")
+    variables = {"HF_HOME": str(bench.folder / "hub"), "PYTHONPATH": str(copy)}
+    setups = {
+        PLAIN: (Setup(PLAIN, pythons[1], copy, (), variables), wheels[1]),
+        OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
+        ON: (Setup(ON, pythons[0], copy, (SWITCH_ON,), variables), wheels[0]),
+    }
+    files = select(tree, load_series(bench.subject.series / UPSTREAM).paths)
+    for setup, wheel in setups.values():
+        runs = [(setup, file) for file in files]
+        yield from _run(bench, runs, sha256_of(wheel))
+
+
+def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Stage]:
+    """Run test files one after the other and say how each went."""
+    stages = []
+    if not runs:
+        return []
+    title = f"{runs[0][0].name}: {len(runs)} test files"
+    with progress(title, len(runs), "file") as report:
+        for done, (setup, file) in enumerate(runs, 1):
+            inputs = [made_of, _content(setup, file)]
+            run = partial(run_file, setup, file, bench.folder / "logs")
+            stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
+            stages.append(stage)
+            report(done)
+            said = f"{file}: {count(stage.data)}, {stage.seconds:.0f} s"
+            print(said, file=sys.stderr, flush=True)
+    return stages
+
+
+def _content(setup: Setup, file: str) -> str:
+    """Hash a test file, the helpers that it may use and the settings of pytest."""
+    digest = hashlib.sha256(",".join(setup.plugins).encode())
+    path = setup.root / file
+    helpers = set(path.parent.glob("*.py")) - set(path.parent.glob("test_*.py"))
+    for other in ("pyproject.toml", "tools/balance_tools/serving/server.py"):
+        helpers |= set(setup.root.glob(other))
+    for one in (path, *sorted(helpers)):
+        digest.update(one.read_bytes())
+    return digest.hexdigest()

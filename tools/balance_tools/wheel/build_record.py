@@ -1,0 +1,95 @@
+"""What a wheel says about its own making: vllm_balance/build.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.files import sha256_of
+from balance_tools.manifest import files_of_ours, walk
+from balance_tools.wheel.plan import OURS, WheelPlan
+from balance_tools.wheel.source_state import source_state
+from vllm_balance.build_info import BuildInfo
+from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
+
+
+def build_record(plan: WheelPlan, wheel_root: Path) -> str:
+    """The text of build.json; the same sources always give the same text.
+
+    `wheel_root` is the unpacked wheel, complete but for this record and compiled files.
+    """
+    root = plan.paths.root
+    kernels = plan.kernels
+    made_from = (kernels and kernels.made_from()) or {}
+    state = source_state(root)
+    record = BuildInfo(
+        wheel=plan.filename,
+        distributions=plan.distributions,
+        upstreams={entry.name: entry.version for entry in plan.upstreams.values()},
+        target=plan.target.name,
+        device=kernels.device_type if kernels else None,
+        soc=plan.choice.soc or None,
+        arch=plan.choice.arch if kernels else None,
+        kernels=plan.choice.kernels if kernels else None,
+        kernel_wheel=plan.kernel_wheel.filename if plan.kernel_wheel else None,
+        toolchain=made_from.get("toolchain"),
+        commit=state.commit,
+        dirty=state.dirty,
+        lock_sha256=lock_sha256(root),
+        series_sha256={name: series_sha256(root, name) for name in PACKAGES},
+        own_files={
+            name: sha256_of(wheel_root / name) for name in own_files(plan, wheel_root)
+        },
+        left_out=[
+            *plan.target.excludes,
+            *(name for name in PACKAGES if name not in plan.target.packages),
+        ],
+        hooks=hooks(plan, wheel_root),
+        lock=(root / LOCK).read_text(encoding="utf-8"),
+    )
+    return json.dumps(asdict(record), indent=1) + "\n"
+
+
+def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
+    """The files in an unpacked wheel that this project wrote."""
+    found = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
+    for package in plan.target.packages:
+        ours = files_of_ours(plan.paths.vendored(package))
+        found += [f"{package}/{path}" for path in ours]
+    return sorted(name for name in found if (wheel_root / name).is_file())
+
+
+def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
+    """Each patched file of upstream to the first line that upstream's has not."""
+    found = {}
+    for package in plan.target.packages:
+        artifact = plan.lock.packages[package]
+        pristine = plan.paths.pristine / f"{artifact.project}-{artifact.version}"
+        for name in sorted(patched_files(plan.paths.patches(package))):
+            if (pristine / name).is_file() and (wheel_root / name).is_file():
+                found[name] = _first_new_line(wheel_root / name, pristine / name)
+    return found
+
+
+def patched_files(patches: Path) -> set[str]:
+    """The files that the patches in a folder change, as their `+++` lines say."""
+    return {
+        line.removeprefix("+++ b/").split("\t")[0]
+        for patch in patches.glob("*.patch")
+        for line in patch.read_text(encoding="utf-8").splitlines()
+        if line.startswith("+++ b/")
+    }
+
+
+def _first_new_line(ours: Path, upstream: Path) -> str:
+    text = upstream.read_text(encoding="utf-8")
+    for line in map(str.strip, ours.read_text(encoding="utf-8").splitlines()):
+        if line not in text:
+            return line
+    raise ToolError(
+        f"{ours.name}: expected its patch to add a line that upstream lacks, found "
+        "none; the server could not tell it from a stock one, so make the hook unlike "
+        "upstream's lines"
+    )

@@ -1,0 +1,220 @@
+"""Everything a wheel is made from, worked out before anything is written.
+
+Pure reading: the settings, the lock, upstream's declarations and the choice of a wheel
+become one WheelPlan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.distribution import (
+    SETTINGS_NAME,
+    Choice,
+    EntryPoints,
+    Settings,
+    Target,
+    load_settings,
+    merge_entry_points,
+)
+from balance_tools.errors import ToolError
+from balance_tools.kernels.socs import device_of, label_of
+from balance_tools.kernels.stage import Stage, prebuilt_stage, source_stage
+from balance_tools.paths import Paths
+from balance_tools.upstream.lock import Artifact, Lock, load_lock
+from balance_tools.upstream.metadata import UpstreamMetadata, read_upstream_metadata
+from balance_tools.wheel.licences import licence_files
+from balance_tools.wheel.requirements import (
+    REQUIREMENT_FILES,
+    Wanted,
+    parse_requirement,
+    read_requirements,
+    reconcile,
+)
+from balance_tools.wheel.tree_check import check_trees
+
+OURS = "vllm_balance"
+GUARD = "vllm-balance"
+"""The distribution that OURS is, in every wheel."""
+PLUGIN = "vllm_ascend"
+SKIPPED_FOLDERS = frozenset({"__pycache__"})
+
+
+@dataclass(frozen=True)
+class WheelPlan:
+    """One wheel, before it is built."""
+
+    paths: Paths
+    choice: Choice
+    settings: Settings
+    target: Target
+    lock: Lock
+    upstreams: Mapping[str, UpstreamMetadata]
+    """Vendored package to what its upstream declares."""
+    requirements: tuple[str, ...]
+    licences: Mapping[str, Path]
+    """Path below licenses/ to source."""
+    kernel_wheel: Artifact | None
+    """Where prebuilt kernels come from."""
+    kernels: Stage | None
+    """Where the kernels lie; None for a wheel without."""
+
+    @property
+    def label(self) -> str:
+        """The end of the local version: the chip, where kernels were built for one."""
+        return label_of(self.choice.soc) if self.choice.soc else self.target.label
+
+    @property
+    def version(self) -> str:
+        """The distribution's version, with the local label."""
+        upstream = self.upstreams[self.target.packages[0]].version
+        return self.settings.local_version(upstream, self.label)
+
+    @property
+    def plugin_version(self) -> str:
+        """The version of the second distribution, the plugin."""
+        upstream = self.upstreams[PLUGIN].version
+        return self.settings.local_version(upstream, self.label)
+
+    @property
+    def filename(self) -> str:
+        """The file name of the wheel."""
+        return "-".join((self.settings.name, self.version, *self.tag)) + ".whl"
+
+    @property
+    def distributions(self) -> dict[str, str]:
+        """What importlib.metadata will see: name to version, the wheel's own first."""
+        found = {self.settings.name: self.version, GUARD: self.version}
+        if self.has_plugin:
+            found[self.upstreams[PLUGIN].name] = self.plugin_version
+        return found
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether the wheel carries the plugin, and with it a dist-info for it."""
+        return PLUGIN in self.target.packages
+
+    @property
+    def tag(self) -> tuple[str, str, str]:
+        """Python, ABI and platform tag; those of the kernel wheel where there is one.
+
+        Kernels from source are for this machine: nobody has checked which older
+        systems they would load on. Raises ToolError where the kernel wheel's name does
+        not hold one tag.
+        """
+        if self.choice.from_source:
+            return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
+        if self.kernel_wheel is None:
+            return ("py3", "none", "any")
+        tags = sorted(self.kernel_wheel.tags, key=str)
+        if len(tags) != 1:
+            raise ToolError(
+                f"{self.kernel_wheel.filename}: expected one tag in the name of the "
+                f"kernel wheel, found {len(tags)}; lock a wheel with one tag"
+            )
+        return (tags[0].interpreter, tags[0].abi, tags[0].platform)
+
+    @property
+    def entry_points(self) -> EntryPoints:
+        """Those of the first dist-info: vLLM's and ours. The plugin's are its own."""
+        upstream = self.upstreams[self.target.packages[0]]
+        return merge_entry_points(upstream.entry_points, self.target.entry_points)
+
+    @property
+    def packages(self) -> list[str]:
+        """Every folder of the packages in the wheel, as a dotted package name.
+
+        Upstream ships folders without an __init__.py too, so each folder counts.
+        """
+        folders: list[Path] = []
+        for package in (*self.target.packages, OURS):
+            folders += package_folders(self.paths.root, package, self.target.excludes)
+        return [".".join(folder.parts) for folder in folders]
+
+
+def package_folders(
+    root: Path, package: str, excludes: tuple[str, ...] = ()
+) -> list[Path]:
+    """The folders of a package that hold a file, relative to `root`, sorted.
+
+    Raises ToolError when there is no such package. `excludes` are posix paths below
+    `root` that are left out with all they hold.
+    """
+    if not (root / package).is_dir():
+        raise ToolError(
+            f"{root / package}: expected the sources of the wheel here, found no "
+            "folder; run `make vendor`"
+        )
+    found = []
+    for base, names, files in os.walk(root / package):
+        folder = Path(base).relative_to(root)
+        names[:] = sorted(
+            name
+            for name in names
+            if name not in SKIPPED_FOLDERS
+            and (folder / name).as_posix() not in excludes
+        )
+        if files:
+            found.append(folder)
+    return found
+
+
+def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
+    """Raise ToolError for an entry point whose module is not there."""
+    for group, entries in entry_points.items():
+        for name, reference in entries.items():
+            module = root.joinpath(*reference.partition(":")[0].split("."))
+            if (
+                not (module / "__init__.py").is_file()
+                and not module.with_suffix(".py").is_file()
+            ):
+                raise ToolError(
+                    f"{module}: expected the module of entry point {name!r} in "
+                    f"{group}, found none; restore it, or mend {SETTINGS_NAME}"
+                )
+
+
+def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
+    """Work out one wheel; ToolError where something is missing or contradicts."""
+    settings = load_settings(paths.root / SETTINGS_NAME)
+    lock = load_lock(paths.lock)
+    target = settings.targets[choice.target]
+    for entry_points in (target.entry_points, settings.guard_entry_points):
+        check_our_entry_points(paths.root, entry_points)
+    check_trees(paths, lock, target.packages)
+    pristine = {
+        package: paths.pristine / f"{artifact.project}-{artifact.version}"
+        for package, artifact in lock.packages.items()
+        if package in target.packages
+    }
+    upstreams = {
+        package: read_upstream_metadata(folder, package)
+        for package, folder in pristine.items()
+    }
+    wanted: list[Wanted] = []
+    for package, folder in pristine.items():
+        name = REQUIREMENT_FILES[package]
+        wanted += read_requirements(folder / name, f"{package} {name}")
+    wanted += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
+    kernel_wheel, kernels = None, None
+    if choice.from_source:
+        device = device_of(choice.soc, pristine[PLUGIN])
+        kernels = source_stage(paths, lock, choice, device)
+    elif target.device_type is not None:
+        kernel_wheel = lock.kernel_wheel(choice.python, choice.arch)
+        kernels = prebuilt_stage(paths, kernel_wheel, target.device_type)
+    return WheelPlan(
+        paths=paths,
+        choice=choice,
+        settings=settings,
+        target=target,
+        lock=lock,
+        upstreams=upstreams,
+        requirements=tuple(reconcile(wanted, target.policy)),
+        licences=licence_files(paths.root, pristine),
+        kernel_wheel=kernel_wheel,
+        kernels=kernels,
+    )

@@ -1,0 +1,149 @@
+"""How setuptools is told what to build; setup.py at the root calls it.
+
+setuptools copies the packages and writes the metadata. What it cannot do is added when
+the content of the wheel is complete: kernels, further dist-infos, the build record,
+upstream's licences, and modes and times that do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from setuptools import Distribution
+from setuptools.command.bdist_wheel import bdist_wheel
+
+from balance_tools.kernels.stage import add_kernels
+from balance_tools.wheel.build_record import build_record
+from balance_tools.wheel.dist_info import render_entry_points, write_dist_info
+from balance_tools.wheel.elf import check_elf_files, check_pure, find_elf_files
+from balance_tools.wheel.parts import further_dist_infos
+from balance_tools.wheel.plan import OURS, WheelPlan
+
+# 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
+EPOCH = "315532800"
+FILE_MODE, SCRIPT_MODE = 0o644, 0o755
+
+
+def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
+    """The keyword arguments of setuptools.setup()."""
+    os.environ["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH", EPOCH)
+    upstream = plan.upstreams[plan.target.packages[0]]
+    work = plan.paths.build / "wheel" / plan.choice.name
+    # setuptools packs whatever an earlier build left in its folders.
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    return {
+        "name": plan.settings.name,
+        "version": plan.version,
+        "description": plan.settings.summary,
+        "long_description": (
+            f"{upstream.name} {upstream.version} with the patch series of "
+            "vllm-balance. `vllm-balance info` says what is installed.\n"
+        ),
+        "long_description_content_type": "text/markdown",
+        "author": f"{upstream.core['Author']}, with changes by vllm-balance",
+        "license_expression": plan.target.license,
+        "license_files": [],
+        "classifiers": upstream.values("Classifier"),
+        "python_requires": upstream.core["Requires-Python"],
+        "packages": plan.packages,
+        "package_data": {"": ["*"]},
+        "include_package_data": False,
+        "install_requires": list(plan.requirements),
+        "extras_require": upstream.extras,
+        "entry_points": render_entry_points(plan.entry_points),
+        "zip_safe": False,
+        "distclass": BinaryDistribution if plan.has_plugin else Distribution,
+        "cmdclass": {"bdist_wheel": wheel_command(plan)},
+        "options": {
+            "build": {"build_base": str(work)},
+            "bdist": {"bdist_base": str(work / "bdist")},
+            "egg_info": {"egg_base": str(work)},
+        },
+    }
+
+
+class BinaryDistribution(Distribution):
+    """Makes setuptools treat the packages as tied to a platform."""
+
+    def has_ext_modules(self) -> bool:
+        """The extensions come ready made and are not listed."""
+        return True
+
+
+def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
+    """The bdist_wheel command for one plan."""
+
+    class BalanceWheel(bdist_wheel):
+        """bdist_wheel with what only we know."""
+
+        def get_tag(self) -> tuple[str, str, str]:
+            return plan.tag
+
+        def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+            super().egg2dist(egginfo_path, distinfo_path)
+            add_licences(plan, Path(distinfo_path))
+
+        def write_wheelfile(
+            self, wheelfile_base: str, generator: str = "vllm-balance"
+        ) -> None:
+            super().write_wheelfile(wheelfile_base, generator)
+            wheel_root = Path(wheelfile_base).parent
+            # An editable install comes here too; its wheel has no packages.
+            if (wheel_root / OURS).is_dir():
+                complete(plan, wheel_root, self.data_dir)
+
+    return BalanceWheel
+
+
+def add_licences(plan: WheelPlan, dist_info: Path) -> None:
+    """Copy the licence files into a dist-info and name them in its METADATA.
+
+    setuptools would keep upstream's under the path they have here.
+    """
+    metadata = dist_info / "METADATA"
+    headers, separator, body = metadata.read_text(encoding="utf-8").partition("\n\n")
+    for name, source in plan.licences.items():
+        headers += f"\nLicense-File: {name}"
+        copy = dist_info / "licenses" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    metadata.write_text(headers + separator + body, encoding="utf-8")
+
+
+def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
+    """Add the rest to the unpacked wheel, and check and normalise all of it.
+
+    `data_dir` is the name of the wheel's `.data` folder. Raises ToolError for a binary
+    that does not fit the tag.
+    """
+    record = wheel_root / OURS / "build.json"
+    record.write_text(build_record(plan, wheel_root), encoding="utf-8")
+    if plan.kernels is not None:
+        add_kernels(plan.kernels, wheel_root)
+    # Where the packages of this wheel go too: a RECORD names them relative to it.
+    library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
+    for info in further_dist_infos(plan):
+        write_dist_info(info, wheel_root, library)
+    files = [path for path in wheel_root.rglob("*") if path.is_file()]
+    binaries = find_elf_files(
+        wheel_root, (path.relative_to(wheel_root) for path in files)
+    )
+    if plan.has_plugin:
+        check_elf_files(binaries, plan.choice.python, plan.choice.arch)
+    else:
+        check_pure(binaries)
+    for path in files:
+        path.chmod(SCRIPT_MODE if is_script(path) else FILE_MODE)
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file is started by its own first line.
+
+    Its mode is not asked: that depends on how the sources came here.
+    """
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Chooses the prefill budget of a step: waiting saved against time wasted."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from .costs import StepCost
+
+
+def best_prefill_budget(
+    work: Iterable[tuple[int, float]],
+    ranks: int,
+    limit: int,
+    max_tokens: int,
+    cost: StepCost,
+    floor: int = 0,
+) -> int:
+    """The budget B with the largest gain, or 0 if none is worth its waste.
+
+    ``gain(B) = sum_r cost_r * min(1, B / p_r) - cost.waste(B, mean_r min(p_r, B))``
+
+    Between two of the pending tokens p_r the gain is linear in B, so only B = p_r,
+    the limit and the floor need to be looked at: one sort, O(ranks log ranks).
+
+    Args:
+        work: pending prompt tokens p_r > 0 and waiting cost_r (seconds) of each rank
+            that has some, in any order.
+        ranks: how many ranks there are, those without work included.
+        limit: the largest budget that a step can take beside its decodes, at least 1.
+        max_tokens: tokens of the largest step; the unit of `cost`.
+        cost: what prefills cost.
+        floor: a budget that must be granted at least, from 0 (none) to the limit.
+
+    Returns:
+        A number of tokens, at most `limit`; at least `floor`.
+    """
+    ordered = sorted(work)
+    # Ranks below the floor are served whole whatever budget is chosen.
+    first = bisect_left(ordered, (floor,))
+    # Waiting cost and tokens of the ranks that are served whole.
+    saved = sum(waited for _, waited in ordered[:first])
+    below = sum(tokens for tokens, _ in ordered[:first])
+    rest = ordered[first:]
+    above = len(rest)
+    # With the costs per token and mean = (below + B * above) / ranks,
+    # gain(B) = saved + B * rate - own * (B - mean) - fixed + fixed * mean;
+    # all gains below are without the constant -fixed.
+    own = cost.own / max_tokens
+    slope = (own + cost.fixed / max_tokens) / ranks
+    rate = sum(waited / tokens for tokens, waited in rest) - own
+    best, best_gain = 0, cost.fixed
+    if floor:
+        best = floor
+        best_gain = saved + floor * rate + slope * (below + floor * above)
+    for tokens, waited in rest:
+        budget = tokens if tokens < limit else limit
+        gain = saved + budget * rate + slope * (below + budget * above)
+        if gain >= best_gain:
+            best, best_gain = budget, gain
+        if tokens >= limit:
+            break
+        saved += waited
+        rate -= waited / tokens
+        below += tokens
+        above -= 1
+    return best
