@@ -34,6 +34,7 @@ from typing import Any
 import record
 import torch
 import torch.distributed as dist
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.v1.core.sched.balance.wire import WIDTH
 
@@ -264,7 +265,7 @@ def main() -> None:
     results: list[object] = []
     for ranks in arguments.ranks:
         results += measure(ranks, arguments.calls)
-    record.write(arguments, results)
+    record.write(arguments, results, policies_fingerprint())
 
 
 if __name__ == "__main__":
