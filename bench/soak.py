@@ -29,8 +29,8 @@ from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm_balance.reference import tiny_models
 
 GROWTH_MB = 1.0
-"""More is a leak: a tenth of the 107 bytes a step that statistics once took, at 100,000
-steps."""
+"""More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
+20,000 steps that are measured, 92 MB in those of a million."""
 
 
 def resident_mb() -> float:
