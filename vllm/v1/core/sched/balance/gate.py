@@ -16,12 +16,14 @@ from vllm.v1.core.sched.balance.ages import PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.identity import identity_of
+from vllm.v1.core.sched.balance.parents import end_with_parent
 from vllm.v1.core.sched.balance.pending import PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.queues import num_waiting
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.upstream import keep_prefill_interval, max_admitted
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
+    end_with_parent()
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
@@ -160,6 +163,8 @@ class BalanceGate:
             tell_clients: tells the front-end that this engine is dead.
         """
         now = time.monotonic()
+        if self.held:
+            keep_prefill_interval(self._scheduler)
         if not active:
             self._count_hold(now)
             self._end_hold(now)
@@ -228,7 +233,7 @@ class BalanceGate:
             held_steps=self.held_steps,
             prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
-            max_running=scheduler.max_num_running_reqs,
+            max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
             pending_age_us=int(age * 1e6),
             wait_us=int(max(waits, default=0.0) * 1e6),

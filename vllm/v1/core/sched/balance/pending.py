@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.queues import in_turn
+from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PendingWork:
         """Waiting requests that could be admitted in the next step."""
         scheduler = self._scheduler
         admissible: list[Request] = []
-        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        slots = max_admitted(scheduler) - len(scheduler.running)
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         # The others wait for something else than a slot, and take none.
         ready = (
