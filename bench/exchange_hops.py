@@ -88,19 +88,17 @@ def ways(group: dist.ProcessGroup) -> dict[str, Way]:
         line, column = divmod(rank, width)
         all_rows[line, column] = row
         works = []
-        for other in range(width):
-            if other != column:
-                peer = line * width + other
-                works.append(group.send([all_rows[line, column]], peer, 0))
-                works.append(group.recv([all_rows[line, other]], peer, 0))
+        for other in set(range(width)) - {column}:
+            peer = line * width + other
+            works.append(group.send([all_rows[line, column]], peer, 0))
+            works.append(group.recv([all_rows[line, other]], peer, 0))
         for work in works:
             work.wait(TIMEOUT)
         works = []
-        for other in range(size // width):
-            if other != line:
-                peer = other * width + column
-                works.append(group.send([all_rows[line]], peer, 1))
-                works.append(group.recv([all_rows[other]], peer, 1))
+        for other in set(range(size // width)) - {line}:
+            peer = other * width + column
+            works.append(group.send([all_rows[line]], peer, 1))
+            works.append(group.recv([all_rows[other]], peer, 1))
         for work in works:
             work.wait(TIMEOUT)
         return received
