@@ -35,26 +35,22 @@ def ranks_say(case: str, ranks: int, folder: Path, **environment: str) -> list[d
     return found
 
 
-@pytest.fixture(scope="module")
-def values(tmp_path_factory) -> list[dict]:
-    """What four ranks say, from one start of each."""
-    return ranks_say("values", 4, tmp_path_factory.mktemp("values"))
+def test_collectives_equal_gloo(tmp_path):
+    for rank in ranks_say("equal", 3, tmp_path):
+        assert rank.get("wrong") == [], rank
+        assert rank["checked"] == 5 * 19 + 6, "five types, 19 each; six more"
 
 
-def test_collectives_equal_gloo(values):
-    for rank in values:
-        assert rank.get("equal", {}).get("wrong") == [], rank
-        assert rank["equal"]["checked"] == 5 * 19 + 6, "five types, 19 each; six more"
+def test_send_and_receive(tmp_path):
+    for number, rank in enumerate(ranks_say("letters", 2, tmp_path)):
+        assert rank.get("wrong") == [], rank
+        assert rank["checked"] == (9 if number % 2 else 6)
 
 
-def test_send_and_receive(values):
-    for number, rank in enumerate(values):
-        assert rank.get("letters", {}).get("wrong") == [], rank
-        assert rank["letters"]["checked"] == (9 if number % 2 else 6)
-
-
-def test_groups(values):
-    assert [rank.get("groups") for rank in values] == [{"pair": 3, "all": 6}] * 4
+def test_groups(tmp_path):
+    found = ranks_say("groups", 4, tmp_path)
+    assert [rank.get("pair") for rank in found] == [3, 3, 3, 3], found
+    assert [rank["all"] for rank in found] == [6, 6, 6, 6]
 
 
 def test_a_killed_peer_is_noticed_at_once_and_named(tmp_path):
