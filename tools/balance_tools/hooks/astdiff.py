@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from balance_tools.hooks.elements import (
-    DEFINITIONS,
     DIFFERENT,
     Element,
     element,
     similarity,
 )
+from balance_tools.hooks.scopes import DEFINITIONS, join_scope
 
 Nodes = tuple[ast.AST, ...]
 
@@ -107,11 +107,6 @@ class Cursor:
         return len(self.node.orelse) == 1 and isinstance(self.node.orelse[0], ast.If)
 
 
-def join_scope(scope: str, name: str) -> str:
-    """Return the qualified name of a definition inside `scope`."""
-    return f"{scope}.{name}" if scope else name
-
-
 def gaps(tree: ast.AST, scope: str) -> Iterator[Gap]:
     """Yield every gap of every list that belongs to `scope`, outer lists first."""
     yield from _gaps(Cursor("", (), tree), scope)
@@ -128,6 +123,11 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
                 yield Gap(scope, path, nodes, index)
         for child in nodes:
             yield from _gaps(cursor.child(name, child), wanted)
+
+
+def some(node: ast.AST | None) -> Nodes:
+    """Return a node as nodes, none for None."""
+    return (node,) if node is not None else ()
 
 
 def _leads_to(scope: str, wanted: str) -> bool:

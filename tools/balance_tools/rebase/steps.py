@@ -11,12 +11,12 @@ from pathlib import Path
 from balance_tools.drift.report import DriftReport, drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
 from balance_tools.rebase.fitting import fit
-from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.session import (
     DONE,
