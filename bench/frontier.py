@@ -152,8 +152,11 @@ class Runs:
 
 
 def gain(runs: Runs, cell: GridCell, policy: str, seed: int) -> float:
-    """What the policy gains over off, as a share: steady throughput of a closed loop;
-    of an open one, whose throughput is given, mean end-to-end latency."""
+    """What the policy gains over off, as a share.
+
+    Of a closed loop, steady throughput; of an open one, whose throughput is given,
+    mean end-to-end latency.
+    """
     mine, off = runs[Task(cell, policy, seed)], runs[Task(cell, "off", seed)]
     if cell.is_closed_loop:
         name = "steady_output_throughput"
@@ -237,8 +240,10 @@ def make_all(runs: Runs, cells: Sequence[GridCell], policies: Sequence[str]) -> 
 def summary(
     runs: Runs, cells: Sequence[GridCell], policies: Sequence[str]
 ) -> dict[str, object]:
-    """All figures, by cell; each is the mean over the seeds with which every policy
-    has been run in the cell."""
+    """All figures, by cell.
+
+    Each is the mean over the seeds with which every policy has been run in the cell.
+    """
     seeds = {
         cell: [
             seed

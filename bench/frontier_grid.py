@@ -74,8 +74,12 @@ def closed_loop(
 
 
 def open_loop(workload: Workload, share: float) -> Callable[[int, float], Scenario]:
-    """A maker of scenarios with Poisson arrivals, at a share of what perfectly
-    balanced ranks could serve."""
+    """A maker of scenarios with Poisson arrivals.
+
+    Args:
+        workload: the lengths.
+        share: of the rate that perfectly balanced ranks could serve.
+    """
 
     def make(ranks: int, phi: float) -> Scenario:
         scenario = closed_loop(workload)(ranks, phi)

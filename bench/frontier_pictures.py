@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-from frontier_page import (
+from frontier_data import (
     CellResult,
     Document,
     baselines,
@@ -36,8 +36,10 @@ def _colour(policy: str) -> str:
 
 
 def draw_trade(document: Document, path: Path) -> None:
-    """Throughput against tails, both relative to `align`: a dot per closed loop, and
-    the geometric mean of each policy."""
+    """Throughput against tails, both relative to `align`.
+
+    There is a dot per closed loop, and the geometric mean of each policy.
+    """
     cells = [cell for cell in document["cells"] if cell["closed_loop"]]
     panels = (("p99_ttft_ms", "TTFT p99"), ("p99_itl_ms", "ITL p99"))
     figure, axes = plt.subplots(1, 2, figsize=(10, 5), sharey=True)

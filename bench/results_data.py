@@ -107,11 +107,12 @@ def bounds(document: Document) -> Rows:
 
 def widest_gain(document: Document) -> float:
     """The greatest difference of a gain between seeds, as a share."""
-    return max(
+    spreads = [
         found["gain_spread"][GAIN]
         for case in document["cases"].values()
         for found in case["policies"].values()
-    )
+    ]
+    return float(max(spreads))
 
 
 def _by_policy(

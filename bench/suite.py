@@ -46,8 +46,11 @@ MEASURED = (*FIGURES, "balance_ratio", "bound_share")
 def run(
     scenario: Scenario, policy: str, seeds: Iterable[int], bar: "tqdm[None]"
 ) -> tuple[PolicyResult, dict[str, float]]:
-    """Runs a policy, or off with perfectly shared prefill; returns the figures, and
-    where the time went."""
+    """Runs a policy, or off with perfectly shared prefill.
+
+    Returns:
+        The figures, and where the time went as `ms_per_token` says.
+    """
     if policy == ORACLE:
         scenario, policy = with_shared_prefill(scenario), "off"
     metrics, spent = [], []
@@ -62,8 +65,11 @@ def run(
 
 
 def ms_per_token(found: Run, scenario: Scenario) -> dict[str, float]:
-    """What the time until the last request was sent went into, by the cost model:
-    milliseconds per output token of all ranks together."""
+    """What the time until the last request was sent went into, by the cost model.
+
+    Returns:
+        Milliseconds per output token of all ranks together, by part.
+    """
     cost, ranks = scenario.cost, scenario.limits.ranks
     steps = [step for step in found.steps if step.end <= found.last_sent]
     prefill = sum(step.prefill for step in steps) / ranks
@@ -82,8 +88,10 @@ def ms_per_token(found: Run, scenario: Scenario) -> dict[str, float]:
 def summary(
     result: PolicyResult, spent: Mapping[str, float], off: PolicyResult
 ) -> dict[str, object]:
-    """Mean and spread (greatest less least) of each figure, the gains over off, and
-    where the time went."""
+    """Mean and spread of each figure, the gains over off, and where the time went.
+
+    A spread is the greatest less the least.
+    """
     gains = {
         name: result.gains(name, off)
         for name in ("output_throughput", "steady_output_throughput", "mean_e2el_ms")

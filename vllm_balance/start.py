@@ -36,7 +36,7 @@ def register() -> None:
 def hooks_that_are_gone(info: BuildInfo) -> Iterator[str]:
     """A sentence on the first file of each imported package that lost its hook.
 
-    A line of the patch is looked for, not a hash, so that an operator's own mend of
+    A line of the patch is looked for, not a hash, so that an operator's own fix of
     such a file does not stop the server.
     """
     packages = dict.fromkeys(path.partition("/")[0] for path in info.hooks)

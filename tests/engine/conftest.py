@@ -21,8 +21,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long test_waves runs."""
+    """How long test_waves and test_stopping run."""
     parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
+    parser.addoption("--stops", type=int, default=1, help="tries of test_stopping.py")
 
 
 def vllm_folder() -> Path:

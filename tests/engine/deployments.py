@@ -30,6 +30,7 @@ def kubernetes(variant: str, host: int, folder: Path, **changed: str) -> list[st
     given = {
         "status.podIP": f"10.0.0.{1 + host}",
         "metadata.labels['apps.kubernetes.io/pod-index']": str(host),
+        "metadata.name": f"second-vllm-{host}",
     }
     environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
     if variant == "leaderworkerset":

@@ -1,27 +1,30 @@
 """What deploy/ and the pages about it start is what `vllm serve` takes."""
 
 import argparse
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.cli import serve
 from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import deployments
 
-RANKS, RANKS_PER_HOST = 16, 8
+RANKS, RANKS_PER_HOST = 4, 2
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """As `vllm` does."""
-    serve = ServeSubcommand()
+    subcommand = ServeSubcommand()
     parser = FlexibleArgumentParser()
-    serve.subparser_init(parser.add_subparsers(dest="subparser"))
+    subcommand.subparser_init(parser.add_subparsers(dest="subparser"))
     parsed = parser.parse_args(arguments)
-    serve.validate(parsed)
+    subcommand.validate(parsed)
     return parsed
 
 
@@ -29,6 +32,10 @@ def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
     """What the engine makes of it, for a model that is here."""
     parsed = parse(arguments)
     parsed.model = str(model)
+    # What belongs to the model and the device of the recipe.
+    parsed.tensor_parallel_size, parsed.quantization = 1, None
+    parsed.max_model_len, parsed.gpu_memory_utilization = None, 0.5
+    parsed.compilation_config = type(parsed.compilation_config)()
     engine_arguments = AsyncEngineArgs.from_cli_args(parsed)
     return engine_arguments.create_engine_config(
         headless=parsed.headless
@@ -72,6 +79,70 @@ def test_two_hosts_are_one_group(
         assert config.enable_expert_parallel
         assert config.data_parallel_balance == "adaptive"
         assert config.data_parallel_rpc_port == 13345
+
+
+DEPLOYED = [
+    kubernetes("leaderworkerset"),
+    kubernetes("statefulset"),
+    systemd,
+]
+
+
+@pytest.mark.parametrize("start", DEPLOYED)
+@pytest.mark.parametrize("host", [0, 1])
+def test_one_api_server_is_started_where_one_is_meant(
+    start: Callable[[int, Path], list[str]],
+    host: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By upstream's own rule, which without the option is one for each rank."""
+    assert api_servers(start(host, tmp_path), monkeypatch) <= 1
+
+
+def test_documented_commands_start_one_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for arguments in deployments.documented():
+        assert api_servers(arguments, monkeypatch) <= 1, arguments
+
+
+def test_without_the_option_there_are_as_many_as_ranks(
+    moe_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert api_servers(["serve", str(moe_model), "-dp", "4"], monkeypatch) == 4
+
+
+def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many API servers `vllm` would start; without the reference platform's own
+    default of one."""
+    started = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(current_platform), "pre_register_and_update", lambda *_: None
+        )
+        patch.setattr(serve, "run_headless", lambda args: started.append(0))
+        patch.setattr(
+            serve,
+            "run_multi_api_server",
+            lambda args: started.append(args.api_server_count),
+        )
+        patch.setattr(serve, "run_server", lambda args: started.append(1))
+        patch.setattr(serve.uvloop, "run", lambda _: None)
+        ServeSubcommand.cmd(parse(arguments))
+    (count,) = started
+    return count
+
+
+def test_an_index_that_kubernetes_did_not_set_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        deployments.kubernetes("statefulset", 1, tmp_path, POD_INDEX="")
+
+
+def test_the_group_of_a_pod_is_told_by_its_name(tmp_path: Path) -> None:
+    command = deployments.kubernetes("statefulset", 1, tmp_path)
+    address = command[command.index("--data-parallel-address") + 1]
+    assert address == "second-vllm-0.second-vllm-hosts"
 
 
 def test_one_rank_per_pod_is_external_load_balancing(

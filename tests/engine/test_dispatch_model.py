@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,9 @@ def agreement(seen: Sent) -> float:
     follower = Follower(seen.ranks)
     starts = [0.0, *seen.ends]
     steps = MeasuredSteps(t0=1, a=0, b=0, c=0)
-    durations = iter([b - a for a, b in zip(starts, seen.ends, strict=False)])
+    measured = [b - a for a, b in pairwise(starts)]
+    # Requests that were sent late may outlast the clock.
+    durations = chain(measured, repeat(DEVICE["t0"]))
     object.__setattr__(steps, "durations", durations)
     run(
         FastEngine(RankLimits(RANKS, SLOTS, 256)),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomlkit
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,13 @@ def tree(tmp_path: Path) -> Path:
         copy(ROOT / name, target)
     assert table(tmp_path, "--check") == ""
     return tmp_path
+
+
+def test_the_pictures_can_be_drawn(tree: Path) -> None:
+    script = tree / "bench" / "frontier_pictures.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    drawn = sorted(path.name for path in (tree / "docs" / "pictures").iterdir())
+    assert drawn == ["frontier-lead.svg", "frontier-trade.svg"]
 
 
 def table(tree: Path, *options: str) -> str:
@@ -75,55 +83,74 @@ def test_a_sentence_takes_its_number_from_the_result(tree: Path) -> None:
     assert "t0 41.5 ms" in " ".join((tree / "docs" / "results.md").read_text().split())
 
 
-def older_file(tree: Path) -> Path:
-    return tree / "bench" / "older_results.toml"
+@pytest.fixture
+def renewed(tree: Path) -> Path:
+    """The copy as if all results had been made with the policies of the code."""
+    for path in (tree / "bench" / "results").glob("*.json"):
+        set_policies(tree, path.stem, policies_fingerprint())
+    list_older(tree)
+    assert table(tree) == ""
+    assert table(tree, "--check") == ""
+    return tree
 
 
 def set_policies(tree: Path, name: str, policies: str) -> None:
     """Says in a result with which policies it was made."""
     path = tree / "bench" / "results" / f"{name}.json"
     document = json.loads(path.read_text())
-    document["versions"]["balance"] = policies
+    if "versions" in document:
+        document["versions"]["balance"] = policies
+    else:
+        document["policies"] = policies
     path.write_text(json.dumps(document))
 
 
-def test_a_result_without_an_entry_must_be_of_these_policies(tree: Path) -> None:
-    entries = older_file(tree).read_text()
-    older_file(tree).write_text(
-        re.sub(r"\[wall_clock_dp4\].*?(?=\n\[|$)", "", entries, flags=re.S)
-    )
-    set_policies(tree, "wall_clock_dp4", policies_fingerprint())
-    assert table(tree) == ""
-    assert table(tree, "--check") == ""
-    set_policies(tree, "wall_clock_dp4", "0123456789ab")
-    error = table(tree, "--check")
-    assert "made with policies 0123456789ab, those of the code are" in error
-    assert "older_results.toml" in error
-    assert table(tree) == error, "writing refuses it as well"
+def list_older(tree: Path, *entries: dict[str, object]) -> None:
+    """Lists results as older."""
+    path = tree / "bench" / "older_results.toml"
+    path.write_text(tomlkit.dumps({"older": entries}))
 
 
-def test_changed_policies_make_a_result_older(tree: Path) -> None:
-    older_file(tree).write_text("")
-    for path in (tree / "bench" / "results").glob("*.json"):
-        document = json.loads(path.read_text())
-        if "versions" not in document:
-            document["policies"] = policies_fingerprint()
-            path.write_text(json.dumps(document))
-        else:
-            set_policies(tree, path.stem, policies_fingerprint())
-    assert table(tree) == ""
-    assert table(tree, "--check") == ""
-    with (tree / POLICIES / "adaptive.py").open("a") as file:
+FORMER = "0123456789ab"
+ENTRY = {
+    "results": ["frontier"],
+    "policies": FORMER,
+    "made": "2026-01-02",
+    "why": "a reason.",
+}
+
+
+def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> None:
+    set_policies(renewed, "frontier", FORMER)
+    error = table(renewed, "--check")
+    assert f"made with policies {FORMER}, those of the code are" in error
+    assert "make it again, or list it" in error
+    assert table(renewed) == error, "writing refuses it as well"
+    list_older(renewed, ENTRY)
+    assert table(renewed) == ""
+    page = " ".join((renewed / "docs" / "frontier.md").read_text().split())
+    assert f"made with policies {FORMER} (2026-01-02), which are not those" in page
+    assert "a reason." in page
+
+
+def test_changed_policies_make_every_result_older(renewed: Path) -> None:
+    with (renewed / POLICIES / "adaptive.py").open("a") as file:
         file.write("# changed\n")
-    assert "make it again, or list it" in table(tree, "--check")
+    assert "make it again, or list it" in table(renewed, "--check")
 
 
-def test_an_entry_whose_result_was_made_again_fails(tree: Path) -> None:
-    set_policies(tree, "wall_clock_dp4", policies_fingerprint())
-    assert "wall_clock_dp4 is listed as made with" in table(tree, "--check")
+def test_an_entry_whose_result_was_made_again_fails(renewed: Path) -> None:
+    list_older(renewed, ENTRY)
+    assert "frontier is listed as made with" in table(renewed, "--check")
 
 
-def test_an_entry_without_a_result_fails(tree: Path) -> None:
-    with older_file(tree).open("a") as file:
-        file.write('[ghost]\npolicies = "0"\nmade = 2026-01-01\nwhy = "-"\n')
-    assert "there is no result ghost" in table(tree, "--check")
+def test_an_entry_without_a_result_fails(renewed: Path) -> None:
+    list_older(renewed, ENTRY | {"results": ["ghost"]})
+    assert "there is no result ghost" in table(renewed, "--check")
+
+
+def test_an_entry_says_everything_once(renewed: Path) -> None:
+    list_older(renewed, ENTRY, ENTRY)
+    assert "frontier is listed twice" in table(renewed, "--check")
+    list_older(renewed, {"results": ["frontier"]})
+    assert "give results, policies, made and why" in table(renewed, "--check")

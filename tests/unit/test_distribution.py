@@ -19,10 +19,7 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
-from balance_tools.series.seriesfile import read_series_file
-from balance_tools.series.seriesfile import series_sha256 as tools_series_sha256
 from balance_tools.upstream.metadata import read_upstream_metadata
-from vllm_balance.fingerprint import series_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,14 +122,3 @@ def test_the_build_needs_only_its_declared_requirements() -> None:
     loaded = set(result.stdout.split())
     assert "setuptools" in loaded
     assert loaded & {name.replace("-", "_") for name in tools - declared} == set()
-
-
-def test_an_installed_wheel_hashes_a_series_as_the_tools_do(tmp_path: Path) -> None:
-    folder = tmp_path / "patches" / "vllm"
-    assert series_sha256(tmp_path, "vllm") == tools_series_sha256(())
-    folder.mkdir(parents=True)
-    (folder / "series").write_text("# order\nb.patch\n\na.patch # why\n")
-    (folder / "a.patch").write_bytes(b"one\n")
-    (folder / "b.patch").write_bytes(b"two\r\n")
-    expected = tools_series_sha256(read_series_file(folder))
-    assert series_sha256(tmp_path, "vllm") == expected

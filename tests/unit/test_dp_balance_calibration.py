@@ -1,12 +1,20 @@
 """Calibration recovers known constants, and says what the data cannot tell."""
 
+import argparse
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from vllm.benchmarks.dp_balance import recommend
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.calibration import (
+    Seen,
+    as_calibration,
+    read_calibration,
+)
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
@@ -33,14 +41,13 @@ def scenario(
     return Scenario(limits, model, workload, ClientTraffic(max_concurrency=concurrency))
 
 
-def fitted(run: Scenario) -> Fit:
+def fitted(run: Scenario, known: int = 2) -> Fit:
+    """From so many columns of the loads; logs have two."""
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
-        prefill, decodes, _ = step.loads
-        samples.append(
-            StepSample(step.seconds, tuple(map(float, prefill)), tuple(decodes))
-        )
+        columns = (tuple(map(float, column)) for column in step.loads[:known])
+        samples.append(StepSample(step.seconds, *columns))
 
     simulate(run, "off", on_step=keep)
     return fit(samples)
@@ -62,7 +69,7 @@ def test_outliers_do_not_move_the_constants() -> None:
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
-        prefill, decodes, _ = step.loads
+        prefill, decodes, *_ = step.loads
         hiccup = 0.5 if rng.random() < 0.01 else 0.0
         samples.append(
             StepSample(step.seconds + hiccup, tuple(prefill), tuple(decodes))
@@ -166,3 +173,91 @@ def test_client_result_gives_all_but_phi(tmp_path: Path) -> None:
     assert found.t0.value == pytest.approx(0.036, rel=0.05)
     assert found.b.value == pytest.approx(2e-4, rel=0.05)
     assert found.c.value == pytest.approx(0.03, rel=0.10)
+
+
+def test_attention_and_experts_are_recovered() -> None:
+    model = CostModel(
+        t0=0.02, a=2e-4, b=1e-4, c=0.005, context=1e-7, attention=2e-8, experts=0.03,
+        experts_tokens=16.0, phi=0.3, noise=0.02,
+    )  # fmt: skip
+    found = fitted(
+        scenario(model, Workload(300, "lognormal:2000:1:16000", "lognormal:150:0.8")),
+        known=4,
+    )
+    for name in ("t0", "b", "context", "attention", "experts"):
+        wanted = getattr(model, name)
+        assert getattr(found, name).value == pytest.approx(wanted, rel=0.2), name
+    assert found.experts_tokens == 16.0
+    assert found.phi.value == pytest.approx(0.3, abs=0.1)
+
+
+def test_intervals_of_several_steps_do_as_well() -> None:
+    samples: list[StepSample] = []
+
+    def keep(step: StepRecord) -> None:
+        columns = (tuple(map(float, column)) for column in step.loads[:2])
+        samples.append(StepSample(step.seconds, *columns))
+
+    simulate(scenario(cost(0.3, noise=0.0)), "off", on_step=keep)
+    joined, waited = [], 0.0
+    for number, sample in enumerate(samples):
+        ends = number % 3 == 0
+        waited += sample.seconds
+        seconds = waited if ends else 0.0
+        joined.append(sample._replace(seconds=seconds, ends_interval=ends))
+        waited = 0.0 if ends else waited
+    found = fit(joined)
+    assert found.b.value == pytest.approx(2e-4, rel=0.05)
+    assert found.phi.value == pytest.approx(0.3, abs=0.1)
+
+
+def unknown_phi() -> Fit:
+    """Of a load in which one rank prefills at a time."""
+    return fitted(
+        Scenario(
+            RankLimits(4, 32, 4096),
+            cost(0.5),
+            Workload(60, "uniform:100:900", "30"),
+            ClientTraffic(request_rate=0.2),
+        )
+    )
+
+
+def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used() -> None:
+    found = unknown_phi()
+    phis = [model.phi for model in found.costs]
+    assert phis == pytest.approx([0.0, 0.95])
+    assert found.cost.phi == max(phis), "policies gain least there"
+    # One rank's prompt costs the same by both: b·(1 - phi + phi / 4) per token.
+    costs = [model.b * (1 - model.phi * 3 / 4) for model in found.costs]
+    assert costs[0] == pytest.approx(costs[1], rel=0.02)
+
+
+def test_recommend_shows_the_range_and_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = unknown_phi()
+    path = tmp_path / "mine.json"
+    document = {"format": "dp-balance calibrate", "format_version": 1}
+    path.write_text(json.dumps(document | as_calibration(found)))
+    assert len(read_calibration(path).costs) == 2
+    parser = argparse.ArgumentParser()
+    recommend.add_cli_args(parser)
+    options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4"
+    arguments = [*options.split(), "--calibration", str(path)]
+    recommend.main(parser.parse_args(arguments))
+    printed = capsys.readouterr()
+    low, high = map(
+        float, re.findall(r"align: ([+-][\d.]+)% to ([+-][\d.]+)%", printed.out)[0]
+    )
+    assert low < high
+    assert f"requests end {low:.0f}% earlier" in printed.out.replace(" .", ".") or (
+        "Leave it off" in printed.out
+    ), "the advice rests on the least gain"
+    assert "--max-num-seqs 32: the calibration saw at most" in printed.err
+
+
+def test_no_warning_within_the_load_that_was_seen() -> None:
+    seen = Seen(ranks=4, most_decodes=30, most_prefill=4000)
+    assert list(seen.warnings(RankLimits(4, 32, 4096))) == []
+    assert len(list(seen.warnings(RankLimits(8, 64, 8192)))) == 3

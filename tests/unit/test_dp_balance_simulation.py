@@ -11,6 +11,7 @@ from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
 from vllm.benchmarks.dp_balance.loop import StepRecord
+from vllm.benchmarks.dp_balance.presets import PRESETS
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -52,8 +53,52 @@ def test_phi_shares_prefill_among_the_ranks() -> None:
     assert replace(cost, phi=0.5).step_seconds(loads) == pytest.approx(1.75)
 
 
+def test_prompt_tokens_cost_more_the_longer_their_context() -> None:
+    cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, attention=1e-4)
+    engine = FastEngine(RankLimits(1, 4, 100))
+    engine.add(0, SimRequest(0, 200, 5))
+    seconds = []
+    for _ in range(2):
+        seconds.append(cost.step_seconds(engine.schedule()))
+        engine.update()
+    assert seconds == pytest.approx([1 + 1 + 0.5, 1 + 1 + 1.5])
+
+
+def test_time_of_decodes_is_concave_while_few_experts_are_read() -> None:
+    cost = CostModel(t0=1.0, a=0.0, b=0.0, c=0.0, experts=1.0, experts_tokens=10)
+    few, more, many = (
+        cost.step_seconds(Loads([0, 0], [n, n], [0, 0])) for n in (1, 5, 500)
+    )
+    assert few == pytest.approx(1 + 1 - 2.718281828**-0.2)
+    assert more == pytest.approx(1 + 1 - 1 / 2.718281828)
+    assert many == pytest.approx(2.0)
+
+
+def test_padding_makes_ranks_that_only_decode_compute_the_longest_prefill() -> None:
+    cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, phi=0.5)
+    padded = replace(cost, padded=1)
+    alone, both = Loads([100, 0], [0, 3], [0, 0]), Loads([100, 60], [0, 3], [0, 0])
+    assert cost.step_seconds(alone) == pytest.approx(1 + 0.5 + 0.25)
+    assert padded.step_seconds(alone) == pytest.approx(1 + 0.5 + 0.5)
+    assert padded.step_seconds(both) == cost.step_seconds(both)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_can_be_simulated(name: str) -> None:
+    scenario = replace(PUBLISHED, cost=PRESETS[name], workload=Workload(40, "90", "9"))
+    assert simulate_and_measure(scenario, "align").completed == 40
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("a", -1.0), ("t0", 0.0), ("phi", 1.5), ("b", float("nan"))]
+    ("field", "value"),
+    [
+        ("padded", 0.5),
+        ("experts_tokens", 0.0),
+        ("a", -1.0),
+        ("t0", 0.0),
+        ("phi", 1.5),
+        ("b", float("nan")),
+    ],
 )
 def test_impossible_constants_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"cost model: {field}"):

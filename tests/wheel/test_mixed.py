@@ -142,7 +142,7 @@ def test_a_mend_of_a_patched_file_is_the_operators_business(
 ) -> None:
     bare.install(reference_wheel)
     with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
-        file.write("# a mend\n")
+        file.write("# a fix\n")
     assert starts(bare)
     assert bare.run("vllm-balance", "verify", check=False).returncode == 1
 

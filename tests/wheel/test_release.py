@@ -171,17 +171,19 @@ def test_the_bill_names_the_plugin_and_its_patches(
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
     """A release whose build writes one file."""
 
-    def build(release: make.Release, folder: Path) -> None:
+    def complete(release: make.Release, wheels: list[Path], folder: Path) -> None:
         (folder / make.SUMS).write_text(release.notes)
 
-    monkeypatch.setattr(make, "build", build)
-    monkeypatch.setattr(make, "verify_release", lambda paths, folder: None)
+    monkeypatch.setattr(make, "build_wheels", lambda paths, folder: [])
+    monkeypatch.setattr(make, "complete", complete)
+    monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
+    monkeypatch.setattr(make, "try_reference_wheel", lambda folder: None)
     lock = load_lock(ROOT / "upstream.toml")
     return make.Release(Paths(tmp_path), lock, "1.0", "notes", trial=False)
 
 
 @pytest.mark.parametrize("error", [ToolError, KeyboardInterrupt])
-@pytest.mark.parametrize("part", ["build", "verify_release"])
+@pytest.mark.parametrize("part", ["build_wheels", "inspect_wheels"])
 def test_a_failure_leaves_no_folder(
     planned: make.Release,
     monkeypatch: pytest.MonkeyPatch,

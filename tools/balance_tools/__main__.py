@@ -6,8 +6,13 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from balance_tools.errors import ToolError
+
+# vllm_balance, whose hashes the tools share with the wheel, lies beside tools/. Not by
+# PYTHONPATH: programs that the tools start must not find the vllm that lies there too.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 # Command to the module that registers it with `add_parser(subparsers)`.
 COMMANDS = {
@@ -19,7 +24,7 @@ COMMANDS = {
     "kernels": "kernels.prebuilt",
     "wheel": "wheel.build",
     "wheels": "wheel.build",
-    "release": "release.command",
+    "release": "release.make",
     "env": "serving.env",
     "image": "serving.image",
     "demo": "serving.demo",

@@ -161,7 +161,7 @@ def load_settings(path: Path) -> Settings:
         ) from None
     except TOMLKitError as error:
         raise ToolError(
-            f"{path}: expected TOML, found {error}; mend that line"
+            f"{path}: expected TOML, found {error}; correct that line"
         ) from error
     except KeyError as error:
         raise ToolError(

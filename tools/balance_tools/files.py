@@ -1,12 +1,13 @@
-"""Small effects on files: hashing, locking, errors of the disk in one sentence."""
+"""Small effects on files: hash, replace in one go, lock, errors in one sentence."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +33,37 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def named_in_part(names: Sequence[object], most: int = 5) -> str:
+    """The first few names and how many more there are."""
+    shown = ", ".join(map(str, names[:most]))
+    more = len(names) - most
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; what is there at the end replaces the file `path`.
+
+    A failure leaves the old file. A crash leaves the old one or the new one, whole,
+    for the content is on the disk before it gets the name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file, as `replacing` does."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn an OSError (no space, no permission) into a ToolError that names a file.
@@ -46,7 +78,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         name = named if named.is_absolute() else path
         raise ToolError(
             f"{name}: cannot be read or written: {error.strerror or error}; free space "
-            "or mend the permissions and run this again, nothing was replaced"
+            "or fix the permissions and run this again, nothing was replaced"
         ) from error
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from balance_tools.files import sha256_of
+from balance_tools.files import sha256_of, write_atomically
 
 FORMAT = 1
 MANIFEST_NAME = ".vendor.json"
@@ -73,9 +73,7 @@ class Manifest:
             "inputs": dict(sorted(self.inputs.items())),
             "files": {name: asdict(self.files[name]) for name in sorted(self.files)},
         }
-        partial = path.with_name(path.name + ".part")
-        partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_atomically(path, json.dumps(data, indent=1) + "\n")
 
     @staticmethod
     def read(path: Path) -> Manifest | None:

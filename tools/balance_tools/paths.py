@@ -76,6 +76,15 @@ class Paths:
         """Extracted sdists, `<project>-<version>/` each, as upstream made them."""
         return self.build / "pristine"
 
+    def unpacked(self, project: str, version: str) -> Path:
+        """One extracted sdist."""
+        return self.pristine / f"{project}-{version}"
+
+    @staticmethod
+    def unpacked_manifest(folder: Path) -> Path:
+        """The manifest of an extracted sdist, beside it."""
+        return folder.with_name(f"{folder.name}.json")
+
     @property
     def env(self) -> Path:
         """Virtual environments that tests and the demo make."""

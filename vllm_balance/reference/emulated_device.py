@@ -54,6 +54,9 @@ class _Later(AsyncModelRunnerOutput):
         _sleep_until(self._end)
         return self._output
 
+    def get_kv_connector_output(self) -> None:
+        """Nothing to salvage: later releases ask when a step fails."""
+
 
 def _sleep_until(end: float) -> None:
     if (left := end - time.monotonic()) > 0:
@@ -119,7 +122,7 @@ class EmulatedDevice(WorkerBase):
 
     def execute_dummy_batch(self) -> None:
         """Take part in the step of the others."""
-        self._start_step(0, 0, 0)
+        self._start_step(0, 0, 0, 0)
         _sleep_until(self._end)
 
     def execute_model(
@@ -130,7 +133,7 @@ class EmulatedDevice(WorkerBase):
         if not scheduler_output.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
         computed = self._computed_tokens(scheduler_output)
-        prefill = decodes = context = 0
+        prefill = decodes = context = attended = 0
         sampled: list[list[int]] = []
         for name, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests[name]
@@ -140,6 +143,7 @@ class EmulatedDevice(WorkerBase):
                 context += computed[name]
             else:
                 prefill += tokens
+                attended += tokens * (computed[name] + tokens // 2)
             complete = computed[name] + tokens >= known
             sampled.append([self._next_token(request)] if complete else [])
         names = list(scheduler_output.num_scheduled_tokens)
@@ -148,7 +152,7 @@ class EmulatedDevice(WorkerBase):
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
-        self._start_step(prefill, decodes, context)
+        self._start_step(prefill, decodes, context, attended)
         return None
 
     def sample_tokens(
@@ -160,13 +164,13 @@ class EmulatedDevice(WorkerBase):
         _sleep_until(self._end)
         return self._answer
 
-    def _start_step(self, prefill: int, decodes: int, context: int) -> None:
-        """Exchange the loads; the step starts when all ranks are there."""
-        mine = torch.tensor([prefill, decodes, context], dtype=torch.int64)
+    def _start_step(self, *load: int) -> None:
+        """Exchange the columns of `Loads`; the step starts when all ranks are there."""
+        mine = torch.tensor(load, dtype=torch.int64)
         ranks = [torch.empty_like(mine) for _ in range(self._group.world_size)]
         dist.all_gather(ranks, mine, group=self._group.cpu_group)
         rows = [rank.tolist() for rank in ranks]
-        loads = Loads(*([row[i] for row in rows] for i in range(3)))
+        loads = Loads(*([row[i] for row in rows] for i in range(len(load))))
         cost = self._config.cost
         seconds = cost.noisy(cost.step_seconds(loads), self._rng)
         start = max(time.monotonic(), self._end)

@@ -7,6 +7,8 @@ itself (``apply_monolithic``) or the layer has done so (``apply``) depends on th
 release; vLLM calls the one that its ``is_monolithic`` names.
 """
 
+import importlib
+
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
 from vllm.model_executor.custom_op import CustomOp
@@ -14,6 +16,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
+
+_ROUTING = "cpu_fused_moe"
 
 
 def expert_loop(
@@ -66,10 +70,10 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
-        # Not at the top: releases that call `apply` do not have it.
-        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-
-        weights, experts = cpu_fused_moe.select_experts(
+        # By name: later releases, which call `apply`, do not have the module.
+        package = UnquantizedFusedMoEMethod.__module__.rpartition(".")[0]
+        routing = importlib.import_module(f"{package}.{_ROUTING}")
+        weights, experts = routing.select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,

@@ -8,7 +8,7 @@ that is not healthy. A pod begins to ask when it is healthy itself, and then all
 
 import os
 import sys
-import urllib.request
+from urllib.request import ProxyHandler, build_opener
 
 TIMEOUT_S = 5
 
@@ -17,15 +17,17 @@ def urls() -> list[str]:
     """Where the pods say that they are healthy."""
     if sys.argv[1:]:
         return sys.argv[1:]
+    group = os.environ["POD_NAME"].rpartition("-")[0]
     pods = range(int(os.environ["HOSTS"]))
-    return [f"http://vllm-{pod}.vllm-hosts:8000" for pod in pods]
+    return [f"http://{group}-{pod}.{group}-hosts:8000" for pod in pods]
 
 
 def main() -> int:
-    """Ask all."""
+    """Ask all, past any proxy."""
+    opener = build_opener(ProxyHandler({}))
     for url in urls():
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=TIMEOUT_S):
+            with opener.open(f"{url}/health", timeout=TIMEOUT_S):
                 pass
         except OSError as error:  # no answer, or an HTTP error
             print(f"{url}: not healthy: {error}")

@@ -32,7 +32,7 @@ def test_every_metric_exists():
     assert used - UPSTREAM <= samples(), used - UPSTREAM - samples()
     variables = {v["name"]: v for v in dashboard["templating"]["list"]}
     (metric,) = re.findall(r"vllm:\w+", variables["model"]["definition"])
-    assert metric in samples()
+    assert metric in UPSTREAM, "a server with balance off must be in the list, too"
 
 
 def test_every_metric_of_ours_is_shown():
@@ -67,7 +67,15 @@ def test_every_variable_is_declared_and_brackets_match():
     dashboard = json.loads(DASHBOARD.read_text())
     declared = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
-    assert used <= declared | {"__rate_interval"}
+    assert used <= declared | {"__rate_interval", "__all"}
     for expression in expressions(dashboard):
         for opening, closing in ("()", "{}", "[]"):
             assert expression.count(opening) == expression.count(closing), expression
+
+
+def test_panels_can_be_narrowed_to_a_namespace_and_an_instance():
+    for expression in expressions(json.loads(DASHBOARD.read_text())):
+        selectors = re.findall(r"\{([^}]*)\}", expression)
+        assert selectors
+        for selector in selectors:
+            assert 'namespace=~"$namespace", instance=~"$instance"' in selector

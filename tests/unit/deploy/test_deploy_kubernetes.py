@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ OLDEST = "1.29"
 
 @functools.cache
 def custom_schemas() -> dict[str, dict[str, Any]]:
-    return crd_schemas.schemas("LeaderWorkerSet", "PodMonitor")
+    return crd_schemas.schemas("LeaderWorkerSet", "PodMonitor", "PrometheusRule")
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,7 +66,7 @@ def test_the_schemas_allow_it(name: str) -> None:
 
 def deepest(node: Any, path: tuple[Any, ...] = ()) -> tuple[Any, ...]:
     """The longest path to a mapping whose keys a schema names."""
-    free = {"labels", "matchLabels", "selector", "limits", "requests"}
+    free = {"annotations", "labels", "matchLabels", "selector", "limits", "requests"}
     if isinstance(node, dict):
         below = [(*path, key) for key in node if key not in free]
     elif isinstance(node, list):
@@ -111,8 +113,9 @@ def test_what_selects_pods_selects_these(variant: str) -> None:
         if document["kind"] == "Service" and name.startswith(variant)
     ]
     selectors += [
-        DOCUMENTS["common: PodMonitor vllm"]["spec"]["selector"],
+        DOCUMENTS["monitoring: PodMonitor vllm"]["spec"]["selector"],
         DOCUMENTS["common: NetworkPolicy vllm"]["spec"]["podSelector"],
+        DOCUMENTS["common: PodDisruptionBudget vllm"]["spec"]["selector"],
     ]
     given_by_lws = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
     labels = templates[0]["metadata"]["labels"] | given_by_lws
@@ -122,13 +125,15 @@ def test_what_selects_pods_selects_these(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
-    """Request and limit are equal, one for each rank."""
+    """Request and limit are equal, and enough for the ranks of the pod."""
     for pod in pods(workload(variant)):
         (container,) = pod["spec"]["containers"]
         environment = {e["name"]: e.get("value") for e in container["env"]}
         for kind in ("requests", "limits"):
             npus = container["resources"][kind]["huawei.com/Ascend910"]
-            assert npus == environment["RANKS_PER_HOST"]
+            ranks, options = environment["RANKS_PER_HOST"], environment["MODEL_OPTIONS"]
+            (size,) = re.findall(r"--tensor-parallel-size (\d+)", options)
+            assert int(npus) == int(ranks) * int(size)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -165,21 +170,104 @@ def test_kustomizations_name_files_that_exist() -> None:
             assert (path.parent / file).exists(), f"{path}: {file}"
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_kustomize_makes_the_dashboard_and_names_the_image(variant: str) -> None:
-    command = ["kubectl", "kustomize", str(KUBERNETES / variant)]
+def test_a_pod_may_do_no_more_than_it_must(variant: str) -> None:
+    """What the Restricted standard asks for, and no token of the cluster."""
+    for pod in pods(workload(variant)):
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_grace_period_is_what_a_stop_needs(variant: str) -> None:
+    for pod in pods(workload(variant)):
+        (container,) = pod["spec"]["containers"]
+        (drain,) = re.findall(r"--shutdown-timeout (\d+)", container["args"][-1])
+        (wait,) = container["lifecycle"]["preStop"]["exec"]["command"][1:]
+        needed = int(wait) + int(drain) + 10  # docs/operations.md
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_server_waits_as_long_as_the_probe(variant: str) -> None:
+    (container,) = pods(workload(variant))[0]["spec"]["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    probe = container["startupProbe"]
+    allowed = probe["periodSeconds"] * probe["failureThreshold"]
+    assert int(environment["VLLM_ENGINE_READY_TIMEOUT_S"]) == allowed
+
+
+def test_clients_reach_the_api_only_with_the_label() -> None:
+    policy = DOCUMENTS["common: NetworkPolicy vllm"]["spec"]
+    for rule in policy["ingress"]:
+        assert rule["from"], "without it, everyone may"
+
+
+NEEDS_KUBECTL = pytest.mark.skipif(
+    not shutil.which("kubectl"), reason="no kubectl: install Kubernetes' client"
+)
+
+
+def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What kustomize makes of a folder; every manifest is one that is allowed."""
+    command = ["kubectl", "kustomize", str(KUBERNETES / folder)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    built = {}
+    found = {}
     for document in yaml.safe_load_all(output):
         check(document)
-        built[document["kind"], document["metadata"]["name"]] = document
-    dashboard = built["ConfigMap", "dp-balance-dashboard"]
+        found[document["kind"], document["metadata"]["name"]] = document
+    return found
+
+
+@NEEDS_KUBECTL
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kustomize_names_the_image_that_make_image_makes(variant: str) -> None:
+    name = built(variant)[workload(variant)["kind"], "vllm"]
+    for pod in pods(name):
+        image = pod["spec"]["containers"][0]["image"]
+        assert re.fullmatch(
+            r"registry\.example/vllm-balance:[0-9.]+-balance\.\d+\.a2-ubuntu22\.04",
+            image,
+        )
+
+
+@NEEDS_KUBECTL
+def test_monitoring_is_apart_and_has_the_dashboard() -> None:
+    found = built("monitoring")
+    dashboard = found["ConfigMap", "dp-balance-dashboard"]
     assert json.loads(dashboard["data"]["dp-balance.json"])["panels"]
     assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
-    for pod in pods(built[workload(variant)["kind"], "vllm"]):
-        image = pod["spec"]["containers"][0]["image"]
-        assert image.startswith("registry.example/vllm-balance:")
+    assert {"PodMonitor", "PrometheusRule"} <= {kind for kind, _ in found}
+    for variant in VARIANTS:
+        assert not {"PodMonitor", "PrometheusRule"} & {k for k, _ in built(variant)}
+
+
+@NEEDS_KUBECTL
+def test_two_groups_in_one_namespace_do_not_mix() -> None:
+    first, second = built("statefulset"), built("second-group")
+    assert not first.keys() & second.keys()
+    (one, two) = (
+        next(d for (kind, _), d in group.items() if kind == "StatefulSet")
+        for group in (first, second)
+    )
+    assert two["spec"]["serviceName"] == "second-vllm-hosts"
+    for own, other in ((first, two), (second, one)):
+        labels = other["spec"]["template"]["metadata"]["labels"]
+        for (kind, _), document in own.items():
+            spec = document.get("spec", {})
+            selector = spec.get("podSelector", spec.get("selector"))
+            if selector:
+                selector = selector.get("matchLabels", selector)
+                assert not selector.items() <= labels.items(), kind
+    clients = second["NetworkPolicy", "second-vllm"]["spec"]["ingress"][0]["from"]
+    assert "matchLabels" not in clients[0]["podSelector"]
 
 
 class Health(BaseHTTPRequestHandler):
@@ -211,7 +299,10 @@ def test_the_group_is_alive_if_every_pod_is_healthy(
 
     def alive(*urls: str) -> tuple[int, str]:
         command = [sys.executable, str(script), *urls]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        proxy = os.environ | {"http_proxy": "http://127.0.0.1:9"}
+        done = subprocess.run(
+            command, env=proxy, capture_output=True, text=True, check=False
+        )
         assert not done.stderr
         return done.returncode, done.stdout
 

@@ -1,6 +1,7 @@
 """The units are ones that systemd takes, and their wrapper runs what it is given."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 SYSTEMD = Path(__file__).parents[3] / "deploy/systemd"
 UNITS = ("vllm-head.service", "vllm-headless@.service")
-INSTANCES = ("vllm-head.service", "vllm-headless@8.service")
+INSTANCES = ("vllm-head.service", "vllm-headless@2.service")
 TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
 
 
@@ -37,7 +38,9 @@ def complaints(root: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+@pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="no systemd-analyze: install systemd"
+)
 def test_systemd_has_nothing_to_complain_about(root: Path) -> None:
     assert not complaints(root)
     unit = root / "etc/systemd/system" / UNITS[0]
@@ -55,12 +58,22 @@ def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
         (tmp_path / folder / "set_env.sh").write_text(script)
     program = ["sh", "-c", 'echo "$FOUND|$0|$1"', "a b", "c"]
 
-    def run(home: Path) -> str:
+    def run(home: Path, **more: str) -> subprocess.CompletedProcess[str]:
         command = [str(SYSTEMD / "with-cann"), *program]
-        environment = os.environ | {"ASCEND_HOME": str(home)}
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        environment = os.environ | {"ASCEND_HOME": str(home)} | more
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    assert run(tmp_path) == "()(--cxx_abi=1)|a b|c\n"
-    assert run(tmp_path / "none") == "|a b|c\n"
+    assert run(tmp_path).stdout == "()(--cxx_abi=1)|a b|c\n"
+    assert run(tmp_path / "none", WITHOUT_CANN="1").stdout == "|a b|c\n"
+    refused = run(tmp_path / "none")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"with-cann: cannot start: there is no {tmp_path}/none/asce")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_stop_has_the_time_that_it_needs(name: str) -> None:
+    options = (SYSTEMD / "vllm.env").read_text()
+    (drain,) = re.findall(r"--shutdown-timeout (\d+)", options)
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", (SYSTEMD / name).read_text(), re.M)
+    assert int(limit) >= int(drain) + 10  # docs/operations.md

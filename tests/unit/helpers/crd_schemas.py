@@ -48,6 +48,8 @@ def closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = {key: closed(value) for key, value in schema.items()}
+    if isinstance(pattern := schema.get("pattern"), str):
+        result["pattern"] = pattern.replace("^(?i)", "(?i)^")  # from Go's to Python's
     if isinstance(schema.get("properties"), dict) and "type" in schema:
         result.setdefault("additionalProperties", False)
     return result

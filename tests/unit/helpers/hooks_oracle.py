@@ -138,7 +138,7 @@ def ranks_are_compared_before_the_hash(tree: ast.Module) -> None:
 
 
 def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
-    """What the gate held does not count as waiting for capacity (line 0.30)."""
+    """What the gate held does not count as waiting for capacity (in 0.30)."""
     body, index = block_with(
         function(tree, "Scheduler.schedule"),
         lambda t: t == "self.prefill_capacity_bound = bool(self.waiting)",
@@ -151,12 +151,33 @@ def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
 
 
 def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
-    """The gate is reset where a fault resets the step counter (line 0.30)."""
+    """The gate is reset where a fault resets the step counter (in 0.30)."""
     retry = function(tree, "EngineCoreSentinel.retry")
     body = [ast.unparse(s) for s in retry.body]
     (reset,) = [i for i, t in enumerate(body) if "gate.reset()" in t]
     assert "engine.step_counter = 0" in body[reset - 1]
     once(tree, "gate.reset()")
+
+
+def engines_are_watched_where_answers_are_awaited(tree: ast.Module) -> None:
+    """The watch begins with the task that awaits the answers, in the event loop."""
+    body, index = block_with(
+        function(tree, "AsyncLLM.__init__"), lambda t: t == "end_with_engines(self)"
+    )
+    assert body[:index] == ["asyncio.get_running_loop()", "self._run_output_handler()"]
+    once(tree, "end_with_engines(")
+
+
+def coordinator_ends_with_its_parent(tree: ast.Module) -> None:
+    """The context is replaced right after it is made, before it starts the process."""
+    body, index = block_with(
+        function(tree, "DPCoordinator.__init__"),
+        lambda t: t.startswith("context = context_with_parent_watch("),
+    )
+    assert body[index - 1] == "context = get_mp_context()"
+    (start,) = [i for i, t in enumerate(body) if "= context.Process(" in t]
+    assert index < start
+    once(tree, "context_with_parent_watch(")
 
 
 Check = Callable[[ast.Module], None]
@@ -177,13 +198,21 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         scheduler_is_checked_where_it_is_made,
         rank_says_its_policy,
     ),
+    "vllm/v1/engine/async_llm.py": (
+        imported(f"{BALANCE}.ending", "end_with_engines"),
+        engines_are_watched_where_answers_are_awaited,
+    ),
+    "vllm/v1/engine/coordinator.py": (
+        imported(f"{BALANCE}.parents", "context_with_parent_watch"),
+        coordinator_ends_with_its_parent,
+    ),
     "vllm/v1/engine/utils.py": (
         imported(f"{BALANCE}.validation", "check_same_balance"),
         ranks_are_compared_before_the_hash,
     ),
 }
-# What further lines have in addition, by the name of the line.
-LINES: dict[str, dict[str, tuple[Check, ...]]] = {
+# What further supported releases have in addition, by name.
+SUPPORTED: dict[str, dict[str, tuple[Check, ...]]] = {
     "0.30": {
         "vllm/v1/core/sched/scheduler.py": (held_requests_do_not_bound_the_capacity,),
         "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
@@ -193,17 +222,17 @@ LINES: dict[str, dict[str, tuple[Check, ...]]] = {
 }
 
 
-def misplaced(files: dict[str, bytes], line: str = "") -> list[str]:
+def misplaced(files: dict[str, bytes], release: str = "") -> list[str]:
     """Return what is wrong with patched files, a line for each failed check.
 
     Args:
         files: Content by path.
-        line: Name of a further line, whose own hooks are checked too.
+        release: Name of a further supported release, whose own hooks are checked too.
     """
     wrong = []
     for path, content in files.items():
         tree = ast.parse(content)
-        more = LINES[line].get(path, ()) if line else ()
+        more = SUPPORTED[release].get(path, ()) if release else ()
         for check in (*CHECKS.get(path, ()), *more):
             try:
                 check(tree)

@@ -65,7 +65,7 @@ def pip_config(*indexes: SampleIndex, retries: int = 2) -> PipConfig:
 
 def get_from(config: PipConfig) -> Fetch:
     """`fetch`, which asks the given sources and does not pause between tries."""
-    return partial(fetch, index=lambda: Index(config, Http(config, first_pause_s=0)))
+    return partial(fetch, index=lambda: Index(config, Http(config, backoff_s=0)))
 
 
 @dataclass

@@ -146,7 +146,7 @@ def test_a_folder_gives_a_series_but_no_lock(root: Path, tmp_path: Path) -> None
     tree = write_tree(tmp_path / "fork", {**UPSTREAM, "vllm/engine.py": NEWER})
     assert rebase(root, "fork", "--sdist", str(tree)) == 0
     assert tracked(root) == before
-    series = root / "build/rebase/fork/final/vllm"
+    series = root / "build/rebase/fork/final/patches/vllm"
     assert misplaced(patched_engine(series, tree)) == []
 
 

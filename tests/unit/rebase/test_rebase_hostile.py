@@ -232,7 +232,7 @@ def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) ->
     upstream = PLACED[name]()
     tree = write_tree(tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": upstream})
     assert rebase(root, "hostile", "--sdist", str(tree)) == 0
-    patched = patched_engine(root / "build/rebase/hostile/final/vllm", tree)
+    patched = patched_engine(root / "build/rebase/hostile/final/patches/vllm", tree)
     assert misplaced(patched) == []
     ending = b"\r\n" if b"\r\n" in upstream else b"\n"
     assert patched.count(b"\n") == patched.count(ending)
@@ -264,7 +264,7 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
     for _ in range(2):
         assert rebase(root, "--skip") == 3
     assert rebase(root, "--skip") == 0
-    series = root / "build/rebase/hostile/final/vllm/series"
+    series = root / "build/rebase/hostile/final/patches/vllm/series"
     assert series.read_text() == ""
 
 

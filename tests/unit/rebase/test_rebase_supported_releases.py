@@ -1,4 +1,4 @@
-"""A further line keeps only what differs, and proves what it derives."""
+"""A further supported release keeps only what differs, and proves what it derives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive
-from balance_tools.rebase.supported_release import Line
+from balance_tools.rebase.supported_release import SupportedRelease
 from rebase_samples import (
     ENGINE,
     UPSTREAM,
@@ -32,7 +32,7 @@ NEWER = replaced(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with the line `next`, whose hold.patch was amended by hand."""
+    """A repository with the release `next`, whose hold.patch was amended by hand."""
     root = make_root(tmp_path)
     files = {**UPSTREAM, "vllm/engine.py": NEWER}
     archive = str(make_sdist(tmp_path, "vllm-2.0", files))
@@ -53,7 +53,9 @@ def test_the_pin_is_left_alone(root: Path, tmp_path: Path) -> None:
     assert tracked(root) == tracked(make_root(tmp_path / "other"))
 
 
-def test_a_line_holds_lock_hashes_and_the_amended_patch_only(root: Path) -> None:
+def test_it_holds_lock_hashes_and_the_amended_patch_only(
+    root: Path,
+) -> None:
     folder = root / "lines" / "next"
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     assert sorted(files) == ["patches/vllm/hold.patch", "series.toml", "upstream.toml"]
@@ -64,8 +66,8 @@ def test_a_line_holds_lock_hashes_and_the_amended_patch_only(root: Path) -> None
 
 def test_the_rest_is_derived_and_proven(root: Path) -> None:
     paths = Paths(root)
-    work, _ = derive(paths, Line.find(paths, "next"))
-    assert (work.final / "vllm/series").read_text().split() == [
+    work, _ = derive(paths, SupportedRelease.find(paths, "next"))
+    assert (work.final_series("vllm") / "series").read_text().split() == [
         "gate.patch",
         "hold.patch",
         "exchange.patch",
@@ -89,10 +91,10 @@ def test_another_pin_is_noticed_and_renewed(
     assert rebase(root, "--checkout-line", "next") == 1
     said = capsys.readouterr().err
     assert "lines/next/series.toml: expected the vllm series" in said
-    assert "renew the line with tools/rebase.sh --renew-line next" in said
+    assert "renew it with tools/rebase.sh --renew-line next" in said
     assert rebase(root, "--renew-line", "next") == 0
     assert "lines/next/series.toml: vllm series " in capsys.readouterr().out
-    derive(Paths(root), Line.find(Paths(root), "next"))
+    derive(Paths(root), SupportedRelease.find(Paths(root), "next"))
     assert rebase(root, "--renew-line", "next") == 0
     assert "nothing to renew" in capsys.readouterr().out
 
@@ -140,6 +142,6 @@ def test_a_line_that_is_not_there_is_named(
 ) -> None:
     assert rebase(root, "--checkout-line", "none") == 1
     assert (
-        "lines/none: expected a line, found none; there are next"
+        "lines/none: expected a supported release, found none; there are next"
         in capsys.readouterr().err
     )

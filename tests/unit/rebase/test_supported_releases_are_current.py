@@ -1,4 +1,4 @@
-"""Every further line follows from the pin, and its hooks stand where they must."""
+"""Every further supported release follows from the pin; its hooks are in place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive
 from balance_tools.rebase.session import work_root
-from balance_tools.rebase.supported_release import HASHES, Line
+from balance_tools.rebase.supported_release import HASHES, SupportedRelease
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.pristine import ensure_pristine
-from hooks_oracle import CHECKS, LINES, misplaced
+from hooks_oracle import CHECKS, SUPPORTED, misplaced
 
 PATHS = Paths.find()
 NAMES = sorted(path.parent.name for path in PATHS.root.glob(f"lines/*/{HASHES}"))
@@ -21,32 +21,32 @@ NAMES = sorted(path.parent.name for path in PATHS.root.glob(f"lines/*/{HASHES}")
 
 @pytest.fixture(scope="module", params=NAMES)
 def derived(request: pytest.FixtureRequest) -> tuple[str, dict[str, bytes]]:
-    """Name of a line, and every file that its series touches, patched."""
-    line = Line.find(PATHS, request.param)
+    """Name of a supported release, and every file that its series touches, patched."""
+    release = SupportedRelease.find(PATHS, request.param)
     with exclusive(work_root(PATHS) / ".lock"):
-        work, _ = derive(PATHS, line)
+        work, _ = derive(PATHS, release)
         found: dict[str, bytes] = {}
-        for package, artifact in line.lock().packages.items():
-            series = load_series(work.final / package)
+        for package, artifact in release.lock().packages.items():
+            series = load_series(work.final_series(package))
             files = patched_files(series, ensure_pristine(artifact, PATHS))
             found |= {path: content for path, content in files.items() if content}
-    return line.name, found
+    return release.name, found
 
 
-def test_every_hook_of_a_line_is_where_it_must_be(
+def test_every_hook_is_where_it_must_be(
     derived: tuple[str, dict[str, bytes]],
 ) -> None:
     name, files = derived
-    assert set(LINES) == set(NAMES)
-    assert set(files) == set(CHECKS) | set(LINES[name])
+    assert set(SUPPORTED) == set(NAMES)
+    assert set(files) == set(CHECKS) | set(SUPPORTED[name])
     assert misplaced(files, name) == []
 
 
-def test_the_oracle_sees_when_a_hook_of_the_line_alone_is_gone(
+def test_the_oracle_sees_when_a_hook_of_it_alone_is_gone(
     derived: tuple[str, dict[str, bytes]],
 ) -> None:
     name, files = derived
-    for path in LINES[name]:
+    for path in SUPPORTED[name]:
         (hook,) = [
             node
             for node in ast.walk(ast.parse(files[path]))

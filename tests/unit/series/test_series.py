@@ -37,8 +37,8 @@ def test_result_equals_that_of_real_quilt(tmp_path: Path) -> None:
 def test_header_fields_are_parsed(tmp_path: Path) -> None:
     patches, _ = sample(tmp_path)
     header = load_series(patches).patches[0].header
-    assert header.relies_on == ("pkg.other:helper", "pkg.other:Engine.step")
-    assert header.removal_plan == "when the sample is no longer needed"
+    assert header.relies_on == (("pkg.other:helper",), ("pkg.other:Engine.step",))
+    assert header.get("Removal-Plan") == "when the sample is no longer needed"
     assert (header.get("description") or "").splitlines()[1].startswith("Continued")
     assert header.raw == HEADER.encode()
 

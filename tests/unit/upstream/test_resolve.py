@@ -37,7 +37,7 @@ def releases(index: SampleIndex) -> Lock:
 
 def ask(index: SampleIndex) -> Index:
     config = pip_config(index, retries=0)
-    return Index(config, Http(config, first_pause_s=0))
+    return Index(config, Http(config, backoff_s=0))
 
 
 @pytest.mark.parametrize("json", [False, True])

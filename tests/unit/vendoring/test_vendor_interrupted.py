@@ -18,7 +18,7 @@ from balance_tools.files import remove_tree
 from balance_tools.vendoring import swap
 from balance_tools.vendoring.vendor import Effects
 from index_samples import Fault
-from repo_samples import OURS, TOOLS, SampleRepo
+from repo_samples import OURS, ROOT, TOOLS, SampleRepo
 from vendor_child import cannot_exchange
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -64,7 +64,7 @@ def check_new(repo: SampleRepo) -> None:
 def test_after_kill_9_the_next_run_succeeds(
     step: str, how: str, upgrade: SampleRepo
 ) -> None:
-    upgrade.env["PYTHONPATH"] = os.pathsep.join([str(TOOLS), str(HELPERS)])
+    upgrade.env["PYTHONPATH"] = os.pathsep.join(map(str, (TOOLS, HELPERS, ROOT)))
     child = upgrade.python(
         str(HELPERS / "vendor_child.py"), str(upgrade.root), step, how
     )

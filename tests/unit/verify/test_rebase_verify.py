@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.verify.ledger import Ledger, Stage
+from balance_tools.verify.ledger import Entry, Ledger
 from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
 from balance_tools.verify.upstream_tests import (
     OFF,
@@ -206,9 +206,9 @@ def test_a_baseline_on_which_nothing_passes_proves_nothing() -> None:
 
 def test_the_verdict_sums_up_each_kind_of_stage(tmp_path: Path) -> None:
     stages = [
-        Stage("wheel, patched", {"path": "/x.whl"}, 20.0),
-        Stage("engine/test_a.py", {"a": PASSED, "b": PASSED}, 3.0),
-        Stage("engine/test_b.py", {"c": FAILED}, 4.0),
+        Entry("wheel, patched", {"path": "/x.whl"}, 20.0),
+        Entry("engine/test_a.py", {"a": PASSED, "b": PASSED}, 3.0),
+        Entry("engine/test_b.py", {"c": FAILED}, 4.0),
     ]
     verdict = Verdict("vllm 1.0", stages, ["c: failed (our engine tests)"])
     text = verdict.write(tmp_path).read_text()

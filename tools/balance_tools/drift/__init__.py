@@ -1,4 +1,3 @@
 """What upstream changed around the series, which no merge can know."""
 
 DOORS = ("replaced", "report", "symbols")
-"""The modules that other rooms use."""

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from balance_tools.drift.symbols import Change, Modules, change, normalised
+from balance_tools.drift.symbols import Change, Modules, Symbol, change, normalised
 from balance_tools.hooks.check_placement import patched_modules
 from balance_tools.series.apply import Series
 
 TOUCHED, RELIED_ON = "touched", "relied on"
+OR = " | "
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def subjects(series: Series, modules: Modules) -> list[Subject]:
                 symbol = f"{dotted.replace('/', '.')}.{hook.anchor.scope}"
                 _add(found, symbol, TOUCHED, module.patch.name, hook.anchor.uses)
     for patch in series.patches:
-        for symbol in patch.header.relies_on:
-            _add(found, symbol.replace(":", "."), RELIED_ON, patch.name, frozenset())
+        for names in patch.header.relies_on:
+            symbol = OR.join(names).replace(":", ".")
+            _add(found, symbol, RELIED_ON, patch.name, frozenset())
     return list(found.values())
 
 
@@ -74,7 +76,7 @@ def drift(found: Iterable[Subject], old: Modules, new: Modules) -> list[Drift]:
     """Compare every subject between two trees; what matters most comes first."""
     result = []
     for subject in found:
-        before, after = old.find(subject.symbol), new.find(subject.symbol)
+        before, after = _find(old, subject.symbol), _find(new, subject.symbol)
         if before is None or after is None:
             side = old if before is None else new
             where = f"not found in {side.tree.name}"
@@ -87,6 +89,10 @@ def drift(found: Iterable[Subject], old: Modules, new: Modules) -> list[Drift]:
         named = tuple(sorted(name for name in subject.names if _in(name, text)))
         result.append(Drift(subject, changed, named, after.path))
     return sorted(result, key=lambda one: one.rank)
+
+
+def _find(modules: Modules, symbol: str) -> Symbol | None:
+    return next((s for s in map(modules.find, symbol.split(OR)) if s), None)
 
 
 def _own(node: ast.AST) -> ast.AST:

@@ -18,6 +18,7 @@ from balance_tools.drift.replaced import (
     replacements,
 )
 from balance_tools.drift.symbols import Modules
+from balance_tools.markdown import table
 from balance_tools.series.apply import Series
 
 
@@ -106,22 +107,25 @@ def _row_data(row: Drift) -> dict[str, Any]:
     }
 
 
-def _drift_table(package: str, rows: Sequence[Drift]) -> list[str]:
+def _drift_table(package: str, found: Sequence[Drift]) -> list[str]:
     """Return the table of drift, most relevant first."""
-    lines = ["", f"## {package}: drift of what the series touches or relies on", ""]
-    lines += ["| function | the series | change | names of the hooks in it | patches |"]
-    lines += ["|---|---|---|---|---|"]
-    for row in rows:
-        changed = row.where if row.change is None else str(row.change)
-        if row.change is not None and not row.change.lines:
-            changed = "none"
+    rows = []
+    for row in found:
+        subject, change = row.subject, row.where
+        if row.change is not None:
+            change = str(row.change) if row.change.lines else "none"
         named = ", ".join(row.named) or "–"
-        patches = ", ".join(row.subject.patches)
-        subject = row.subject
-        lines.append(
-            f"| {subject.symbol} | {subject.how} | {changed} | {named} | {patches} |"
-        )
-    return lines
+        patches = ", ".join(subject.patches)
+        rows.append((subject.symbol, subject.how, change, named, patches))
+    columns = (
+        "function",
+        "the series",
+        "change",
+        "names of the hooks in it",
+        "patches",
+    )
+    title = f"## {package}: drift of what the series touches or relies on"
+    return ["", title, "", *table(columns, rows)]
 
 
 def _overlap_table(pairs: Sequence[tuple[str, Replacement]]) -> list[str]:
@@ -129,23 +133,24 @@ def _overlap_table(pairs: Sequence[tuple[str, Replacement]]) -> list[str]:
     lines = ["", f"## What {PLUGIN} replaces at run time among them", ""]
     if not pairs:
         return [*lines, "Nothing."]
-    lines += ["| function of the series | replaced | in | by |", "|---|---|---|---|"]
-    for symbol, one in pairs:
-        lines.append(f"| {symbol} | {one.symbol} | {one.path}:{one.line} | {one.by} |")
-    return lines
+    rows = [
+        (symbol, one.symbol, f"{one.path}:{one.line}", one.by) for symbol, one in pairs
+    ]
+    return lines + table(("function of the series", "replaced", "in", "by"), rows)
 
 
 def _copies_table(found: Sequence[Copy]) -> list[str]:
     """Return the table of copies that vllm_ascend carries, most drifted first."""
-    lines = ["", f"## Copies of upstream functions in {PLUGIN}, with their drift", ""]
-    lines += [
-        "| function of vLLM | copy | lines | alike | drift |",
-        "|---|---|---|---|---|",
-    ]
-    for one in found:
-        where = f"{one.path}:{one.line} {one.scope}"
-        share = f"{one.likeness:.0%}"
-        lines.append(
-            f"| {one.symbol} | {where} | {one.lines} | {share} | {one.drift} |"
+    rows = [
+        (
+            one.symbol,
+            f"{one.path}:{one.line} {one.scope}",
+            one.lines,
+            f"{one.likeness:.0%}",
+            one.drift,
         )
-    return lines
+        for one in found
+    ]
+    columns = ("function of vLLM", "copy", "lines", "alike", "drift")
+    title = f"## Copies of upstream functions in {PLUGIN}, with their drift"
+    return ["", title, "", *table(columns, rows)]

@@ -10,4 +10,3 @@ DOORS = (
     "reapply",
     "upstreamed",
 )
-"""The modules that other rooms use."""

@@ -23,7 +23,7 @@ Nodes = tuple[ast.AST, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class Level:
     """One level on the way from a scope down to a list: which field of which node."""
 
     owner: Element
@@ -39,7 +39,7 @@ class Gap:
     """
 
     scope: str
-    path: tuple[Step, ...]
+    path: tuple[Level, ...]
     siblings: Nodes
     index: int
     width: int = 0
@@ -79,11 +79,11 @@ class Cursor:
     """
 
     scope: str
-    path: tuple[Step, ...]
+    path: tuple[Level, ...]
     node: ast.AST
     head: ast.AST | None = None
 
-    def field(self, name: str) -> tuple[str, tuple[Step, ...]]:
+    def field(self, name: str) -> tuple[str, tuple[Level, ...]]:
         """Return scope and path of the list that is in field `name` of the node."""
         if isinstance(self.node, DEFINITIONS) and name == "body":
             return join_scope(self.scope, self.node.name), ()
@@ -93,7 +93,7 @@ class Cursor:
         if name == "orelse":
             owner = self.head or self.node
             name = "elif" if self._has_elif() else name
-        return self.scope, (*self.path, Step(element(owner), name))
+        return self.scope, (*self.path, Level(element(owner), name))
 
     def child(self, name: str, node: ast.AST) -> Cursor:
         """Return the cursor of a node in field `name`."""
@@ -134,7 +134,7 @@ def _leads_to(scope: str, wanted: str) -> bool:
     return not scope or wanted.startswith(f"{scope}.")
 
 
-def differences(old: ast.AST, new: ast.AST) -> list[Difference]:
+def ast_differences(old: ast.AST, new: ast.AST) -> list[Difference]:
     """Return where two trees differ, in the order of the new one."""
     return list(_compare(Cursor("", (), old), Cursor("", (), new)))
 

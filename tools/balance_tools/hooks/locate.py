@@ -11,7 +11,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from balance_tools.hooks.astdiff import Gap, Nodes, Step, gaps
+from balance_tools.hooks.astdiff import Gap, Level, Nodes, gaps
 from balance_tools.hooks.elements import (
     DIFFERENT,
     EXACT,
@@ -43,7 +43,7 @@ class Anchor:
     """
 
     scope: str
-    path: tuple[Step, ...]
+    path: tuple[Level, ...]
     before: Element | None
     after: Element | None
     removed: tuple[str, ...]
@@ -236,14 +236,14 @@ def _level(wanted: Element | None, node: ast.AST | None) -> int:
     return similarity(wanted, element(node))
 
 
-def _same_path(wanted: tuple[Step, ...], found: tuple[Step, ...]) -> bool:
+def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
     return len(wanted) == len(found) and all(
         one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
         for one, other in zip(wanted, found, strict=True)
     )
 
 
-def _exact_path(wanted: tuple[Step, ...], found: tuple[Step, ...]) -> bool:
+def _exact_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
     return all(
         similarity(one.owner, other.owner) == EXACT
         for one, other in zip(wanted, found, strict=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from balance_tools.hooks.astdiff import Difference, Gap, Nodes, differences, gaps
+from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
 from balance_tools.hooks.elements import defined_names, element, used_names
 from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
 from balance_tools.series.text import parse_module
@@ -67,7 +67,7 @@ def placement_of(base: bytes, patched: bytes, name: str = "module") -> list[Hook
     old, new = parse_module(base, name), parse_module(patched, name)
     return [
         Hook(_anchor(found, old), found.old, found.new)
-        for found in differences(old, new)
+        for found in ast_differences(old, new)
     ]
 
 
@@ -118,7 +118,7 @@ def check_placement(
         ToolError: a source is not valid Python.
     """
     old, new = parse_module(base, name), parse_module(patched, name)
-    found = differences(old, new)
+    found = ast_differences(old, new)
     problems: list[Problem] = []
     for hook in hooks:
         same = [one for one in found if dumps(one.new.inside) == hook.inserted]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from balance_tools import run
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, remove_tree
@@ -22,7 +22,6 @@ from balance_tools.upstream.pristine import ensure_pristine
 
 COPIED = (".gitmodules", "CMakeLists.txt", "cmake", "csrc")
 """What upstream's build reads of the sdist, beside the package's own folder."""
-LOG_LINES = 5
 
 
 def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
@@ -75,18 +74,14 @@ def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> No
     for package in source.glob("csrc/build/cann-ops-transformer*.run"):
         package.unlink()
     title = f"compiling the kernels for {soc}, see {log}"
-    with log.open("w") as file, progress(title, len(commands), "step") as done:
+    environment = build_environment(os.environ, work, soc)
+    log.unlink(missing_ok=True)
+    with progress(title, len(commands), "step") as done:
         for step, command in enumerate(commands, 1):
-            status = subprocess.call(
-                command,
-                env=build_environment(os.environ, work, soc),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-            if status != 0:
+            if run.to_log(command, log, env=environment) != 0:
                 raise ToolError(
                     f"{log}: expected the kernels to compile for {soc}, found that "
-                    f"{' '.join(command[:2])} failed: {_tail(log)}; read the log"
+                    f"{' '.join(command[:2])} failed: {run.tail_of(log)}; read the log"
                 )
             done(step)
 
@@ -141,8 +136,3 @@ def _check(built: Path, soc: str, work: Path) -> None:
                 f"{built / pattern}: expected the build to make such a file, found "
                 f"none, although it reported no error; read {work / 'build.log'}"
             )
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return " / ".join(line.strip() for line in lines[-LOG_LINES:])

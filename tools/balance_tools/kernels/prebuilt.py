@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, sha256_of
+from balance_tools.files import disk_errors, named_in_part, sha256_of
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.archive import check_wheel
@@ -27,7 +27,6 @@ from balance_tools.upstream.pristine import Fetch, ensure_pristine
 PACKAGE = "vllm_ascend"
 # A vendor's operator package: its own Python files are part of the kernels.
 OPERATORS = f"{PACKAGE}/_cann_ops_custom/"
-NAMED_FILES = 5
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
     )
     if differing:
         raise ToolError(
-            f"csrc/{', csrc/'.join(differing[:NAMED_FILES])}: expected the same in "
-            f"{lock.vllm_ascend.filename} and {built_from.filename}, found "
+            f"{named_in_part([f'csrc/{path}' for path in differing])}: expected the "
+            f"same in {lock.vllm_ascend.filename} and {built_from.filename}, found "
             f"{len(differing)} files that differ; the prebuilt kernels do not belong "
             "to the pinned sources, build the kernels from source instead"
         )
@@ -154,9 +153,8 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
     if differing:
         raise ToolError(
             f"{artifact.filename}: expected the Python files of {sdist.name}, found "
-            f"{len(differing)} that differ or are missing, of them "
-            f"{', '.join(differing[:NAMED_FILES])}; the wheel was not built from that "
-            "sdist, build the kernels from source"
+            f"others, or none, of {named_in_part(differing)}; the wheel was not built "
+            "from that sdist, build the kernels from source"
         )
     if not any(name.endswith(".so") for name in compiled):
         raise ToolError(

@@ -33,7 +33,7 @@ def known_socs(pristine: Path) -> dict[str, str]:
             return {soc: dev for soc, dev in table.items() if soc.startswith("ascend")}
     raise ToolError(
         f"{path}: expected a dictionary {TABLE!r} of the chips, found none; see how "
-        "upstream names them now and mend tools/balance_tools/kernels/socs.py"
+        "upstream names them now and fix tools/balance_tools/kernels/socs.py"
     )
 
 

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from packaging.version import InvalidVersion, Version
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.kernels.socs import device_of
+from balance_tools.run import capture, output_of
 
 DISTRIBUTIONS = (
     "attrs",
@@ -151,7 +151,7 @@ def _build_requirements(pristine: Path) -> dict[str, Requirement]:
     if gone := sorted({"cmake", *DISTRIBUTIONS} - set(found)):
         raise ToolError(
             f"{path}: expected {', '.join(gone)} among the requirements of the build, "
-            "found none; see what upstream's build needs now and mend "
+            "found none; see what upstream's build needs now and fix "
             "tools/balance_tools/kernels/toolchain.py"
         )
     return found
@@ -249,7 +249,7 @@ def _python_problems(
         value, error = python[name]
         if python["versions"][name] and value is None:
             yield (
-                f"{where}: expected `import {name}` to work, found {error}; mend that "
+                f"{where}: expected `import {name}` to work, found {error}; fix that "
                 "environment"
             )
 
@@ -262,10 +262,10 @@ def _ask_python() -> dict[str, Any] | None:
     """
     command = ["python3", "-c", PROBE, *DISTRIBUTIONS]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        answer = output_of(command)
+    except ToolError:
         return None
-    facts: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    facts: dict[str, Any] = json.loads(answer.splitlines()[-1])
     return facts
 
 
@@ -300,7 +300,6 @@ def _key(path: Path, key: str) -> str | None:
 def _first_line(*command: str) -> str:
     """The first line that a program writes; empty if it cannot be run."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True)
-    except OSError:
+        return capture(command).text.partition("\n")[0].strip()
+    except ToolError:
         return ""
-    return answer.stdout.partition("\n")[0].strip()

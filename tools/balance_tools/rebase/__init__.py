@@ -1,4 +1,3 @@
 """Move the patch series to another upstream release, proven or refused."""
 
 DOORS = ()
-"""The modules that other rooms use."""

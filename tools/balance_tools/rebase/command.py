@@ -11,14 +11,16 @@ from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive, renew
 from balance_tools.rebase.driver import accept, skip
 from balance_tools.rebase.finish import restore_former, throw_away
+from balance_tools.rebase.model import worst
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
+from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_picture import scan_picture
+from balance_tools.rebase.scan_rows import write_scan
+from balance_tools.rebase.scan_run import run_rows
 from balance_tools.rebase.session import Work, in_progress, work_root
 from balance_tools.rebase.steps import advance, start, verify_session
-from balance_tools.rebase.supported_release import Line
+from balance_tools.rebase.supported_release import SupportedRelease
 from balance_tools.upstream.lock import load_lock
-from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 
 
@@ -26,63 +28,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register `rebase`."""
     text = "move the patch series to another upstream release"
     parser = subparsers.add_parser("rebase", help=text, description=text)
-    parser.add_argument(
-        "version",
-        nargs="?",
-        help="release of vllm, such as 0.30.0; or a name for --sdist",
-    )
-    parser.add_argument("--ascend", metavar="VERSION", help="release of vllm-ascend")
-    parser.add_argument(
-        "--sdist", type=Path, metavar="FILE|DIR", help="local source of vllm"
-    )
-    parser.add_argument(
-        "--ascend-sdist",
-        type=Path,
-        metavar="FILE|DIR",
-        help="local source of vllm-ascend",
-    )
-    parser.add_argument(
-        "--stop-after",
-        metavar="PATCH",
-        help="stop after this patch; --continue goes on",
-    )
-    parser.add_argument(
-        "--root", type=Path, help="repository to work on (default: this one)"
-    )
-    parser.add_argument(
-        "--scan",
-        metavar="A..B",
-        help="try the series on every final release in a range",
-    )
-    parser.add_argument(
-        "--drift", action="store_true", help="also compare vllm_ascend's copies of vLLM"
-    )
-    parser.add_argument(
-        "--line", metavar="NAME", help="write a further line, lines/NAME, not the pin"
-    )
-    parser.add_argument(
-        "--checkout-line", metavar="NAME", help="make the source root build/lines/NAME"
-    )
-    parser.add_argument(
-        "--renew-line",
-        metavar="NAME",
-        help="write the hashes of a line whose patches were all placed",
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="build the wheel and run the tests, too"
-    )
-    parser.add_argument(
-        "--verify-python",
-        type=Path,
-        metavar="PYTHON",
-        help="interpreter that has the new release's requirements already",
-    )
-    parser.add_argument(
-        "--engine-tests",
-        default="tests/engine",
-        metavar="FILES",
-        help='engine tests of --verify (default: all); "" leaves them out',
-    )
+    add = parser.add_argument
+    add("version", nargs="?", help="release of vllm; or a name for --sdist")
+    add("--ascend", metavar="VERSION", help="release of vllm-ascend")
+    for flag, name in (("--sdist", "vllm"), ("--ascend-sdist", "vllm-ascend")):
+        add(flag, type=Path, metavar="FILE|DIR", help=f"local source of {name}")
+    add("--stop-after", metavar="PATCH", help="stop after it; --continue goes on")
+    add("--root", type=Path, help="repository to work on (default: this one)")
+    add("--scan", metavar="A..B", help="try every final release in a range")
+    text = "with --scan: build each release that fits, and serve with each policy"
+    add("--run", dest="run_", action="store_true", help=text)
+    add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
+    add("--line", metavar="NAME", help="write a supported release, lines/NAME")
+    add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
+    add("--renew-line", metavar="NAME", help="write the hashes of lines/NAME anew")
+    add("--verify", action="store_true", help="build the wheel and run the tests, too")
+    text = "interpreter that has the new release's requirements already"
+    add("--verify-python", type=Path, metavar="PYTHON", help=text)
+    text = 'engine tests of --verify (default: all); "" leaves them out'
+    add("--engine-tests", default="tests/engine", metavar="FILES", help=text)
     what = parser.add_mutually_exclusive_group()
     for flag, text in (
         ("continue", "go on after an edit, a stop or a crash"),
@@ -91,12 +55,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("status", "say what is done and what waits"),
         ("dry-run", "report every patch; change and keep nothing else"),
     ):
-        what.add_argument(
-            f"--{flag}",
-            dest=flag.replace("-", "_") + "_",
-            action="store_true",
-            help=text,
-        )
+        name = f"{flag.replace('-', '_')}_"
+        what.add_argument(f"--{flag}", dest=name, action="store_true", help=text)
     parser.set_defaults(run=_run)
 
 
@@ -109,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.renew_line:
             return _renew(paths, args.renew_line)
         if args.scan:
-            return _scan(paths, args.scan)
+            return _scan(paths, args.scan, args.run_)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -135,16 +95,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _checkout(paths: Paths, args: argparse.Namespace) -> int:
-    line = Line.find(paths, args.checkout_line)
-    work, session = derive(paths, line)
+    release = SupportedRelease.find(paths, args.checkout_line)
+    work, session = derive(paths, release)
     series: dict[str, Path | None] = {
-        plan.package: work.final / plan.package for plan in session.plans
+        plan.package: work.final_series(plan.package) for plan in session.plans
     }
-    folder = paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.lock_text, series)
-    print(
-        f"{other.root}: a source root for the line {line.name}; make wheel works there"
-    )
+    folder = paths.build / "lines" / release.name
+    other = make_checkout(paths, folder, release.lock_text, series)
+    print(f"{other.root}: a source root for {release.name}; make wheel works there")
     if args.verify:
         verdict = verify_session(paths, work, session, args)
         print(verdict.markdown(), end="")
@@ -152,24 +110,25 @@ def _checkout(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _renew(paths: Paths, name: str) -> int:
-    line = Line.find(paths, name)
-    for change in renew(paths, line) or [f"lines/{name}: nothing to renew"]:
+    release = SupportedRelease.find(paths, name)
+    for change in renew(paths, release) or [f"lines/{name}: nothing to renew"]:
         print(change)
     return 0
 
 
-def _scan(paths: Paths, text: str) -> int:
+def _scan(paths: Paths, text: str, run: bool) -> int:
     lock = load_lock(paths.lock)
     artifacts = releases(paths, *parse_range(text))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
-    base = ensure_pristine(lock.vllm, paths)
-    rows = scan(paths, lock, artifacts, base)
+    rows = scan(paths, lock, artifacts)
+    if run:
+        rows = run_rows(paths, lock, artifacts, rows)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")
     print(f"{report}: written, and {folder / 'scan.svg'}")
-    return 0
+    return worst([row.status for row in rows]).exit_code
 
 
 def _status(paths: Paths, work: Work | None) -> int:

@@ -100,10 +100,9 @@ def _outcomes(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileOutcome], 
     repo.reset(plan.tip)
     run = repo.git("rebase", "--onto", plan.tip, before, after, check=False)
     unmerged = set(repo.unmerged())
-    if run.returncode and not unmerged:
-        said = run.stderr.decode(errors="replace").strip()
+    if run.status and not unmerged:
         raise ToolError(
-            f"{repo.path}: git rebase failed on {patch.name}: {said}; run "
+            f"{repo.path}: git rebase failed on {patch.name}: {run.tail}; run "
             "tools/rebase.sh --abort"
         )
     head = repo.commit_of("HEAD")
@@ -128,7 +127,7 @@ def _outcomes(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileOutcome], 
             labels=Labels(plan.new_label, plan.old_label, patch.name),
         )
         outcomes.append(decide(file, sides, finder(file.path), read))
-    return outcomes, "" if run.returncode or head == plan.tip else head
+    return outcomes, "" if run.status or head == plan.tip else head
 
 
 def _committed(session: Session, plan: Plan, result: PatchResult) -> Session:
@@ -204,7 +203,7 @@ def _amend(work: Work, session: Session) -> Session:
 def _stage_edits(repo: Repo, tip: str) -> list[str]:
     """Stage the work tree and check it; return the paths that differ from `tip`."""
     repo.git("add", "--all", "--force", ".")
-    said = repo.git("diff", "--cached", "--name-only", "-z", tip).stdout.decode()
+    said = repo.git("diff", "--cached", "--name-only", "-z", tip).text
     changed = [path for path in said.split("\0") if path]
     for path in changed:
         file = repo.path / path

@@ -52,7 +52,7 @@ def _export_package(
     work: Work, plan: Plan, series: Series, results: list[PatchResult]
 ) -> list[PatchResult]:
     repo = Repo(work.repo(plan.package))
-    folder = work.final / plan.package
+    folder = work.final_series(plan.package)
     folder.mkdir(parents=True)
     new_tip = repo.commit_of(NEW)
     parent, found = new_tip, []
@@ -68,7 +68,7 @@ def _export_package(
 
 
 def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
-    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).stdout
+    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).output
     paths = sorted_paths(path for path in said.decode().split("\0") if path)
     old = {path: repo.read(before, path) for path in paths}
     new = {path: repo.read(after, path) for path in paths}
@@ -136,7 +136,7 @@ def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
 def install_final(paths: Paths, work: Work, session: Session) -> None:
     """Put the new series and lock in place; can be repeated after a crash."""
     for plan in session.plans:
-        install(work.final / plan.package, paths.patches(plan.package))
+        install(work.final_series(plan.package), paths.patches(plan.package))
     install_file(work.final / paths.lock.name, paths.lock)
 
 

@@ -20,6 +20,8 @@ class Status(Enum):
     CONFLICT = ("conflict", 5)
     TARGET_DELETED = ("target-deleted", 6)
     BROKEN = ("broken", 7)
+    VANISHED = ("vanished", 8)
+    MISFIT = ("does-not-fit", 9)
 
     def __init__(self, label: str, exit_code: int) -> None:
         self.label = label

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.run import Outcome, capture, git
 from balance_tools.series.apply import Series, patched_steps
 
 OLD, NEW, RESULT = "old-upstream", "new-upstream", "result"
@@ -68,9 +68,7 @@ class Repo:
 
     path: Path
 
-    def git(
-        self, *arguments: str, check: bool = True, stdin: bytes | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
+    def git(self, *arguments: str, check: bool = True, stdin: bytes = b"") -> Outcome:
         """Run git here.
 
         Raises:
@@ -81,58 +79,47 @@ class Repo:
         ]
         foreign = {name for name in os.environ if name.startswith("GIT_")}
         environment = {k: v for k, v in os.environ.items() if k not in foreign}
-        command = ["git", "-C", str(self.path), *settings, *arguments]
-        try:
-            run = subprocess.run(
-                command,
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
-                capture_output=True,
-                env={**environment, **_ENVIRONMENT},
-            )
-        except FileNotFoundError:
-            raise ToolError("git: not found; install git 2.32 or newer") from None
-        if check and run.returncode:
-            said = (run.stderr or run.stdout).decode(errors="replace").strip()
+        run = capture(
+            git(self.path, *settings, *arguments),
+            stdin=stdin,
+            env={**environment, **_ENVIRONMENT},
+        )
+        if check and run.status:
             raise ToolError(
-                f"{self.path}: git {arguments[0]} failed: {said}; start again with "
+                f"{self.path}: git {arguments[0]} failed: {run.tail}; start again with "
                 "tools/rebase.sh --abort"
             )
         return run
 
     def commit_of(self, name: str) -> str:
         """Return the full hash of a commit."""
-        return (
-            self.git("rev-parse", "--verify", f"{name}^{{commit}}")
-            .stdout.decode()
-            .strip()
-        )
+        return self.git("rev-parse", "--verify", f"{name}^{{commit}}").text.strip()
 
     def read(self, commit: str, path: str) -> bytes | None:
         """Return a file of a commit, None if it is not there or not a file."""
         if self.mode(commit, path) not in (_MODE_PLAIN, _MODE_PROGRAM):
             return None
-        return self.git("cat-file", "blob", f"{commit}:{path}").stdout
+        return self.git("cat-file", "blob", f"{commit}:{path}").output
 
     def link(self, commit: str, path: str) -> str | None:
         """Return where a symbolic link of a commit points to, None if it is none."""
         if self.mode(commit, path) != _MODE_LINK:
             return None
-        return self.git("cat-file", "blob", f"{commit}:{path}").stdout.decode()
+        return self.git("cat-file", "blob", f"{commit}:{path}").text
 
     def mode(self, commit: str, path: str) -> str:
         """Return git's mode of a path, "" if it is not there."""
-        line = self.git("ls-tree", "-z", commit, "--", path).stdout.decode()
+        line = self.git("ls-tree", "-z", commit, "--", path).text
         return line.split(" ", 1)[0]
 
     def python_files(self, commit: str) -> list[str]:
         """Return every Python file of a commit."""
-        listing = self.git("ls-tree", "-rz", "--name-only", commit).stdout.decode()
+        listing = self.git("ls-tree", "-rz", "--name-only", commit).text
         return [path for path in listing.split("\0") if path.endswith(".py")]
 
     def unmerged(self) -> list[str]:
         """Return the paths that a stopped rebase left unmerged."""
-        said = self.git("diff", "--name-only", "-z", "--diff-filter=U").stdout.decode()
+        said = self.git("diff", "--name-only", "-z", "--diff-filter=U").text
         return [path for path in said.split("\0") if path]
 
     def reset(self, commit: str) -> None:

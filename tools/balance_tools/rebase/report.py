@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.drift.report import DriftReport
+from balance_tools.markdown import table
 from balance_tools.rebase.model import HookResult, PatchResult, Status, worst
 from balance_tools.rebase.session import Session
 from balance_tools.verify.verdict import Verdict
@@ -66,17 +67,22 @@ def markdown(session: Session) -> str:
     """Return the report as text."""
     moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
     lines = [f"# Rebase to {session.target}", "", moves, ""]
-    lines += ["| package | patch | status | hooks placed by |", "|---|---|---|---|"]
-    for result in _all(session):
-        status = f"{result.status.label}{', left out' if result.dropped else ''}"
-        row = (result.package, result.name, status, _how(result.hooks))
-        lines.append(f"| {' | '.join(row)} |")
+    rows = [
+        (
+            result.package,
+            result.name,
+            f"{result.status.label}{', left out' if result.dropped else ''}",
+            _how(result.hooks),
+        )
+        for result in _all(session)
+    ]
+    lines += table(("package", "patch", "status", "hooks placed by"), rows)
     for result in _all(session):
         lines += ["", f"## {result.package}: {result.name}", ""]
         lines += [f"- {note}" for note in result.notes]
         if result.hooks:
-            lines += ["| file | in | line | by | remark |", "|---|---|---|---|---|"]
-            lines += [_row(hook) for hook in result.hooks]
+            columns = ("file", "in", "line", "by", "remark")
+            lines += table(columns, map(_row, result.hooks))
     if session.pending:
         lines += ["", "## Waits for a decision", ""]
         lines += [f"- edit {path}" for path in session.pending.files]
@@ -84,8 +90,8 @@ def markdown(session: Session) -> str:
             "- then tools/rebase.sh --continue; --skip leaves the patch out; --abort "
             "goes back"
         )
-    lines += ["", "## Time", "", "| step | seconds |", "|---|---|"]
-    lines += [f"| {name} | {value:.1f} |" for name, value in session.seconds.items()]
+    seconds = [(name, f"{value:.1f}") for name, value in session.seconds.items()]
+    lines += ["", "## Time", "", *table(("step", "seconds"), seconds)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,8 +102,7 @@ def _how(hooks: tuple[HookResult, ...]) -> str:
     return ", ".join(f"{how} {count}" for how, count in counts.items()) or "–"
 
 
-def _row(hook: HookResult) -> str:
+def _row(hook: HookResult) -> tuple[str, ...]:
     moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
     note = hook.note.replace("|", "\\|")
-    cells = (hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note)
-    return f"| {' | '.join(cells)} |"
+    return hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note

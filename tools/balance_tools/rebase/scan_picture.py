@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from balance_tools.rebase.model import Status
-from balance_tools.rebase.scan import Row
+from balance_tools.rebase.scan_rows import ScannedRelease
 
 SIDE, LEFT, TOP, LINE = 22, 90, 170, 18  # pixels
 COLOURS = {
@@ -18,10 +18,12 @@ COLOURS = {
     Status.CONFLICT: "#fb8f44",
     Status.TARGET_DELETED: "#fa4549",
     Status.BROKEN: "#24292f",
+    Status.VANISHED: "#8250df",
+    Status.MISFIT: "#bf3989",
 }
 
 
-def scan_picture(rows: Sequence[Row], pin: str) -> str:
+def scan_picture(rows: Sequence[ScannedRelease], pin: str) -> str:
     """Return an SVG image; the pinned release is in bold."""
     names = [cell.patch for cell in rows[0].cells]
     used = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
+from balance_tools.files import remove_tree, replacing, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.model import HookResult, PatchResult, Status
 
-FORMAT = 1
+FORMAT = 2
 TREES, PATCHES, FINISH, DONE = "trees", "patches", "finish", "done"
 
 
@@ -65,7 +64,7 @@ class Session:
     stopped: bool = False
     """Whether it waits after a patch as asked; edits then amend that patch."""
     line: str = ""
-    """Name of the line to write; "" replaces the pin."""
+    """Name of the supported release to write; "" replaces the pin."""
 
     def with_plan(self, plan: Plan) -> Session:
         """Return the session with one plan replaced."""
@@ -100,8 +99,12 @@ class Work:
 
     @property
     def final(self) -> Path:
-        """The new series and lock, complete before anything is replaced."""
+        """The new lock and series, complete, laid out as in a checkout."""
         return self.path / "final"
+
+    def final_series(self, package: str) -> Path:
+        """The new series of one package."""
+        return self.final / "patches" / package
 
     def load(self) -> Session:
         """Read the journal.
@@ -123,12 +126,7 @@ class Work:
     def save(self, session: Session) -> None:
         """Write the journal: either the old or the new one survives a crash."""
         data = {"format": FORMAT, **asdict(session)}
-        partial = self.state.with_suffix(".part")
-        with partial.open("w") as file:
-            json.dump(data, file, indent=1, default=_plain)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.state)
+        write_atomically(self.state, json.dumps(data, indent=1, default=_plain))
 
 
 def _plain(value: object) -> str:
@@ -212,9 +210,8 @@ def install(source: Path, target: Path) -> None:
 def install_file(source: Path, target: Path) -> None:
     """Make file `target` equal to `source`; can be repeated after a crash."""
     if not target.exists() or target.read_bytes() != source.read_bytes():
-        partial = target.with_name(f".{target.name}.new")
-        shutil.copy2(source, partial)
-        partial.replace(target)
+        with replacing(target) as part:
+            shutil.copy2(source, part)
 
 
 def _same_files(one: Path, other: Path) -> bool:

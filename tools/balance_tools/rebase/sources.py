@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import sha256_of
+from balance_tools.files import replacing, sha256_of, write_atomically
 from balance_tools.paths import Paths
+from balance_tools.rebase.session import Plan
 from balance_tools.upstream.fetch import default_index
 from balance_tools.upstream.lock import (
     Artifact,
@@ -24,7 +26,7 @@ from balance_tools.upstream.resolve import resolve
 
 
 @dataclass(frozen=True)
-class Source:
+class PristineTree:
     """A pristine tree to rebase from or to; `label` is "vllm 0.23.0"."""
 
     label: str
@@ -32,7 +34,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Target:
+class NewUpstream:
     """Where to rebase to.
 
     `lock` is None if the new upstream is a folder, which no hash can name.
@@ -40,18 +42,30 @@ class Target:
 
     name: str
     lock: Lock | None
-    sources: dict[str, Source]
+    trees: dict[str, PristineTree]
 
 
-def pinned_sources(paths: Paths, lock: Lock) -> dict[str, Source]:
+def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
     """Return the pristine trees that the series are made for, by package."""
     return {
-        name: Source(f"{name} {artifact.version}", ensure_pristine(artifact, paths))
+        name: PristineTree(
+            f"{name} {artifact.version}", ensure_pristine(artifact, paths)
+        )
         for name, artifact in lock.packages.items()
     }
 
 
-def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> Target:
+def plans_between(
+    old: Mapping[str, PristineTree], new: Mapping[str, PristineTree]
+) -> tuple[Plan, ...]:
+    """Return what is to be done for each package, nothing of it done yet."""
+    return tuple(
+        Plan(name, str(one.tree), str(new[name].tree), one.label, new[name].label)
+        for name, one in old.items()
+    )
+
+
+def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUpstream:
     """Return the target for two releases; without `ascend`, that one stays.
 
     What was looked up once is kept, and archives in the cache are found by their
@@ -64,7 +78,7 @@ def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> Targe
     new = _lock_for(paths, lock, vllm, wanted)
     if ascend is None:
         new = replace(lock, vllm=new.vllm)
-    return Target(vllm, new, pinned_sources(paths, new))
+    return NewUpstream(vllm, new, pinned_trees(paths, new))
 
 
 def _lock_for(paths: Paths, lock: Lock, vllm: str, ascend: str) -> Lock:
@@ -82,10 +96,7 @@ def _lock_for(paths: Paths, lock: Lock, vllm: str, ascend: str) -> Lock:
         print(f"note: {error}", file=sys.stderr)
         print("note: taking the archives in build/cache, no kernels", file=sys.stderr)
         return found_offline
-    known.parent.mkdir(parents=True, exist_ok=True)
-    partial = known.with_suffix(".part")
-    partial.write_text(dump_lock(found), encoding="utf-8")
-    partial.replace(known)
+    write_atomically(known, dump_lock(found))
     return found
 
 
@@ -122,7 +133,7 @@ def artifact_of(archive: Path) -> Artifact:
 
 def local_source(
     paths: Paths, package: str, given: Path
-) -> tuple[Source, Artifact | None]:
+) -> tuple[PristineTree, Artifact | None]:
     """Return the tree of a local archive or folder, and its lock entry if it has one.
 
     Raises:
@@ -137,18 +148,16 @@ def local_source(
             )
         cached = paths.cached(artifact.sha256, artifact.filename)
         if not cached.is_file():
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            partial = cached.with_name(cached.name + ".part")
-            shutil.copyfile(given, partial)
-            partial.replace(cached)
+            with replacing(cached) as part:
+                shutil.copyfile(given, part)
         tree = ensure_pristine(artifact, paths)
-        return Source(f"{package} {artifact.version}", tree), artifact
+        return PristineTree(f"{package} {artifact.version}", tree), artifact
     if not (given / package).is_dir():
         raise ToolError(
             f"{given}: expected an archive, or a folder with {package}/ in it; give "
             "the top folder of an unpacked sdist"
         )
-    return Source(f"{package} {version_of(given)}", given.resolve()), None
+    return PristineTree(f"{package} {version_of(given)}", given.resolve()), None
 
 
 def version_of(tree: Path) -> str:
@@ -165,13 +174,13 @@ def version_of(tree: Path) -> str:
 
 def by_hand(
     paths: Paths, lock: Lock, name: str | None, vllm: Path | None, ascend: Path | None
-) -> Target:
+) -> NewUpstream:
     """Return the target made of local sources; what is not given stays.
 
     Raises:
         ToolError: a source is not usable.
     """
-    sources = pinned_sources(paths, lock)
+    sources = pinned_trees(paths, lock)
     new: Lock | None = lock
     for package, given in (("vllm", vllm), ("vllm_ascend", ascend)):
         if given is None:
@@ -188,4 +197,4 @@ def by_hand(
                 )
             )
     label = sources["vllm" if vllm else "vllm_ascend"].label.split(" ", 1)[1]
-    return Target(name or label, new, sources)
+    return NewUpstream(name or label, new, sources)

@@ -15,30 +15,30 @@ from balance_tools.paths import Paths
 from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
+from balance_tools.rebase.fitting import fit
 from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.session import (
     DONE,
-    FINISH,
     PATCHES,
     TREES,
-    Plan,
     Session,
     Work,
     save_former,
     work_root,
 )
 from balance_tools.rebase.sources import (
-    Source,
-    Target,
+    NewUpstream,
+    PristineTree,
     by_hand,
     by_version,
-    pinned_sources,
+    pinned_trees,
+    plans_between,
 )
 from balance_tools.series.apply import Series, load_series, patched_steps
-from balance_tools.upstream.lock import dump_lock, load_lock
+from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 from balance_tools.verify.verdict import Verdict
-from balance_tools.verify.verify import Subject, verify
+from balance_tools.verify.verify import ReleaseUnderTest, verify
 
 
 def start(paths: Paths, args: argparse.Namespace) -> int:
@@ -50,77 +50,123 @@ def start(paths: Paths, args: argparse.Namespace) -> int:
     Raises:
         ToolError: the new upstream cannot be had, or the series or flags do not fit.
     """
-    lock = load_lock(paths.lock)
     begun = time.monotonic()
+    lock = load_lock(paths.lock)
+    series = {name: load_series(paths.patches(name)) for name in lock.packages}
+    _check_names(series, args.stop_after)
+    new = _new_upstream(paths, lock, args)
+    old = pinned_trees(paths, lock)
+    session = _new_session(new, old, args).spent("sources", time.monotonic() - begun)
+    work = _empty_folder(work_root(paths) / _folder(new, args.dry_run_))
+    if broken := _broken(series, old):
+        return _refuse(work, session, broken)
+    if not session.dry_run:
+        save_former(paths, work, list(lock.packages))
+    return advance(paths, work, session, args)
+
+
+def advance(
+    paths: Paths, work: Work, session: Session, args: argparse.Namespace
+) -> int:
+    """Do every step that is left, in this order; stop where a person must decide.
+
+    Returns:
+        The exit code.
+    """
+    work.save(session)
+    series = _former_series(paths, work, session)
+    if session.stage == TREES:
+        session = make_trees(work, session, series)
+        work.save(session)
+    if session.stage == PATCHES:
+        session = _place_patches(work, session, series, args.stop_after)
+        if session.pending or session.stopped:
+            return _stop(work, session)
+        begun = time.monotonic()
+        session = export(work, session, series)
+        session = session.spent("export and proof", time.monotonic() - begun)
+    session, drift = _compare(work, session, series, args.drift)
+    if exit_code(session) == 0:
+        begun = time.monotonic()
+        fits = fit(paths, work, session, load_lock(_former_lock(paths, work)))
+        session = session.spent("contract", time.monotonic() - begun)
+        if fits.needs_human:
+            return _misfit(work, session, drift, fits)
+    verdict = None
+    if args.verify and exit_code(session) == 0:
+        verdict = verify_session(paths, work, session, args)
+    said = _put_in_place(paths, work, session)
+    session = replace(session, stage=DONE)
+    report = write_report(work.path, session, drift, verdict)
+    work.save(session)
+    print(f"{said}{report}: written")
+    return exit_code(session)
+
+
+def _new_upstream(paths: Paths, lock: Lock, args: argparse.Namespace) -> NewUpstream:
+    """Find what the command line names."""
     if args.sdist or args.ascend_sdist:
-        target = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
+        new = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
     elif args.version:
-        target = by_version(paths, lock, args.version, args.ascend)
+        new = by_version(paths, lock, args.version, args.ascend)
     else:
         raise ToolError("version: expected a release, such as 0.30.0; see --help")
-    if args.verify and target.lock is None:
+    if args.verify and new.lock is None:
         raise ToolError(
             "--verify: expected a release or an archive as the new upstream, found a "
             "folder, which no wheel can be built from; give --sdist an archive"
         )
-    old = pinned_sources(paths, lock)
-    series = {name: load_series(paths.patches(name)) for name in lock.packages}
-    _check_names(series, args.stop_after)
-    plans = tuple(
-        Plan(
-            package=name,
-            old_tree=str(old[name].tree),
-            new_tree=str(target.sources[name].tree),
-            old_label=old[name].label,
-            new_label=target.sources[name].label,
-        )
-        for name in lock.packages
-    )
-    session = Session(
-        target=target.name,
+    return new
+
+
+def _new_session(
+    new: NewUpstream, old: dict[str, PristineTree], args: argparse.Namespace
+) -> Session:
+    return Session(
+        target=new.name,
         stage=TREES,
-        plans=plans,
-        lock=dump_lock(target.lock) if target.lock else "",
+        plans=plans_between(old, new.trees),
+        lock=dump_lock(new.lock) if new.lock else "",
         dry_run=args.dry_run_,
         line=args.line or "",
-    ).spent("sources", time.monotonic() - begun)
-    work = Work(work_root(paths) / _folder(target, args.dry_run_))
-    remove_tree(work.path)
-    work.path.mkdir(parents=True)
-    if broken := _broken(series, old):
-        session = replace(session, stage=DONE, results=(broken,))
-        work.save(session)
-        print(f"error: {broken.notes[0]}", file=sys.stderr)
-        print(f"{write_report(work.path, session)}: written")
-        return exit_code(session)
-    if not args.dry_run_:
-        save_former(paths, work, list(lock.packages))
-    work.save(session)
-    return advance(paths, work, session, args)
+    )
 
 
-def _folder(target: Target, dry_run: bool) -> str:
-    if not target.name.replace(".", "").replace("-", "").replace("_", "").isalnum():
+def _folder(new: NewUpstream, dry_run: bool) -> str:
+    if not new.name.replace(".", "").replace("-", "").replace("_", "").isalnum():
         raise ToolError(
-            f"version: expected letters, digits, dots and hyphens, found "
-            f"{target.name!r}"
+            f"version: expected letters, digits, dots and hyphens, found {new.name!r}"
         )
-    return target.name + (".dry-run" if dry_run else "")
+    return new.name + (".dry-run" if dry_run else "")
+
+
+def _empty_folder(folder: Path) -> Work:
+    remove_tree(folder)
+    folder.mkdir(parents=True)
+    return Work(folder)
 
 
 def _broken(
-    series: dict[str, Series], sources: dict[str, Source]
+    series: dict[str, Series], trees: dict[str, PristineTree]
 ) -> PatchResult | None:
     """Return the first patch that does not fit the release it was made for."""
     for package, one in series.items():
         fits = 0
         try:
-            for _ in patched_steps(one, sources[package].tree):
+            for _ in patched_steps(one, trees[package].tree):
                 fits += 1
         except ToolError as error:
             name = one.patches[fits].name
             return PatchResult(package, name, Status.BROKEN, notes=(str(error),))
     return None
+
+
+def _refuse(work: Work, session: Session, broken: PatchResult) -> int:
+    session = replace(session, stage=DONE, results=(broken,))
+    work.save(session)
+    print(f"error: {broken.notes[0]}", file=sys.stderr)
+    print(f"{write_report(work.path, session)}: written")
+    return exit_code(session)
 
 
 def _check_names(series: dict[str, Series], name: str | None) -> None:
@@ -131,50 +177,64 @@ def _check_names(series: dict[str, Series], name: str | None) -> None:
         )
 
 
-def advance(
-    paths: Paths, work: Work, session: Session, args: argparse.Namespace
-) -> int:
-    """Do every step that is left; stop where a person must decide.
+def _former_series(paths: Paths, work: Work, session: Session) -> dict[str, Series]:
+    """Load the series that is rebased; what is in its place may be new already."""
+    names = [plan.package for plan in session.plans]
+    if session.dry_run:
+        return {name: load_series(paths.patches(name)) for name in names}
+    return {name: load_series(work.former / name) for name in names}
 
-    Returns:
-        The exit code.
-    """
-    series = {
-        plan.package: load_series(
-            paths.patches(plan.package)
-            if session.dry_run
-            else work.former / plan.package
-        )
-        for plan in session.plans
-    }
-    if session.stage != FINISH:
-        if session.stage == TREES:
-            session = make_trees(work, session, series)
-            work.save(session)
-        while session.stage == PATCHES and (following := next_patch(session, series)):
-            plan, patch = following
-            session = rebase_patch(work, session, plan, patch)
-            work.save(session)
-            if session.pending or patch.name == args.stop_after:
-                session = replace(session, stopped=session.pending is None)
-                work.save(session)
-                return _stopped(work, session)
-        begun = time.monotonic()
-        session = export(work, session, series).spent(
-            "export and proof", time.monotonic() - begun
-        )
+
+def _place_patches(
+    work: Work, session: Session, series: dict[str, Series], stop_after: str | None
+) -> Session:
+    """Rebase patch by patch, until one waits for a person or is to be looked at."""
+    while following := next_patch(session, series):
+        plan, patch = following
+        session = rebase_patch(work, session, plan, patch)
+        if session.pending is None and patch.name == stop_after:
+            session = replace(session, stopped=True)
+        work.save(session)
+        if session.pending or session.stopped:
+            break
+    return session
+
+
+def _compare(
+    work: Work, session: Session, series: dict[str, Series], with_copies: bool
+) -> tuple[Session, DriftReport]:
+    """Look for what changed around the series; from here on it can be installed."""
     begun = time.monotonic()
     labels = ", ".join(plan.new_label for plan in session.plans)
     print(f"comparing what the series need with {labels}", file=sys.stderr)
     trees = {p.package: (Path(p.old_tree), Path(p.new_tree)) for p in session.plans}
-    drift = drift_report(trees, series, args.drift)
+    drift = drift_report(trees, series, with_copies)
     session = session.spent("drift", time.monotonic() - begun)
     if not session.dry_run and session.lock:
         work.save(session)
-    verdict = None
-    if args.verify and exit_code(session) == 0:
-        verdict = verify_session(paths, work, session, args)
-    return _finish(paths, work, session, drift, verdict)
+    return session, drift
+
+
+def _former_lock(paths: Paths, work: Work) -> Path:
+    """The lock of the pin that the rebase began with."""
+    former = work.former / paths.lock.name
+    return former if former.is_file() else paths.lock
+
+
+def _misfit(work: Work, session: Session, drift: DriftReport, fits: Status) -> int:
+    """Stop before anything is replaced: the hooks have places, and will not work."""
+    report = write_report(work.path, session, drift)
+    text = (work.path / "findings.txt").read_text()
+    with report.open("a", encoding="utf-8") as file:
+        file.write(f"\n## What does not fit: {fits.label}\n\n")
+        file.write("".join(f"- {line}\n" for line in text.splitlines()))
+    print(
+        f"{report}: {fits.label}: {len(text.splitlines())} findings; correct our files "
+        "and --continue, or --abort, correct the Relies-On lines and begin again; "
+        "nothing is replaced",
+        file=sys.stderr,
+    )
+    return fits.exit_code
 
 
 def verify_session(
@@ -186,17 +246,17 @@ def verify_session(
         ToolError: a test speaks against it.
     """
     plan = next(plan for plan in session.plans if plan.package == "vllm")
-    subject = Subject(
+    release = ReleaseUnderTest(
         name=session.target,
         label=plan.new_label,
         lock=session.lock,
-        series=work.final,
+        series=work.final / "patches",
         tree=Path(plan.new_tree),
     )
-    return verify(paths, subject, args.verify_python, args.engine_tests.split())
+    return verify(paths, release, args.verify_python, args.engine_tests.split())
 
 
-def _stopped(work: Work, session: Session) -> int:
+def _stop(work: Work, session: Session) -> int:
     report = write_report(work.path, session)
     if session.pending is None:
         folder = work.repo(session.results[-1].package)
@@ -217,36 +277,19 @@ def _stopped(work: Work, session: Session) -> int:
     return exit_code(session)
 
 
-def _finish(
-    paths: Paths,
-    work: Work,
-    session: Session,
-    drift: DriftReport,
-    verdict: Verdict | None,
-) -> int:
+def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
+    """Put the new series where it belongs; return a line that says where, or ""."""
     if session.dry_run or not session.lock:
-        write_report(work.path, session, drift, verdict)
         for plan in session.plans:
             remove_tree(work.repo(plan.package))
-        work.save(replace(session, stage=DONE))
-        if not session.dry_run:
-            print(
-                f"{work.final}: the new series; the new upstream is a folder, which no "
-                "lock can name, so patches/ and upstream.toml are as before"
-            )
-    elif session.line:
-        line = derive.write(paths, session.line, session, work.final)
-        session = replace(session, stage=DONE)
-        write_report(work.path, session, drift, verdict)
-        work.save(session)
-        print(
-            f"{line.folder}: written; --checkout-line {session.line} makes its sources"
+        if session.dry_run:
+            return ""
+        return (
+            f"{work.final}: the new series; the new upstream is a folder, which no "
+            "lock can name, so patches/ and upstream.toml are as before\n"
         )
-    else:
-        install_final(paths, work, session)
-        session = replace(session, stage=DONE)
-        write_report(work.path, session, drift, verdict)
-        work.save(session)
-        print(f"{paths.lock.name} and patches/ are now for {session.target}")
-    print(f"{work.path / 'report.md'}: written")
-    return exit_code(session)
+    if session.line:
+        folder = derive.write(paths, session.line, session, work).folder
+        return f"{folder}: written; --checkout-line {session.line} makes its sources\n"
+    install_final(paths, work, session)
+    return f"{paths.lock.name} and patches/ are now for {session.target}\n"

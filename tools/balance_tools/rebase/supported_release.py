@@ -1,4 +1,4 @@
-"""The folder of a line, lines/NAME: its lock, its hashes, its own patches."""
+"""The folder of a supported release, lines/NAME: lock, hashes, own patches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import tomlkit
 
 from balance_tools.errors import ToolError
+from balance_tools.files import write_atomically
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.series.patchfile import Patch, parse_patch
 from balance_tools.upstream.lock import Lock, load_lock
@@ -16,7 +17,7 @@ from balance_tools.upstream.lock import Lock, load_lock
 HASHES = "series.toml"
 _OWN = "own"
 _NOTE = """\
-The sha256 of the whole series of this line, by package. Patches that are not in this
+The sha256 of the whole series of this release, by package. Patches that are not in this
 folder are derived from those of the pin. Of those that are, [own] has the sha256 of the
 lines that they change, and of those that the pin's patch changed when they were adapted
 to it. Written by tools/rebase.sh --line and --renew-line.
@@ -25,7 +26,7 @@ to it. Written by tools/rebase.sh --line and --renew-line.
 
 @dataclass(frozen=True)
 class Own:
-    """What a patch of the line changes, and the pin's patch of that name (sha256)."""
+    """What an own patch changes, and the pin's patch of that name (sha256)."""
 
     pin: str
     line: str
@@ -33,38 +34,38 @@ class Own:
 
 @dataclass(frozen=True)
 class Hashes:
-    """sha256 of each series by package; of each patch of the line's own by name."""
+    """sha256 of each series by package; of each own patch by name."""
 
     series: dict[str, str]
     own: dict[str, Own]
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line; `folder` holds upstream.toml, series.toml and changed patches."""
+class SupportedRelease:
+    """`folder` holds upstream.toml, series.toml and changed patches."""
 
     name: str
     folder: Path
 
     @classmethod
-    def find(cls, paths: Paths, name: str) -> Line:
-        """Return a line of the repository.
+    def find(cls, paths: Paths, name: str) -> SupportedRelease:
+        """Return a supported release of the repository.
 
         Raises:
             ToolError: there is none of this name.
         """
-        line = cls(name, paths.root / "lines" / name)
-        if Path(name).name != name or not (line.folder / HASHES).is_file():
+        release = cls(name, paths.root / "lines" / name)
+        if Path(name).name != name or not (release.folder / HASHES).is_file():
             known = sorted(p.parent.name for p in paths.root.glob(f"lines/*/{HASHES}"))
             raise ToolError(
-                f"lines/{name}: expected a line, found none; there are "
+                f"lines/{name}: expected a supported release, found none; there are "
                 f"{', '.join(known) or 'none'}"
             )
-        return line
+        return release
 
     @property
     def lock_file(self) -> Path:
-        """The lock of the line."""
+        """Its lock."""
         return self.folder / LOCK_NAME
 
     @property
@@ -73,7 +74,7 @@ class Line:
         return self.lock_file.read_text(encoding="utf-8")
 
     def lock(self) -> Lock:
-        """Load the lock of the line."""
+        """Load its lock."""
         return load_lock(self.lock_file)
 
     def hashes(self) -> Hashes:
@@ -95,12 +96,10 @@ class Line:
             for name, own in sorted(hashes.own.items()):
                 table.add(name, tomlkit.item(asdict(own)))
             document.add(_OWN, table)
-        partial = self.folder / f".{HASHES}.part"
-        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
-        partial.replace(self.folder / HASHES)
+        write_atomically(self.folder / HASHES, tomlkit.dumps(document))
 
     def own_patches(self) -> dict[str, dict[str, Patch]]:
-        """Return the patches that a person changed for this line, by package."""
+        """Return the patches that a person changed for it, by package."""
         return {
             package: {
                 path.name: parse_patch(path.name, path.read_bytes())

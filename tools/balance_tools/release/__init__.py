@@ -1,4 +1,3 @@
 """Everything that a release has, by one command, and the proof that it works."""
 
 DOORS = ()
-"""The modules that other rooms use."""

@@ -1,9 +1,9 @@
-"""Make a release: build into a hidden folder, verify there, and only then name it."""
+"""The command `release`: build into a hidden folder, verify there, then name it."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from balance_tools.release.notes import CHANGELOG, release_notes
 from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
+from balance_tools.run import capture, git, to_terminal
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.build import ALL, build_wheel
 from balance_tools.wheel.source_state import commit_time_s, source_state
@@ -83,28 +84,29 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         remove_tree(hidden)
         hidden.mkdir(parents=True)
         try:
-            build(release, hidden)
+            wheels = build_wheels(release.paths, hidden)
+            complete(release, wheels, hidden)
             if verify:
-                verify_release(release.paths, hidden)
+                inspect_wheels(release.paths, hidden)
+                try_reference_wheel(hidden)
             _put_in_place(release, hidden)
         finally:
             remove_tree(hidden)
     return release.folder
 
 
-def build(release: Release, folder: Path) -> None:
-    """Put every file of the release into `folder`, the sums last."""
-    paths = release.paths
+def build_wheels(paths: Paths, folder: Path) -> list[Path]:
+    """Build every wheel of a release into `folder`."""
     wheels = []
     with progress("building the wheels of the release", len(ALL), "wheel") as report:
         for done, choice in enumerate(ALL, 1):
             wheels.append(build_wheel(paths, choice, folder))
             report(done)
-    complete(release, wheels, folder)
+    return wheels
 
 
 def complete(release: Release, wheels: list[Path], folder: Path) -> None:
-    """Add everything that is not a wheel."""
+    """Add everything that is not a wheel: sources, bill of materials, notes, sums."""
     paths, version = release.paths, release.version
     sdist = write_sdist(paths.root, version, folder)
     time_s = commit_time_s(paths.root)
@@ -119,17 +121,21 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
         path.chmod(0o644)
 
 
-def verify_release(paths: Paths, folder: Path) -> None:
-    """Inspect all wheels, and use the reference wheel; raises ToolError."""
+def inspect_wheels(paths: Paths, folder: Path) -> None:
+    """Run the tests that need only the wheels; raises ToolError when one fails."""
     tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
     command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
     with progress("inspecting the wheels", 1, "pass"):
-        status = subprocess.call([*command, *tests], cwd=paths.root, stdout=sys.stderr)
+        status = to_terminal([*command, *tests], cwd=paths.root)
     if status != 0:
         raise ToolError(
             f"{folder.name}: expected wheels that pass {', '.join(INSPECTIONS)}, found "
-            "failures, above; mend them and run this again"
+            "failures, above; correct what they name and run this again"
         )
+
+
+def try_reference_wheel(folder: Path) -> None:
+    """Install, serve with and uninstall the reference wheel; raises ToolError."""
     (reference,) = folder.glob("*reference*.whl")
     with tempfile.TemporaryDirectory(prefix="release-") as scratch:
         copy = shutil.copytree(folder, Path(scratch, "release"))
@@ -154,8 +160,34 @@ def _put_in_place(release: Release, hidden: Path) -> None:
 
 
 def _commit_of_tag(root: Path, tag: str) -> str | None:
-    command = ["git", "-C", str(root), "rev-parse", "--quiet", "--verify"]
-    result = subprocess.run(
-        [*command, f"refs/tags/{tag}^{{commit}}"], capture_output=True, text=True
+    name = f"refs/tags/{tag}^{{commit}}"
+    found = capture(git(root, "rev-parse", "--quiet", "--verify", name))
+    return found.text.strip() or None
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register `release`."""
+    summary = "Make and verify everything that a release has, in dist/release-VERSION."
+    parser = subparsers.add_parser("release", help=summary, description=summary)
+    parser.set_defaults(run=_run, parser=parser)
+    parser.add_argument(
+        "--trial",
+        action="store_true",
+        help="accept changes that are not committed, and a section of CHANGELOG.md "
+        "that says Unreleased; the folder ends in -trial",
     )
-    return result.stdout.strip() or None
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="with --trial: build only",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.no_verify and not args.trial:
+        args.parser.error("--no-verify is for a trial: add --trial")
+    release = plan_release(Paths.find(), trial=args.trial)
+    folder = make_release(release, verify=not args.no_verify)
+    print((folder / SUMS).read_text(encoding="utf-8"), end="")
+    print(folder)
+    return 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import venv
 from collections.abc import Mapping
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.files import named_in_part
 from balance_tools.progress import progress
+from balance_tools.run import output_of
 from balance_tools.serving.server import Server
 
 TOKENS = 8
@@ -29,7 +30,6 @@ for found in importlib.metadata.distributions():
     for file in found.files or ():
         print(os.path.normpath(found.locate_file(file)))
 """
-NAMED_FILES = 5
 NEEDED = "lscpu"
 """vLLM's CPU worker asks it; it is in util-linux, which no Linux distribution lacks."""
 
@@ -82,8 +82,7 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
     if left:
         raise ToolError(
             f"{wheel.name}: expected nothing after `pip uninstall vllm`, found "
-            f"{len(left)} files, of them {', '.join(left[:NAMED_FILES])}; see why "
-            "RECORD does not list them"
+            f"{named_in_part(left)}; see why RECORD does not list them"
         )
     return sorted(
         Path(path).relative_to(folder).as_posix()
@@ -119,22 +118,7 @@ def _link_packages(source: Path, environment: Path) -> None:
 
 
 def _run(variables: Mapping[str, str], *command: object) -> str:
-    """The output of a program; ToolError with the end of it on failure."""
-    result = subprocess.run(
-        list(map(str, command)),
-        env=variables,
-        cwd=variables["HOME"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if result.returncode != 0:
-        tail = " / ".join(result.stdout.splitlines()[-5:])
-        shown = " ".join(map(str, command[:4]))
-        raise ToolError(
-            f"{shown}: expected it to succeed, found status {result.returncode}: {tail}"
-        )
-    return result.stdout
+    return output_of(command, env=variables, cwd=Path(variables["HOME"]))
 
 
 def _files(folder: Path) -> set[str]:

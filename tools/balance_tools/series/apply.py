@@ -12,7 +12,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
-from balance_tools.series.seriesfile import read_series_file, series_sha256
+from balance_tools.series.seriesfile import read_series_file
 from balance_tools.series.text import split_lines
 
 _NEW_FILE_MODE = 0o644
@@ -20,11 +20,10 @@ _NEW_FILE_MODE = 0o644
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of one upstream, in order; `sha256` covers order and bytes."""
+    """The patches of one upstream, in order."""
 
     directory: Path
     patches: tuple[Patch, ...]
-    sha256: str
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -40,7 +39,7 @@ def load_series(directory: Path) -> Series:
     """
     entries = read_series_file(directory)
     patches = tuple(_parse_in(directory, name, raw) for name, raw in entries)
-    return Series(directory, patches, series_sha256(entries))
+    return Series(directory, patches)
 
 
 def _parse_in(directory: Path, name: str, raw: bytes) -> Patch:

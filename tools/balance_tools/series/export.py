@@ -9,12 +9,12 @@ files sorted by name.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.run import capture
 from balance_tools.series.apply import Series, patched_steps
 
 CONTEXT_LINES = 2
@@ -40,19 +40,12 @@ def diff_file(path: str, old: bytes | None, new: bytes | None) -> bytes:
                 file.write_bytes(content)
             files.append(os.devnull if content is None else str(file))
         command = ["diff", f"-U{CONTEXT_LINES}", *labels, *files]
-        try:
-            run = subprocess.run(
-                command, capture_output=True, env={**os.environ, "LC_ALL": "C"}
-            )
-        except FileNotFoundError:
-            raise ToolError(
-                "diff: not found; install GNU diffutils (apt install diffutils)"
-            ) from None
-    if run.returncode not in (_SAME, _DIFFERENT):
-        raise ToolError(f"diff: {path}: {run.stderr.decode().strip()}")
-    if run.stdout.startswith(b"Binary files"):
+        run = capture(command, env={**os.environ, "LC_ALL": "C"})
+    if run.status not in (_SAME, _DIFFERENT):
+        raise ToolError(f"diff: {path}: {run.tail}")
+    if run.output.startswith(b"Binary files"):
         raise ToolError(f"{path}: binary content cannot be patched; keep it out")
-    return run.stdout
+    return run.output
 
 
 def export_patch(

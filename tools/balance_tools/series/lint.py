@@ -29,7 +29,7 @@ class Limits:
     removed: int | None = None
 
 
-LIMITS = {"vllm": Limits(added=60, removed=0), "vllm_ascend": Limits()}
+LIMITS = {"vllm": Limits(added=75, removed=0), "vllm_ascend": Limits()}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 REQUIRED_EVEN_IF_EMPTY = ("Relies-On",)
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
@@ -62,7 +62,7 @@ def lint_header(patch: Patch, where: str) -> Iterator[str]:
                 f"{where}: expected the field {name}; name the upstream symbols that "
                 "the patch needs but does not touch, one a line (or leave it empty)"
             )
-    for symbol in header.relies_on:
+    for symbol in (name for names in header.relies_on for name in names):
         if not _SYMBOL.fullmatch(symbol):
             yield (
                 f"{where}: Relies-On: expected a symbol such as package.module.Class."

@@ -37,19 +37,23 @@ class Header:
         return self.fields.get(name.lower(), ())
 
     @property
-    def relies_on(self) -> tuple[str, ...]:
+    def relies_on(self) -> tuple[tuple[str, ...], ...]:
         """Upstream symbols that the patch needs but does not touch.
 
-        One symbol a `Relies-On:` line, written `package.module:Class.method`; words
-        after the symbol are a remark.
+        One symbol a `Relies-On:` line, written `package.module:Class.method`, or
+        several with ` | ` between them, of which a release has one; words after them
+        are a remark.
         """
-        values = (value.split() for value in self.get_all("Relies-On"))
-        return tuple(words[0] for words in values if words)
-
-    @property
-    def removal_plan(self) -> str | None:
-        """When the patch may go, in the maintainer's words."""
-        return self.get("Removal-Plan")
+        found = []
+        for value in self.get_all("Relies-On"):
+            first, *rest = value.split() or [""]
+            names = [first]
+            while len(rest) > 1 and rest[0] == "|":
+                names.append(rest[1])
+                rest = rest[2:]
+            if first:
+                found.append(tuple(names))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

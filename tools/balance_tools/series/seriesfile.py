@@ -1,12 +1,7 @@
-"""The quilt series file: which patches, in which order, with which bytes.
-
-Standard library only, so that the wheel's build can hash a series without the
-maintainers' dependencies.
-"""
+"""The quilt series file: which patches, in which order, with which bytes."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -54,13 +49,3 @@ def read_series_file(directory: Path) -> tuple[tuple[str, bytes], ...]:
                 "the line"
             ) from None
     return tuple(entries.items())
-
-
-def series_sha256(entries: tuple[tuple[str, bytes], ...]) -> str:
-    """Hash order, names and bytes; each part is preceded by its length in bytes."""
-    digest = hashlib.sha256()
-    for name, content in entries:
-        for part in (name.encode(), content):
-            digest.update(f"{len(part)}:".encode())
-            digest.update(part)
-    return digest.hexdigest()

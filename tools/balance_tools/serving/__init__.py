@@ -1,4 +1,3 @@
 """The built wheel at work: an environment, a server, the demo, a container image."""
 
 DOORS = ("env", "server")
-"""The modules that other rooms use."""

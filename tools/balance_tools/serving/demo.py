@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
+from balance_tools.run import tail_of, to_log
 from balance_tools.serving.demo_plot import plot
 from balance_tools.serving.demo_watch import Run, watch
 from balance_tools.serving.env import make_env
@@ -156,21 +156,15 @@ def _call(folder: Path, python: Path, *arguments: str) -> None:
     """Run a Python command quietly; ToolError with the end of its output on failure."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / f"{arguments[1].rpartition('.')[2]}.log"
-    with log.open("wb") as out:
-        status = subprocess.call(
-            [str(python), *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=out,
-            # The benchmark's progress bar.
-            stderr=None if sys.stderr.isatty() else out,
-        )
+    log.unlink(missing_ok=True)
+    # On a terminal, for the benchmark's progress bar.
+    bar = sys.stderr.isatty()
+    command = [python, *arguments]
+    status = to_log(command, log, env=environment, cwd=folder, show_errors=bar)
     if status != 0:
-        tail = log.read_text(errors="replace").splitlines()[-20:]
-        print(*tail, sep="\n", file=sys.stderr)
         raise ToolError(
             f"{log}: expected `{' '.join(arguments[1:4])} …` to succeed, found exit "
-            f"status {status}; the end of its output is above"
+            f"status {status}: {tail_of(log)}; read the log"
         )
 
 

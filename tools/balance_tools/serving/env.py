@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -20,6 +19,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
+from balance_tools.run import to_terminal
 from balance_tools.wheel.build import build_wheel
 
 CONSTRAINTS = Path("tests", "constraints.txt")
@@ -51,15 +51,8 @@ def make_env(paths: Paths, wheel: Path) -> Path:
         with progress(f"installing {wheel.name} into {folder}", 1, "step"):
             if not fresh:
                 # The same version is never installed twice unless it is asked for.
-                _pip(python, "uninstall", "--yes", "vllm")
-            _pip(
-                python,
-                "install",
-                "--constraint",
-                str(constraints),
-                str(wheel),
-                *extra,
-            )
+                pip(python, "uninstall", "--yes", "vllm")
+            pip(python, "install", f"--constraint={constraints}", str(wheel), *extra)
         stamp.write_text(wanted)
     return folder
 
@@ -76,12 +69,13 @@ def group_requirements(pyproject: Path, group: str) -> list[str]:
         ) from None
 
 
-def _pip(python: Path, *arguments: str) -> None:
+def pip(python: Path, *arguments: str) -> None:
+    """Run pip of another environment; raises ToolError if it fails."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     if not sys.stderr.isatty():
         command.append("--quiet")
     # What this command prints on its output is the path, and nothing else.
-    if subprocess.call(command, stdout=sys.stderr) != 0:
+    if to_terminal(command) != 0:
         raise ToolError(
             f"{python}: expected pip to do {arguments[0]!r}, found that it failed; "
             "read what it wrote above and run this again"

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from packaging.utils import parse_wheel_filename
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
+from balance_tools.run import to_terminal
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -37,7 +37,7 @@ SYSTEMS = {"ubuntu": "", "openeuler": ".openEuler"}
 """Operating system to the end of that file's name."""
 FROM = re.compile(r"^FROM (\S+-([a-z]+[0-9.]+)-py3\.([0-9]+))$", re.MULTILINE)
 """The base image, its system, and the minor version of its Python."""
-RECORD = "vllm_balance/build.json"
+BUILD_RECORD = "vllm_balance/build.json"
 ENGINES = ("docker", "podman", "buildah")
 CONSTRAINTS = {
     "reference": "tests/constraints.txt",
@@ -151,7 +151,7 @@ def read_record(wheel: Path) -> dict[str, Any]:
     """The build record in a wheel of ours; ToolError where it is no such wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            record: dict[str, Any] = json.loads(archive.read(RECORD))
+            record: dict[str, Any] = json.loads(archive.read(BUILD_RECORD))
     except (OSError, zipfile.BadZipFile, KeyError) as error:
         raise ToolError(
             f"{wheel}: expected a wheel that this project built, found {error}; make "
@@ -192,7 +192,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.print:
         print(shlex.join(command))
         return 0
-    if subprocess.call(command, cwd=paths.root) != 0:
+    if to_terminal(command, cwd=paths.root) != 0:
         raise ToolError(
             f"{image.name}: expected {engine} to build the image, found that it "
             "failed; read what it wrote above"

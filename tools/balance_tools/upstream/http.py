@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,6 +9,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import requests
 import urllib3.exceptions
+from urllib3.util import Retry
 
 from balance_tools.files import CHUNK_BYTES
 from balance_tools.upstream.pip_config import PipConfig
@@ -17,7 +17,7 @@ from balance_tools.upstream.pip_config import PipConfig
 T = TypeVar("T")
 
 TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-FIRST_PAUSE_S = 0.5
+BACKOFF_S = 0.5
 LONGEST_PAUSE_S = 8.0
 
 
@@ -34,7 +34,8 @@ class Http:
     """A session that follows pip's configuration. No URL or login is in its errors."""
 
     config: PipConfig
-    first_pause_s: float = FIRST_PAUSE_S
+    backoff_s: float = BACKOFF_S
+    """Doubled for each pause between tries; there is none before the second try."""
     _session: requests.Session = field(default_factory=requests.Session, init=False)
     _logins: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
 
@@ -100,14 +101,20 @@ class Http:
 
     def retry(self, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it does not raise BrokenError, with growing pauses."""
-        pause_s = self.first_pause_s
-        for _ in range(self.config.retries):
+        left = Retry(
+            self.config.retries,
+            backoff_factor=self.backoff_s,
+            backoff_max=LONGEST_PAUSE_S,
+        )
+        while True:
             try:
                 return attempt()
-            except BrokenError:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return attempt()
+            except BrokenError as error:
+                try:
+                    left = left.increment(error=error)
+                except urllib3.exceptions.MaxRetryError:
+                    raise error from None
+                left.sleep()
 
     def _learn_login(self, url: str) -> tuple[str, str]:
         """Take the login out of a URL; gives the bare URL and its host with port."""

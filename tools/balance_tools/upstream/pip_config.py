@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from balance_tools.errors import ToolError
+from balance_tools.run import capture
 
 # Weakest first. pip reads [download] for `pip download`, which is what we do here.
 SECTIONS = ("global", "download", ":env:")
@@ -56,15 +56,14 @@ def read_pip_config() -> PipConfig:
     """Ask the pip of the running interpreter; ToolError when it cannot answer."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     command += ["config", "list"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or ["no message"]
+    outcome = capture(command)
+    if outcome.status != 0:
         raise ToolError(
             f"{sys.executable}: expected pip to list its configuration, found "
-            f"{lines[-1]!r}; mend pip's configuration, or install pip with "
+            f"{outcome.tail!r}; fix pip's configuration, or install pip with "
             f"`{sys.executable} -m ensurepip`"
         )
-    return parse_pip_config(result.stdout)
+    return parse_pip_config(outcome.text)
 
 
 def parse_pip_config(listing: str) -> PipConfig:
@@ -118,6 +117,6 @@ def _number(name: str, text: str | None, default: float) -> float:
         return float(text)
     except ValueError:
         raise ToolError(
-            f"{name}: expected a number in pip's configuration, found {text!r}; mend "
+            f"{name}: expected a number in pip's configuration, found {text!r}; fix "
             f"it with `pip config set global.{name} <number>`"
         ) from None

@@ -20,8 +20,8 @@ def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Pat
 
     Raises ToolError when the sdist cannot be had or must not be unpacked.
     """
-    folder = paths.pristine / f"{artifact.project}-{artifact.version}"
-    stamp = folder.with_name(folder.name + ".json")
+    folder = paths.unpacked(artifact.project, artifact.version)
+    stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")), disk_errors(folder):
         known = Manifest.read(stamp)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, sha256_of
+from balance_tools.files import disk_errors, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import default_index
 from balance_tools.upstream.http import RefusedError
@@ -187,10 +187,8 @@ def _run(args: argparse.Namespace) -> int:
     lock = resolve(args.vllm, args.ascend, args.kernels, default_index())
     if args.write:
         path = Paths.find().lock
-        partial = path.with_name(path.name + ".part")
         with disk_errors(path):
-            partial.write_text(dump_lock(lock), encoding="utf-8")
-            partial.replace(path)
+            write_atomically(path, dump_lock(lock))
         print(f"{path}: written", file=sys.stderr)
     else:
         print(dump_lock(lock), end="")

@@ -1,4 +1,3 @@
 """`vllm/` and `vllm_ascend/` on the disk: upstream, our patches, our own files."""
 
 DOORS = ("checkout", "vendor")
-"""The modules that other rooms use."""

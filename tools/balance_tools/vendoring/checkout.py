@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
+from balance_tools.run import capture, git
 
 LISTING = ".checkout"
 
@@ -25,15 +25,13 @@ def files_of(paths: Paths) -> list[str]:
     Raises:
         ToolError: it is not a git checkout.
     """
-    run = subprocess.run(
-        ["git", "-C", str(paths.root), "ls-files", "-z"], capture_output=True
-    )
-    if run.returncode:
-        said = run.stderr.decode().strip()
+    run = capture(git(paths.root, "ls-files", "-z"))
+    if run.status:
         raise ToolError(
-            f"{paths.root}: expected a git checkout, found {said}; run this in a clone"
+            f"{paths.root}: expected a git checkout, found {run.tail}; run this in a "
+            "clone"
         )
-    return [name for name in run.stdout.decode().split("\0") if name]
+    return [name for name in run.text.split("\0") if name]
 
 
 def make_checkout(

@@ -23,7 +23,7 @@ RENAME_EXCHANGE = 2
 # What the kernel or the file system answers when it cannot exchange.
 CANNOT = {errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP, errno.EPERM}
 
-Step = Callable[[str], None]
+OnStep = Callable[[str], None]
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -46,7 +46,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def swap_in(
-    staging: Path, tree: Path, step: Step, exchange: Callable[[Path, Path], bool]
+    staging: Path, tree: Path, step: OnStep, exchange: Callable[[Path, Path], bool]
 ) -> None:
     """Make `<staging>/new/<name>` the folder `tree`; the old one is removed.
 

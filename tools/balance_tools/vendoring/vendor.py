@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, remove_tree
+from balance_tools.files import disk_errors, exclusive, named_in_part, remove_tree
 from balance_tools.manifest import (
     MANIFEST_NAME,
     files_of_ours,
@@ -24,13 +24,7 @@ from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.upstream.pristine import Fetch, ensure_pristine
 from balance_tools.vendoring import swap
-from balance_tools.vendoring.vendored import (
-    Package,
-    differences,
-    look,
-)
-
-NAMED_FILES = 5
+from balance_tools.vendoring.vendored import Package, findings, look
 
 
 @dataclass(frozen=True)
@@ -79,12 +73,8 @@ def materialise(
 ) -> str:
     """Make one tree: stage, patch, check, add what is ours, swap in."""
     start = time.monotonic()
-    if package.is_current and package.manifest is not None:
-        edited = [] if discard_edits else package.manifest.changed(package.tree)
-        refuse_edits(package, edited)
-        refuse_tracked(package, package.tracked & package.manifest.files.keys())
-        if not differences(package):
-            return f"{package.label}: up to date"
+    if is_up_to_date(package, discard_edits):
+        return f"{package.label}: up to date"
     effects.step("extract")
     pristine = ensure_pristine(package.artifact, paths, effects.get)
     effects.step("stage")
@@ -93,17 +83,32 @@ def materialise(
     apply_series(package.series, new.parent)
     manifest = take_manifest(new, package.inputs)
     effects.step("check")
-    ours = check(package, new, discard_edits)
+    ours = refuse_losses(package, new, discard_edits)
     effects.step("copy ours")
-    for path in ours:
-        (new / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(package.tree / path, new / path, follow_symlinks=False)
+    copy_files(package.tree, new, ours)
     manifest.write(new / MANIFEST_NAME)
     swap.swap_in(paths.staging, package.tree, effects.step, effects.exchange)
     return (
         f"{package.label}: {len(manifest.files)} files, {len(package.series.patches)} "
         f"patches, {len(ours)} files of ours, {time.monotonic() - start:.1f} s"
     )
+
+
+def is_up_to_date(package: Package, discard_edits: bool) -> bool:
+    """Whether nothing is to be done; raises ToolError if something is in the way."""
+    if not package.is_current or package.manifest is None:
+        return False
+    edited = [] if discard_edits else package.manifest.changed(package.tree)
+    refuse_edits(package, edited)
+    refuse_tracked(package, package.tracked & package.manifest.files.keys())
+    return not findings(package)
+
+
+def copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Copy files, named relative to `source`; links stay links."""
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def stage(pristine: Path, staging: Path, package: Package) -> Path:
@@ -120,7 +125,7 @@ def stage(pristine: Path, staging: Path, package: Package) -> Path:
     return new
 
 
-def check(package: Package, new: Path, discard_edits: bool) -> list[str]:
+def refuse_losses(package: Package, new: Path, discard_edits: bool) -> list[str]:
     """Refuse to lose anything to the new tree; returns the files of ours to keep.
 
     A file that holds what the new tree holds is in nobody's way: so it is after an
@@ -180,10 +185,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _list(package: Package, paths: Sequence[str]) -> str:
-    """The first few files by name and how many more there are."""
-    named = ", ".join(f"{package.name}/{path}" for path in paths[:NAMED_FILES])
-    more = len(paths) - NAMED_FILES
-    return f"{named} and {more} more" if more > 0 else named
+    return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -216,7 +218,7 @@ def _run(args: argparse.Namespace) -> int:
     found = []
     with exclusive(paths.vendor_lock), disk_errors(paths.root):
         for name in names:
-            found += differences(look(paths, lock, name), thorough=True)
+            found += findings(look(paths, lock, name), thorough=True)
     for line in found or [f"{name}/: as the lock and the series say" for name in names]:
         print(line)
     return 1 if found else 0

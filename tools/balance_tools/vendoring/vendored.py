@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours
 from balance_tools.paths import Paths
+from balance_tools.run import capture, git
 from balance_tools.series.apply import Series, load_series
 from balance_tools.upstream.lock import Artifact, Lock
+from vllm_balance.fingerprint import series_sha256
 
 # Raise it when the same inputs give another tree than before.
 TREE_FORMAT = "1"
@@ -23,6 +24,7 @@ class Package:
     name: str
     artifact: Artifact
     series: Series
+    series_sha256: str
     tree: Path
     manifest: Manifest | None
     """What the last run put there; None before the first run."""
@@ -36,7 +38,7 @@ class Package:
             "project": self.artifact.project,
             "version": self.artifact.version,
             "sdist": self.artifact.sha256,
-            "series": self.series.sha256,
+            "series": self.series_sha256,
             "format": TREE_FORMAT,
         }
 
@@ -62,13 +64,14 @@ def look(paths: Paths, lock: Lock, name: str) -> Package:
         name=name,
         artifact=lock.packages[name],
         series=load_series(paths.patches(name)),
+        series_sha256=series_sha256(paths.root, name),
         tree=tree,
         manifest=Manifest.read(tree / MANIFEST_NAME),
         tracked=tracked_files(paths.root, name),
     )
 
 
-def differences(package: Package, *, thorough: bool = False) -> list[str]:
+def findings(package: Package, *, thorough: bool = False) -> list[str]:
     """What is not as the lock, the series and the manifest say, a line each."""
     if package.manifest is None:
         return [f"{package.name}/: not materialised"]
@@ -85,18 +88,9 @@ def tracked_files(root: Path, name: str) -> frozenset[str]:
     """The paths below `root/name` that git tracks; none outside a git checkout."""
     if not (root / ".git").exists():
         return frozenset()
-    command = ["git", "-C", str(root), "ls-files", "-z", "--", name]
-    try:
-        listing = subprocess.run(command, capture_output=True, check=True).stdout
-    except FileNotFoundError:
+    listing = capture(git(root, "ls-files", "-z", "--", name))
+    if listing.status:
         raise ToolError(
-            "git: expected it to be installed, for this is a git checkout, found none; "
-            "install git"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-        raise ToolError(
-            f"{root}: expected git to list its files, found {reason[0]!r}; mend that"
-        ) from error
-    paths = listing.decode("utf-8", errors="surrogateescape").split("\0")
-    return frozenset(path[len(name) + 1 :] for path in paths if path)
+            f"{root}: expected git to list its files, found {listing.tail!r}; fix that"
+        )
+    return frozenset(path[len(name) + 1 :] for path in listing.text.split("\0") if path)

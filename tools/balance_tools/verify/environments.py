@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import venv
 from pathlib import Path
 
-from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.run import output_of
+from balance_tools.serving.env import pip
 
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 
 
-def layered_environment(folder: Path, wheel: Path, base: Path) -> Path:
+def layered_environment(
+    folder: Path, wheel: Path, base: Path, requirements: bool = False
+) -> Path:
     """Make an environment that has `wheel`, and all else from another one.
 
     Args:
         folder: Where; what is there is replaced.
-        wheel: Installed without its requirements.
-        base: Interpreter of the environment that has them.
+        wheel: Installed here.
+        base: Interpreter of the environment that has its requirements.
+        requirements: Install what of them `base` lacks; else none is looked at.
 
     Returns:
         The interpreter.
@@ -31,24 +33,11 @@ def layered_environment(folder: Path, wheel: Path, base: Path) -> Path:
     remove_tree(folder)
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    said = subprocess.run(
-        [str(base), "-c", "import site; print('\\n'.join(site.getsitepackages()))"],
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
+    ask = "import site; print('\\n'.join(site.getsitepackages()))"
+    said = output_of([base, "-c", ask])
     (site,) = folder.glob("lib/python*/site-packages")
     # addsitedir, unlike a plain path, reads the .pth files of the base as well.
     lines = "".join(f"import site; site.addsitedir({d!r})\n" for d in said.split())
     (site / "base.pth").write_text(lines)
-    install(python, "--no-deps", str(wheel))
+    pip(python, "install", *([] if requirements else ["--no-deps"]), str(wheel))
     return python
-
-
-def install(python: Path, *arguments: str) -> None:
-    """Run pip install; ToolError if it fails."""
-    command = [str(python), "-m", "pip", "install", "--quiet", *arguments]
-    if subprocess.run(command, stdout=sys.stderr).returncode:
-        raise ToolError(
-            f"{python}: pip could not install {arguments[-1]}; read what it wrote above"
-        )

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from balance_tools.files import write_atomically
+
 Data = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Stage:
+class Entry:
     """A finished stage: what it gave, and how many seconds it took when it ran."""
 
     name: str
@@ -27,7 +29,7 @@ class Ledger:
 
     folder: Path
 
-    def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Stage:
+    def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Entry:
         """Return what a stage gives, doing it only if it was not done with `inputs`.
 
         Args:
@@ -40,14 +42,11 @@ class Ledger:
         if file.is_file():
             known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             if known.pop("inputs") == list(inputs):
-                stage = Stage(**known)
+                stage = Entry(**known)
                 if Path(stage.data.get("path", "/")).exists():
                     return stage
         start = time.monotonic()
-        stage = Stage(name, work(), round(time.monotonic() - start, 1))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".part")
+        stage = Entry(name, work(), round(time.monotonic() - start, 1))
         text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(file)
+        write_atomically(file, text + "\n")
         return stage

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from balance_tools.verify.ledger import Stage
+from balance_tools.markdown import table
+from balance_tools.verify.ledger import Entry
 from balance_tools.verify.pytest_file import count
 
 
@@ -17,26 +18,27 @@ class Verdict:
     """The stages of a verification, and the tests that speak against the series."""
 
     label: str
-    stages: Sequence[Stage]
+    stages: Sequence[Entry]
     failing: Sequence[str]
 
-    def groups(self) -> dict[str, list[Stage]]:
+    def groups(self) -> dict[str, list[Entry]]:
         """Return the stages by the kind of their name, in the order they were done."""
-        found: dict[str, list[Stage]] = {}
+        found: dict[str, list[Entry]] = {}
         for stage in self.stages:
             found.setdefault(stage.name.split("/")[0], []).append(stage)
         return found
 
     def markdown(self) -> str:
         """Return the part of a report."""
-        lines = ["", f"## Verification on {self.label}", ""]
-        lines += ["| stage | test files | tests | seconds |", "|---|---|---|---|"]
+        rows = []
         for name, stages in self.groups().items():
             tests = [stage for stage in stages if "path" not in stage.data]
             results = {k: v for stage in tests for k, v in stage.data.items()}
             said = (str(len(tests)), count(results)) if tests else ("–", "–")
             seconds = f"{sum(stage.seconds for stage in stages):.0f}"
-            lines.append(f"| {' | '.join((name, *said, seconds))} |")
+            rows.append((name, *said, seconds))
+        lines = ["", f"## Verification on {self.label}", ""]
+        lines += table(("stage", "test files", "tests", "seconds"), rows)
         total = sum(stage.seconds for stage in self.stages)
         lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
         lines += [f"- {one}" for one in self.failing]

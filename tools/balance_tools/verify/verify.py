@@ -16,16 +16,15 @@ from balance_tools.files import exclusive, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.series.apply import load_series
-from balance_tools.serving.env import make_env
+from balance_tools.serving.env import make_env, pip
 from balance_tools.upstream.lock import load_lock, parse_lock
 from balance_tools.vendoring.checkout import files_of, make_checkout
 from balance_tools.vendoring.vendor import vendor
 from balance_tools.verify.environments import (
     TEST_REQUIREMENTS,
-    install,
     layered_environment,
 )
-from balance_tools.verify.ledger import Data, Ledger, Stage
+from balance_tools.verify.ledger import Data, Entry, Ledger
 from balance_tools.verify.model_cache import write_hub
 from balance_tools.verify.pytest_file import (
     FAILED,
@@ -45,6 +44,7 @@ from balance_tools.verify.upstream_tests import (
 )
 from balance_tools.verify.verdict import Verdict
 from balance_tools.wheel.build import build_wheel
+from vllm_balance.fingerprint import series_sha256
 
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 # What of a checkout a wheel is made from, beside the upstream trees.
@@ -52,11 +52,11 @@ _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReleaseUnderTest:
     """What is verified.
 
     Attributes:
-        name: Of the release or the line; the folder below build/verify.
+        name: Of the release, also of lines/; the folder below build/verify.
         label: For people, "vllm 0.30.0".
         lock: Text of the lock.
         series: Folder with the series of each package.
@@ -75,7 +75,7 @@ class Bench:
     """The places of one verification."""
 
     paths: Paths
-    subject: Subject
+    release: ReleaseUnderTest
     folder: Path
 
     @property
@@ -85,13 +85,13 @@ class Bench:
 
 
 def verify(
-    paths: Paths, subject: Subject, base: Path | None, engine: Sequence[str]
+    paths: Paths, release: ReleaseUnderTest, base: Path | None, engine: Sequence[str]
 ) -> Verdict:
     """Verify a series; what was done before with equal inputs is not done again.
 
     Args:
         paths: The repository.
-        subject: What to verify.
+        release: What to verify.
         base: Interpreter of an environment that has the requirements of the release
             already; None installs them.
         engine: Our engine tests, files and folders; empty leaves them out.
@@ -100,7 +100,7 @@ def verify(
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Then verify.md in build/verify/NAME says which.
     """
-    bench = Bench(paths, subject, paths.build / "verify" / subject.name)
+    bench = Bench(paths, release, paths.build / "verify" / release.name)
     with exclusive(bench.folder / ".lock"), termination_interrupts():
         found = _verdict(bench, base, engine)
     report = found.write(bench.folder)
@@ -113,18 +113,18 @@ def verify(
 
 
 def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
-    patched = _root(bench, "patched", bench.subject.series)
+    patched = patched_root(bench)
     plain = _root(bench, "unpatched", None)
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
-    stages = [_wheel(bench, root) for root in (patched, plain)]
+    stages = [wheel_stage(bench, root) for root in (patched, plain)]
     wheels = [Path(stage.data["path"]) for stage in stages]
     stages += _environments(bench, [patched, plain], wheels, base)
     pythons = [Path(stage.data["path"]) for stage in stages[2:]]
     ours = Setup("engine", pythons[0], patched.root)
     files = [name for word in engine for name in _test_files(patched.root, word)]
-    plugin = load_series(patched.patches(PLUGIN)).sha256
+    plugin = series_sha256(patched.root, PLUGIN)
     made_of = sha256_of(wheels[0]) + plugin
     tests = _run(bench, [(ours, file) for file in files], made_of)
     failing = [
@@ -138,28 +138,35 @@ def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     for stage in upstream:
         results[stage.name.split("/")[0]].update(stage.data)
     failing += newly_failing(results)
-    return Verdict(bench.subject.label, [*stages, *tests, *upstream], failing)
+    return Verdict(bench.release.label, [*stages, *tests, *upstream], failing)
+
+
+def patched_root(bench: Bench) -> Paths:
+    """Make the source root with the series."""
+    return _root(bench, "patched", bench.release.series)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     """Make the source root of one side."""
-    paths, subject = bench.paths, bench.subject
+    paths, release = bench.paths, bench.release
     patches: dict[str, Path | None] = {
-        package: series / package if series else None for package in (UPSTREAM, PLUGIN)
+        package: series / package if series and (series / package).is_dir() else None
+        for package in (UPSTREAM, PLUGIN)
     }
-    root = make_checkout(paths, bench.folder / name, subject.lock, patches)
+    root = make_checkout(paths, bench.folder / name, release.lock, patches)
     pin = load_lock(paths.lock).vllm.version
-    if parse_lock(subject.lock, "the new lock").vllm.version != pin:
+    if parse_lock(release.lock, "the new lock").vllm.version != pin:
         (root.root / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
     return root
 
 
-def _wheel(bench: Bench, root: Paths) -> Stage:
-    digest = hashlib.sha256(bench.subject.lock.encode())
+def wheel_stage(bench: Bench, root: Paths) -> Entry:
+    """Build the wheel of a source root, unless that is done."""
+    digest = hashlib.sha256(bench.release.lock.encode())
     for name in files_of(bench.paths):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
             digest.update(name.encode() + (root.root / name).read_bytes())
-    digest.update(load_series(root.patches(UPSTREAM)).sha256.encode())
+    digest.update(series_sha256(root.root, UPSTREAM).encode())
 
     def build() -> Data:
         return {"path": str(build_wheel(root, Choice(), root.dist))}
@@ -170,7 +177,7 @@ def _wheel(bench: Bench, root: Paths) -> Stage:
 
 def _environments(
     bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path], base: Path | None
-) -> Iterator[Stage]:
+) -> Iterator[Entry]:
     """Yield the environments with the patched and with the plain wheel."""
     patched, plain = roots
     inputs = [sha256_of(wheels[0]), str(base)]
@@ -180,7 +187,7 @@ def _environments(
             python = make_env(patched, wheels[0]) / "bin" / "python"
         else:
             python = layered_environment(patched.env / "layered", wheels[0], base)
-        install(python, *TEST_REQUIREMENTS)
+        pip(python, "install", *TEST_REQUIREMENTS)
         return {"path": str(python)}
 
     first = bench.ledger.once("environment, patched", inputs, full)
@@ -213,9 +220,9 @@ def _test_files(root: Path, word: str) -> list[str]:
 
 def _upstream(
     bench: Bench, wheels: Sequence[Path], pythons: Sequence[Path]
-) -> Iterator[Stage]:
+) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
-    tree = bench.subject.tree
+    tree = bench.release.tree
     copy = bench.folder / "upstream"
     copy_tests(tree, copy)
     write_hub(bench.folder / "hub")
@@ -225,13 +232,13 @@ def _upstream(
         OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
         ON: (Setup(ON, pythons[0], copy, (SWITCH_ON,), variables), wheels[0]),
     }
-    files = select(tree, load_series(bench.subject.series / UPSTREAM).paths)
+    files = select(tree, load_series(bench.release.series / UPSTREAM).paths)
     for setup, wheel in setups.values():
         runs = [(setup, file) for file in files]
         yield from _run(bench, runs, sha256_of(wheel))
 
 
-def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Stage]:
+def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
     stages = []
     if not runs:
@@ -239,7 +246,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     title = f"{runs[0][0].name}: {len(runs)} test files"
     with progress(title, len(runs), "file") as report:
         for done, (setup, file) in enumerate(runs, 1):
-            inputs = [made_of, _content(setup, file)]
+            inputs = [made_of, file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
             stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
@@ -249,7 +256,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     return stages
 
 
-def _content(setup: Setup, file: str) -> str:
+def file_hash(setup: Setup, file: str) -> str:
     """Hash a test file, the helpers that it may use and the settings of pytest."""
     digest = hashlib.sha256(",".join(setup.plugins).encode())
     path = setup.root / file

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from balance_tools import run
 from balance_tools.distribution import (
     ARCHES,
     KERNELS,
@@ -24,7 +24,7 @@ from balance_tools.distribution import (
     load_settings,
 )
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive, remove_tree, sha256_of
+from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
 from balance_tools.kernels.from_source import build_kernels
 from balance_tools.kernels.prebuilt import extract_kernels, fetch_kernels
 from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
@@ -38,7 +38,6 @@ ALL = [
     Choice(),
     *(Choice("ascend", python, arch) for arch in ARCHES for python in PYTHONS),
 ]
-LOG_LINES = 5
 
 
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
@@ -57,16 +56,10 @@ def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
             build_kernels(paths, lock, choice)
         elif target.device_type is not None:
             stage_kernels(paths, lock, choice, target.device_type)
-        work = paths.build / "wheel"
-        made = work / f"{choice.name}-dist"
-        remove_tree(made)
-        _run_build(paths.root, choice, made, work / f"{choice.name}.log")
-        (wheel,) = made.glob("*.whl")
-        out.mkdir(parents=True, exist_ok=True)
-        partial = out / f".{wheel.name}.part"
-        shutil.move(wheel, partial)
-        partial.replace(out / wheel.name)
-    return out / wheel.name
+        made = _run_build(paths, choice)
+        with replacing(out / made.name) as part:
+            shutil.move(made, part)
+    return out / made.name
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
@@ -82,7 +75,7 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     if generated != expected:
         raise ToolError(
             f"{artifact.filename}: expected its build to have generated only "
-            f"{BUILD_INFO} for device {device_type}, found {generated}; mend "
+            f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
         )
     stage = prebuilt_stage(paths, artifact, device_type)
@@ -92,26 +85,27 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
         stage.finish()
 
 
-def _run_build(root: Path, choice: Choice, out: Path, log: Path) -> None:
-    """Run the standard build front end; its output goes to `log`."""
+def _run_build(paths: Paths, choice: Choice) -> Path:
+    """Run the standard build front end, which asks setup.py; returns the wheel."""
+    out = paths.build / "wheel" / f"{choice.name}-dist"
+    log = paths.build / "wheel" / f"{choice.name}.log"
+    remove_tree(out)
+    log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(out), str(root)]
+    command += ["--outdir", str(out), str(paths.root)]
     environment = _without_choice(os.environ) | choice.environment()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file, progress(f"building {choice.name}", 1, "wheel"):
-        status = subprocess.call(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
+    with progress(f"building {choice.name}", 1, "wheel"):
+        status = run.to_log(command, log, env=environment)
     if status != 0:
-        lines = log.read_text(encoding="utf-8").splitlines()
-        for line in lines:
+        for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):
                 raise ToolError(line.removeprefix("error: "))
-        tail = " / ".join(lines[-LOG_LINES:])
         raise ToolError(
             f"{log}: expected a wheel for {choice.name}, found that its build failed: "
-            f"{tail}; read the log"
+            f"{run.tail_of(log)}; read the log"
         )
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def _without_choice(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
-from balance_tools.manifest import files_of_ours, walk
+from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, walk
 from balance_tools.wheel.plan import OURS, WheelPlan
 from balance_tools.wheel.source_state import source_state
 from vllm_balance.build_info import BuildInfo
@@ -66,21 +66,20 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     found = {}
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]
-        pristine = plan.paths.pristine / f"{artifact.project}-{artifact.version}"
-        for name in sorted(patched_files(plan.paths.patches(package))):
-            if (pristine / name).is_file() and (wheel_root / name).is_file():
+        pristine = plan.paths.unpacked(artifact.project, artifact.version)
+        before = _hashes(plan.paths.unpacked_manifest(pristine))
+        after = _hashes(plan.paths.vendored(package) / MANIFEST_NAME)
+        for path, sha256 in sorted(after.items()):
+            name = f"{package}/{path}"
+            changed = before.get(name, sha256) != sha256
+            if changed and (wheel_root / name).is_file():
                 found[name] = _first_new_line(wheel_root / name, pristine / name)
     return found
 
 
-def patched_files(patches: Path) -> set[str]:
-    """The files that the patches in a folder change, as their `+++` lines say."""
-    return {
-        line.removeprefix("+++ b/").split("\t")[0]
-        for patch in patches.glob("*.patch")
-        for line in patch.read_text(encoding="utf-8").splitlines()
-        if line.startswith("+++ b/")
-    }
+def _hashes(manifest: Path) -> dict[str, str]:
+    known = Manifest.read(manifest)
+    return {path: one.sha256 for path, one in known.files.items()} if known else {}
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:

@@ -45,6 +45,6 @@ def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
         if not first_line.startswith(expected):
             raise ToolError(
                 f"{path}: expected the text of {expected!r}, found {first_line!r}; "
-                "read what upstream changed and correct wheel/licences.py"
+                "read what upstream changed and fix wheel/licences.py"
             )
     return files

@@ -173,7 +173,7 @@ def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
             ):
                 raise ToolError(
                     f"{module}: expected the module of entry point {name!r} in "
-                    f"{group}, found none; restore it, or mend {SETTINGS_NAME}"
+                    f"{group}, found none; restore it, or fix {SETTINGS_NAME}"
                 )
 
 

@@ -7,12 +7,13 @@ every file in it. The same commit gives the same wheel from either.
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import files_of_ours
+from balance_tools.run import git, output_of
 from vllm_balance.checkout import PACKAGES, RECORD
 
 
@@ -43,21 +44,25 @@ def render_record(state: SourceState, root: Path, files: list[str]) -> str:
 
 def source_files(root: Path) -> list[str]:
     """Every file that git tracks, or neither tracks nor ignores: what is ours."""
-    listing = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listing = output_of(
+        git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    )
     return sorted(name for name in set(listing.split("\0")) if (root / name).is_file())
 
 
 def commit_time_s(root: Path) -> int:
     """When the commit was made, in seconds since 1970."""
-    return int(_git(root, "show", "--no-patch", "--format=%ct", "HEAD"))
+    return int(output_of(git(root, "show", "--no-patch", "--format=%ct", "HEAD")))
 
 
 def _of_checkout(root: Path) -> SourceState:
     """A file that git neither tracks nor ignores is a change: a wheel may have it."""
     try:
-        head = _git(root, "rev-parse", "HEAD").strip()
-        changes = _git(root, "status", "--porcelain", "--untracked-files=normal")
-    except (OSError, subprocess.CalledProcessError):
+        head = output_of(git(root, "rev-parse", "HEAD")).strip()
+        changes = output_of(
+            git(root, "status", "--porcelain", "--untracked-files=normal")
+        )
+    except ToolError:
         # No git here, a checkout of another user, no commit yet: the commit is a
         # convenience, the hashes in the record are what identifies the sources.
         return SourceState(None, None)
@@ -77,8 +82,3 @@ def _of_archive(root: Path) -> SourceState:
         for path in files_of_ours(root / package)
     )
     return SourceState(data["commit"], data["dirty"] or changed or added)
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -6,13 +6,13 @@ vendored trees carry a manifest.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.manifest import MANIFEST_NAME, Manifest
 from balance_tools.paths import Paths
+from balance_tools.run import capture, git
 from balance_tools.upstream.lock import Lock
 from vllm_balance.fingerprint import series_sha256
 
@@ -56,10 +56,6 @@ def ignored(root: Path, files: Sequence[Path]) -> list[Path]:
     """Those of `files` that git ignores; none outside a git checkout."""
     if not (root / ".git").exists() or not files:
         return []
-    result = subprocess.run(
-        ["git", "-C", str(root), "check-ignore", "-z", "--stdin"],
-        input="\0".join(map(str, files)),
-        capture_output=True,
-        text=True,
-    )
-    return [Path(name) for name in result.stdout.split("\0") if name]
+    names = "\0".join(map(str, files))
+    found = capture(git(root, "check-ignore", "-z", "--stdin"), stdin=names.encode())
+    return [Path(name) for name in found.text.split("\0") if name]

@@ -52,8 +52,11 @@ def _decodes(snapshot: Snapshot, rank: int) -> int:
 
 
 class SGLangDelayer:
-    """SGLang's prefill delayer: while only some of the ranks could prefill, hold for
-    at most N passes; when all could, let everybody go."""
+    """SGLang's prefill delayer.
+
+    While only some of the ranks could prefill, they hold for at most N passes; when
+    all could, everybody goes.
+    """
 
     def __init__(self, max_passes: int) -> None:
         self._max_passes = max_passes

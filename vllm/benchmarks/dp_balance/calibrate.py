@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from .calibration import as_calibration
 from .errors import UsageError
 from .fit import Fit, fit
 from .options import add_result_args, result_path
@@ -71,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
             "format": "dp-balance calibrate",
             "format_version": FORMAT_VERSION,
             "versions": versions(),
-            "cost": asdict(fitted.cost),
+            **as_calibration(fitted),
             "fit": asdict(fitted),
         }
         write_json(path, document)
@@ -83,6 +84,9 @@ UNITS = (
     ("a", "per decode", 1e6, "µs"),
     ("b", "per prompt token", 1e6, "µs"),
     ("c", "step with any prefill", 1e3, "ms"),
+    ("context", "per token that decodes attend to", 1e9, "ns"),
+    ("attention", "per token that prompt tokens attend to", 1e9, "ns"),
+    ("experts", "to read all experts", 1e3, "ms"),
     ("phi", "share of b borne by all ranks", 1.0, ""),
 )
 
@@ -95,7 +99,13 @@ def print_fit(fitted: Fit) -> None:
         value = f"{estimate.value * factor:.4g}"
         width = f"{estimate.half_width * factor:.2g}"
         rows.append(
-            [name, value, "?" if estimate.note else width, unit, f"   {meaning}"]
+            [
+                name,
+                value,
+                width if name == "phi" or not estimate.note else "?",
+                unit,
+                f"   {meaning}",
+            ]
         )
     print_table(rows)
     print(
@@ -106,3 +116,10 @@ def print_fit(fitted: Fit) -> None:
     for name, *_ in UNITS:
         if note := getattr(fitted, name).note:
             print(f"{name} cannot be identified: {note}.")
+    if len(fitted.costs) > 1:
+        low, high = fitted.costs[0].phi, fitted.costs[-1].phi
+        print(
+            f"phi has the range {low:.2g} to {high:.2g}; simulate and recommend "
+            "compute both ends. Logs of every rank (--server-log) under a load that "
+            "varies tell it better."
+        )

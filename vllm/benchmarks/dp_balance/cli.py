@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm.entrypoints.serve.utils.api_utils import VLLM_SUBCMD_PARSER_EPILOG
-
 from . import calibrate, compare, recommend, report
 from .errors import UsageError
 
@@ -62,13 +60,10 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         )
         command.add_cli_args(subparser)
         subparser.set_defaults(dp_balance_main=command.main)
-        subparser.epilog = VLLM_SUBCMD_PARSER_EPILOG.format(
-            subcmd=f"bench dp-balance {command.name}"
-        )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Runs the verb; what the user can mend is one line and exit status 2."""
+    """Runs the verb; what the user can fix is one line and exit status 2."""
     try:
         args.dp_balance_main(args)
     except UsageError as error:

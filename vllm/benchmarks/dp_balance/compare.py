@@ -3,6 +3,7 @@
 """`simulate`: several policies in one scenario, with a progress bar and a table."""
 
 import argparse
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from .options import (
     add_scenario_args,
     policies_from,
     result_path,
-    scenario_from,
+    scenarios_from,
     seeds_from,
     token_counter_from,
 )
@@ -77,10 +78,40 @@ class Comparison(NamedTuple):
     scenario: Scenario
     seeds: Sequence[int]
     results: Sequence[PolicyResult]
+    others: Sequence["Comparison"] = ()
+    """With other cost models that the calibration cannot tell from this one, in which
+    the best policy gains more."""
+
+    @property
+    def best_gain(self) -> float:
+        """By which share requests end earlier on average with the best policy than
+        with off; 0 without both."""
+        return max(self.gains().values(), default=0.0)
+
+    def gains(self) -> dict[str, float]:
+        """By policy: the share by which requests end earlier on average than with off,
+        and less than 0 if they end later."""
+        off = next((found for found in self.results if found.policy == "off"), None)
+        return {} if off is None else {
+            found.policy: -statistics.fmean(found.gains("mean_e2el_ms", off))
+            for found in self.results
+            if found is not off
+        }  # fmt: skip
 
     def show(self) -> None:
-        """Prints the table."""
+        """Prints the table, and how much gains depend on what is not known."""
         print_table(table_rows(self.results))
+        if not self.others:
+            return
+        phi, phis = self.scenario.cost.phi, [o.scenario.cost.phi for o in self.others]
+        print(
+            f"\nThe calibration does not tell phi; the table is with {phi:.2g}, where "
+            "policies gain least. Requests end earlier than with off by, with "
+            f"{phi:.2g} and with {', '.join(f'{other:.2g}' for other in phis)}:"
+        )
+        for policy, gain in self.gains().items():
+            ends = [gain, *(other.gains()[policy] for other in self.others)]
+            print(f"  {policy}: {' to '.join(f'{end:+.1%}' for end in ends)}")
 
     def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
         """Writes the result, if the options ask for it.
@@ -96,7 +127,8 @@ class Comparison(NamedTuple):
         if args.save_result:
             path = result_path(args, kind)
             document = as_document(kind, self.scenario, self.seeds, self.results)
-            write_json(path, document | more)
+            ranges = {"gains": [self.gains(), *(o.gains() for o in self.others)]}
+            write_json(path, document | ranges | more)
             print(f"Saved to {path}")
 
 
@@ -106,15 +138,19 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
     """
-    seeds, scenario = seeds_from(args), scenario_from(args)
-    results = compare(
-        scenario,
-        policies,
-        seeds,
-        count_tokens=token_counter_from(args),
-        disable_tqdm=args.disable_tqdm,
-    )
-    return Comparison(scenario, seeds, results)
+    seeds = seeds_from(args)
+    found = []
+    for scenario in scenarios_from(args):
+        results = compare(
+            scenario,
+            policies,
+            seeds,
+            count_tokens=token_counter_from(args),
+            disable_tqdm=args.disable_tqdm,
+        )
+        found.append(Comparison(scenario, seeds, results))
+    least, *others = sorted(found, key=lambda comparison: comparison.best_gain)
+    return least._replace(others=others)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -78,8 +78,10 @@ class Coordinator:
             self._wait(now)
 
     def wake(self, now: float) -> None:
-        """A front-end has sent a request to ranks that pause: it starts a wave, and
-        the silence that the coordinator waits for starts anew."""
+        """A front-end has sent a request to ranks that pause.
+
+        It starts a wave, and the silence that the coordinator waits for starts anew.
+        """
         self._wait(now)
 
     def published(self, until: float) -> list[Publication]:

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How long the ranks' common step takes, from what each of them computes."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +20,9 @@ class Loads(NamedTuple):
     """Requests that decode one token."""
     context: Sequence[int]
     """Tokens that the decodes attend to: their computed tokens, summed."""
+    attended: Sequence[float] = ()
+    """Tokens that the prompt tokens attend to, summed: a chunk of n at position p
+    counts n·(p + n/2). Empty where nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,20 @@ class CostModel:
     """Seconds more when any rank prefills (no full graph, another kernel)."""
     context: float = 0.0
     """Seconds per token that the decodes attend to."""
+    attention: float = 0.0
+    """Seconds per token that a prompt token attends to: at b / attention tokens of
+    context a prompt token costs twice as much as at the beginning."""
+    experts: float = 0.0
+    """Seconds to read the weights of all experts. A step of few tokens reads few of
+    them, which makes the time of decodes concave."""
+    experts_tokens: float = 32.0
+    """Tokens of all ranks together after which 1 - 1/e of the experts are read."""
     phi: float = 0.0
     """Share of the prefill cost that all ranks bear together, 0 to 1 (experts of a
     prefill are spread over the expert parallel ranks)."""
+    padded: float = 0.0
+    """1 if the all-to-all is padded: a rank that only decodes computes as many rows
+    that nobody needs as the longest prefill has. 0 if not."""
     noise: float = 0.0
     """Steps vary uniformly by plus or minus half this share."""
 
@@ -51,21 +66,31 @@ class CostModel:
                 )
         if self.phi > 1:
             raise UsageError(f"cost model: phi is {self.phi}; it is a share, 0 to 1.")
+        if self.padded not in (0, 1):
+            raise UsageError(f"cost model: padded is {self.padded}; give 0 or 1.")
         if self.t0 == 0:
             raise UsageError("cost model: t0 is 0; an empty step must take time.")
+        if self.experts_tokens == 0:
+            raise UsageError("cost model: experts_tokens is 0; give a number above 0.")
 
     def step_seconds(self, loads: Loads) -> float:
         """Seconds of the common step, without noise.
 
-        ``t0 + max(a·decodes + context·tokens + (1−phi)·b·prefill)
-        + phi·b·mean(prefill) + c·[any prefill]``, the maximum and the mean over
-        the ranks.
+        ``t0 + max(a·decodes + context·tokens + (1−phi)·b·prefill + attention·attended)
+        + phi·b·mean(rows) + c·[any prefill]
+        + experts·(1 − exp(−tokens of all ranks / experts_tokens))``, the maximum and
+        the mean over the ranks. The rows of a rank are its prompt tokens; with padding
+        those of a rank without any are the most that another rank has.
         """
+        fixed = self.t0
+        if self.experts:
+            tokens = sum(loads.decodes) + sum(loads.prefill)
+            fixed -= self.experts * math.expm1(-tokens / self.experts_tokens)
         a, context = self.a, self.context
         if not any(loads.prefill):
             if not context:
-                return self.t0 + a * max(loads.decodes)
-            return self.t0 + max(
+                return fixed + a * max(loads.decodes)
+            return fixed + max(
                 [
                     a * decodes + context * tokens
                     for decodes, tokens in zip(
@@ -74,14 +99,23 @@ class CostModel:
                 ]
             )
         own = self.b * (1 - self.phi)
-        slowest = max(
-            [
-                a * decodes + context * tokens + own * prefill
-                for prefill, decodes, tokens in zip(*loads, strict=True)
+        prefill, decodes, attended = loads.prefill, loads.decodes, loads.attended
+        seconds = [
+            a * decodes + context * tokens + own * prefill
+            for prefill, decodes, tokens in zip(
+                prefill, decodes, loads.context, strict=True
+            )
+        ]
+        if self.attention and attended:
+            seconds = [
+                own_seconds + self.attention * pairs
+                for own_seconds, pairs in zip(seconds, attended, strict=True)
             ]
-        )
-        shared = self.b * self.phi * sum(loads.prefill) / len(loads.prefill)
-        return self.t0 + slowest + shared + self.c
+        rows = sum(prefill)
+        if self.padded:
+            rows += max(prefill) * prefill.count(0)
+        shared = self.b * self.phi * rows / len(prefill)
+        return fixed + max(seconds) + shared + self.c
 
     def noisy(self, seconds: float, rng: random.Random) -> float:
         """The duration of one step that takes `seconds` on average."""

@@ -51,8 +51,11 @@ class Outcome(NamedTuple):
 
 
 class Engine(Protocol):
-    """All ranks together. One step is `schedule`, `update`, then `exchange` and
-    `decide`, or `end_wave`; that is the order of vLLM's busy loop."""
+    """All ranks together.
+
+    One step is `schedule`, `update`, then `exchange` and `decide`, or `end_wave`; that
+    is the order of vLLM's busy loop.
+    """
 
     @property
     def held(self) -> Sequence[bool]:

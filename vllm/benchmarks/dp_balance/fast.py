@@ -69,6 +69,7 @@ class FastEngine:
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
         self._prefill = [0] * ranks
+        self._attended = [0.0] * ranks
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
         """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
@@ -140,6 +141,7 @@ class FastEngine:
         """Starts a step on every rank."""
         self._step += 1
         self._prefill = [0] * len(self._ranks)
+        self._attended = [0.0] * len(self._ranks)
         self.held = [False] * len(self._ranks)
         max_running = self._limits.max_num_seqs
         for rank in self._ranks:
@@ -149,7 +151,7 @@ class FastEngine:
             ):
                 self._schedule_prefill(rank)
         self._scheduled.append(self._prefill)
-        loads = Loads(self._prefill, self._decodes, self._context)
+        loads = Loads(self._prefill, self._decodes, self._context, self._attended)
         self._advance()
         return loads
 
@@ -179,6 +181,8 @@ class FastEngine:
             allowed -= tokens
 
     def _compute(self, rank: int, request: SimRequest, tokens: int) -> None:
+        position = request.prompt_len - request.left
+        self._attended[rank] += tokens * (position + tokens / 2)
         request.left -= tokens
         self._prefill[rank] += tokens
         if request.left:

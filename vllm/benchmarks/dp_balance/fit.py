@@ -3,37 +3,30 @@
 """Fits the cost model to measured steps, and says how sure each constant is.
 
 The model is linear once it is known which rank is the slowest in each step, and the
-slowest ranks follow from the constants: the two are computed in turn.
+slowest ranks follow from the constants: the two are computed in turn. How many tokens
+read all experts is not linear: some numbers are tried.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .cost import CostModel
+from .regression import COLUMNS, EXPERTS_TOKENS, Regression, Samples
 from .steps import StepSample
 
-Array = NDArray[np.float64]
-
-ROUNDS = 50
-"""Of choosing the slowest ranks and fitting; it settles in a few."""
-HUBER = 1.345
-"""Residuals beyond so many deviations count less (95 % efficient without outliers)."""
-Z95 = 1.96
-"""Half width of a 95 % interval, in standard errors."""
 PHI_TOLERANCE = 0.1
-"""A share known no better than this is no knowledge."""
-RELATIVE_TOLERANCE = 0.1
+"""A share known no better than this is no knowledge: it gets a range."""
+PHI_GRID = tuple(i / 20 for i in range(20))
+"""The shares that are tried; a whole prefill is never shared."""
+CHI2_95 = 3.84
+"""Of one degree of freedom."""
+RELATIVE_TOLERANCE = 0.5
 """A constant known to this share of itself is identified."""
 STEP_TOLERANCE = 0.02
 """So is one whose uncertainty is this share of a step."""
-
-COLUMNS = ("t0", "a", "own", "shared", "c")
-"""Regressors: 1, the slowest rank's decodes and prompt tokens, the mean of the ranks'
-prompt tokens, and whether any rank prefilled. own = (1 − phi)·b, shared = phi·b."""
+Z95 = 1.96
+"""Half width of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +48,41 @@ class Fit:
     a: Estimate
     b: Estimate
     c: Estimate
+    context: Estimate
+    attention: Estimate
+    experts: Estimate
     phi: Estimate
+    experts_tokens: float
     steps: int
     residual: float
     """Standard deviation of measured less fitted, as a share of the mean step."""
     host_seconds: float
     """Time between two steps that is in no step, as measured."""
+    costs: tuple[CostModel, ...]
+    """Models that the data cannot tell from the best one, by growing phi: one if phi
+    is known, else those of the ends of its range."""
+    most_decodes: float
+    """Of any rank in a step: beyond it the model extrapolates."""
+    most_prefill: float
+    """Prompt tokens of any rank in a step."""
+    ranks: int
 
     @property
     def cost(self) -> CostModel:
-        """As used by the simulator: its steps follow on each other without a gap."""
-        return CostModel(
-            t0=self.t0.value + self.host_seconds,
-            a=self.a.value,
-            b=self.b.value,
-            c=self.c.value,
-            phi=self.phi.value,
-        )
+        """As used by the simulator: its steps follow on each other without a gap. If
+        phi has a range, the model of its upper end, where policies gain least."""
+        return self.costs[-1]
 
 
 NOTES = {
-    "shared": "the ranks' shares of prefill hardly vary between steps; taken as 0, so "
-    "b holds for steps like these",
+    "shared": "the ranks' shares of prefill hardly vary between steps",
     "c": "the prompt tokens of prefilling steps hardly vary; taken as 0, its cost is "
     "in b",
     "a": "the number of decodes hardly varies; taken as 0, its cost is in t0",
     "own": "too few steps prefill; taken as 0",
+    "context": "it hardly varies beside the number of decodes; taken as 0",
+    "attention": "it hardly varies beside the prompt tokens; taken as 0",
+    "experts": "few tokens hardly cost less than their share; taken as 0",
 }
 
 
@@ -91,153 +93,107 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         samples: measured steps; at least some dozens.
         host_seconds: mean time between two steps.
     """
-    seconds = np.array([sample.seconds for sample in samples])
-    prefill = np.array([sample.prefill for sample in samples])
-    decodes = np.array([sample.decodes for sample in samples])
-    notes: dict[str, str] = {}
-    active = list(COLUMNS)
-    while True:
-        solution = _Solution(seconds, prefill, decodes, active)
-        worst = solution.least_known()
-        if worst is None:
-            break
-        active.remove(worst)
-        notes[worst] = NOTES[worst]
+    data = Samples.of(samples)
+    solution, notes = min(
+        (_reduced(data, tokens) for tokens in EXPERTS_TOKENS),
+        key=lambda found: found[0].residual,
+    )
     own, shared = solution.value("own"), solution.value("shared")
+    names = [*solution.names, *({"own", "shared"} - set(solution.names))]
+    phis = _phi_range(data, names, solution.experts_tokens)
+    phi_error = Z95 * solution.error_of_phi()
+    note = notes.get("shared", "")
+    if not note and (not own or phis[-1] - phis[0] > 2 * PHI_TOLERANCE):
+        note = NOTES["shared"]
+    if note:
+        note = f"{note}; {phis[0]:g} to {phis[-1]:g} fit about as well"
+    costs = [solution] if not note else [
+        Regression(data, names, solution.experts_tokens, phi)
+        for phi in (phis[0], phis[-1])
+    ]  # fmt: skip
     return Fit(
-        t0=solution.estimate("t0", notes),
-        a=solution.estimate("a", notes),
+        t0=_estimate(solution, "t0", notes),
+        a=_estimate(solution, "a", notes),
         b=Estimate(own + shared, Z95 * solution.error_of_sum(), notes.get("own", "")),
-        c=solution.estimate("c", notes),
+        c=_estimate(solution, "c", notes),
+        context=_estimate(solution, "context", notes),
+        attention=_estimate(solution, "attention", notes),
+        experts=_estimate(solution, "experts", notes),
         phi=Estimate(
             shared / (own + shared) if own + shared else 0.0,
-            Z95 * solution.error_of_phi(),
-            notes.get("shared", ""),
+            (phis[-1] - phis[0]) / 2 if note else phi_error,
+            note,
         ),
+        experts_tokens=solution.experts_tokens,
         steps=len(samples),
-        residual=solution.residual / float(seconds.mean()),
+        residual=solution.residual / data.mean_step,
         host_seconds=host_seconds,
+        costs=tuple(_cost(found, host_seconds) for found in costs),
+        most_decodes=float(data.decodes.max()),
+        most_prefill=float(data.prefill.max()),
+        ranks=data.prefill.shape[1],
     )
 
 
-class _Solution:
-    """The best constants among those that are active; the others are 0."""
+def _reduced(data: Samples, tokens: float) -> tuple[Regression, dict[str, str]]:
+    """Gives up constants that the data cannot tell, the worst first."""
+    notes: dict[str, str] = {}
+    active = [name for name in COLUMNS if data.has(name)]
+    while True:
+        solution = Regression(data, active, tokens)
+        worst = _least_known(solution, float(data.seconds.mean()))
+        if worst is None:
+            return solution, notes
+        active.remove(worst)
+        notes[worst] = NOTES[worst]
 
-    def __init__(
-        self, seconds: Array, prefill: Array, decodes: Array, active: Sequence[str]
-    ) -> None:
-        self._step = float(seconds.mean())
-        theta = dict.fromkeys(COLUMNS, 0.0) | {"own": 1.0, "a": 1e-6}
-        slowest = None
-        for _ in range(ROUNDS):
-            load = theta["a"] * decodes + theta["own"] * prefill
-            previous, slowest = slowest, load.argmax(axis=1)
-            if previous is not None and (previous == slowest).all():
-                break
-            rows = np.arange(len(seconds))
-            table = {
-                "t0": np.ones(len(seconds)),
-                "a": decodes[rows, slowest],
-                "own": prefill[rows, slowest],
-                "shared": prefill.mean(axis=1),
-                "c": (prefill.max(axis=1) > 0).astype(float),
-            }
-            names = [name for name in active if table[name].any()]
-            theta = dict.fromkeys(COLUMNS, 0.0) | self._regress(table, names, seconds)
-        self._theta = theta
 
-    def _regress(
-        self, table: dict[str, Array], names: list[str], seconds: Array
-    ) -> dict[str, float]:
-        """Robust least squares of the named columns with coefficients of 0 or more."""
-        while True:
-            self._scale = {name: float(table[name].max()) for name in names}
-            x = np.column_stack([table[name] / self._scale[name] for name in names])
-            weights = np.ones(len(seconds))
-            for _ in range(10):
-                beta = np.linalg.lstsq(
-                    x * np.sqrt(weights)[:, None],
-                    seconds * np.sqrt(weights),
-                    rcond=1e-12,
-                )[0]
-                errors = seconds - x @ beta
-                spread = 1.4826 * float(np.median(np.abs(errors))) or 1e-12
-                weights = np.minimum(1, HUBER * spread / np.maximum(abs(errors), 1e-15))
-            negative = [i for i, name in enumerate(names) if beta[i] < 0]
-            if not negative:
-                break
-            names = [n for i, n in enumerate(names) if i != min(negative)]
-        self.residual = float(np.sqrt(np.average(errors**2, weights=weights)))
-        weighted = x * weights[:, None]
-        normal = weighted.T @ x
-        inverse = np.linalg.pinv(normal, rcond=1e-14)
-        # Long steps vary more than short ones: the sandwich estimator allows for it.
-        scores = weighted * errors[:, None]
-        self._names = names
-        self._covariance = inverse @ (scores.T @ scores) @ inverse
-        # A pseudo-inverse hides collinear columns: their error is infinite.
-        vectors = np.linalg.svd(normal)
-        for value, vector in zip(vectors.S, vectors.Vh, strict=True):
-            if value < 1e-10 * vectors.S[0]:
-                involved = np.flatnonzero(abs(vector) > 1e-3)
-                self._covariance[involved, involved] = np.inf
-        return {
-            name: float(value) / self._scale[name]
-            for name, value in zip(names, beta, strict=True)
-        }
+def _least_known(solution: Regression, interval: float) -> str | None:
+    """The constant to give up because the data cannot tell it; None if none."""
+    if "shared" in solution.names and not math.isfinite(solution.error_of_phi()):
+        return "shared"
+    for name in ("attention", "context", "experts", "c", "a", "own"):
+        half_width = Z95 * solution.error(name)
+        if (
+            name in solution.names
+            and half_width > RELATIVE_TOLERANCE * solution.value(name)
+            and half_width * solution.scale(name) > STEP_TOLERANCE * interval
+        ):
+            return name
+    return None
 
-    def value(self, name: str) -> float:
-        """The constant, in its own unit."""
-        return self._theta[name]
 
-    def _error(self, name: str) -> float:
-        """Standard error of a constant, in its own unit; 0 if it is not active."""
-        if name not in self._names:
-            return 0.0
-        i = self._names.index(name)
-        return float(np.sqrt(self._covariance[i, i])) / self._scale[name]
+def _phi_range(
+    data: Samples, names: Sequence[str], experts_tokens: float
+) -> list[float]:
+    """The shares that fit about as well as the best: by the likelihood of normal
+    errors, as many as there are measured intervals."""
+    tried = {
+        phi: Regression(data, names, experts_tokens, phi).residual for phi in PHI_GRID
+    }
+    least = min(tried.values())
+    if not least:
+        return [phi for phi, residual in tried.items() if not residual]
+    worst = least * math.exp(CHI2_95 / data.intervals / 2)
+    return [phi for phi, residual in tried.items() if residual <= worst]
 
-    def estimate(self, name: str, notes: dict[str, str]) -> Estimate:
-        """The constant with its interval."""
-        note = notes.get(name, "" if name in self._names else "fits best as 0")
-        return Estimate(self.value(name), Z95 * self._error(name), note)
 
-    def _own_and_shared(self) -> Array:
-        """Covariance of own and shared, in their own unit."""
-        covariance = np.zeros((2, 2))
-        for i, first in enumerate(("own", "shared")):
-            for j, second in enumerate(("own", "shared")):
-                if first in self._names and second in self._names:
-                    at = self._names.index(first), self._names.index(second)
-                    scale = self._scale[first] * self._scale[second]
-                    covariance[i, j] = self._covariance[at] / scale
-        return covariance
+def _estimate(solution: Regression, name: str, notes: dict[str, str]) -> Estimate:
+    missing = "fits best as 0" if name in COLUMNS[:5] else ""
+    note = notes.get(name, "" if name in solution.names else missing)
+    return Estimate(solution.value(name), Z95 * solution.error(name), note)
 
-    def error_of_sum(self) -> float:
-        """Standard error of b = own + shared."""
-        return math.sqrt(max(0.0, float(self._own_and_shared().sum())))
 
-    def error_of_phi(self) -> float:
-        """Standard error of phi = shared / (own + shared)."""
-        own, shared = self.value("own"), self.value("shared")
-        if not own + shared:
-            return 0.0
-        covariance = self._own_and_shared()
-        if not np.isfinite(covariance).all():
-            return math.inf
-        gradient = np.array([-shared, own]) / (own + shared) ** 2
-        return math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
-
-    def least_known(self) -> str | None:
-        """The constant to give up because the data cannot tell it; None if none."""
-        if "shared" in self._names and Z95 * self.error_of_phi() > PHI_TOLERANCE:
-            return "shared"
-        for name in ("c", "a", "own"):
-            half_width = Z95 * self._error(name)
-            if (
-                name in self._names
-                and half_width > RELATIVE_TOLERANCE * self.value(name)
-                and half_width * self._scale[name] > STEP_TOLERANCE * self._step
-            ):
-                return name
-        return None
+def _cost(solution: Regression, host_seconds: float) -> CostModel:
+    own, shared = solution.value("own"), solution.value("shared")
+    return CostModel(
+        t0=solution.value("t0") + host_seconds or 1e-6,
+        a=solution.value("a"),
+        b=own + shared,
+        c=solution.value("c"),
+        context=solution.value("context"),
+        attention=solution.value("attention"),
+        experts=solution.value("experts"),
+        experts_tokens=solution.experts_tokens,
+        phi=shared / (own + shared) if own + shared else 0.0,
+    )

@@ -85,9 +85,39 @@ def run(
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
+
+    def step_seconds(loads: Loads) -> float:
+        seconds = cost.step_seconds(loads)
+        return cost.noisy(seconds, rng) if cost.noise else seconds
+
+    totals = _serve(
+        engine,
+        controller,
+        clients,
+        dispatcher,
+        step_seconds,
+        len(requests),
+        async_scheduling,
+        on_step,
+        on_done,
+    )
+    return Run(requests, totals, clients.last_sent)
+
+
+def _serve(
+    engine: Engine,
+    controller: Controller | None,
+    clients: Clients,
+    dispatcher: Dispatcher,
+    step_seconds: Callable[[Loads], float],
+    left: int,
+    async_scheduling: bool,
+    on_step: Callable[[StepRecord], None] | None,
+    on_done: Callable[[int], object] | None,
+) -> list[StepTotals]:
+    """Takes steps until so many requests, `left`, have ended."""
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
-    left = len(requests)
     now = 0.0
     wave = step = 0
     routed: list[tuple[int, SimRequest]] = []
@@ -103,9 +133,7 @@ def run(
         in_flight.append(engine.schedule())
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
-            seconds = cost.step_seconds(loads)
-            if cost.noise:
-                seconds = cost.noisy(seconds, rng)
+            seconds = step_seconds(loads)
             now += seconds
             routed = _route(clients, dispatcher, now)
             first, done = engine.update()
@@ -115,13 +143,7 @@ def run(
                 on_step(StepRecord(now, seconds, loads, tuple(engine.held), counts))
         else:  # the first step of a wave: another is scheduled before it ends
             first, done = [], []
-        for request in first:
-            request.first_token = now
-            dispatcher.first_token(request)
-        for request in sorted(done, key=lambda request: request.index):
-            request.done = now
-            dispatcher.finished(request)
-            clients.finished(now)
+        _answer(first, done, now, clients, dispatcher)
         dispatcher.tell(now, wave, step, engine.counts())
         if done:
             left -= len(done)
@@ -137,7 +159,7 @@ def run(
                 controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return Run(requests, totals, clients.last_sent)
+    return totals
 
 
 def _route(
@@ -148,6 +170,23 @@ def _route(
         return []
     arrived = clients.arrived(now)
     return [(dispatcher.route(time, request), request) for time, request in arrived]
+
+
+def _answer(
+    first: Sequence[SimRequest],
+    done: Sequence[SimRequest],
+    now: float,
+    clients: Clients,
+    dispatcher: Dispatcher,
+) -> None:
+    """Tells who must know of first tokens and of requests that have ended."""
+    for request in first:
+        request.first_token = now
+        dispatcher.first_token(request)
+    for request in sorted(done, key=lambda request: request.index):
+        request.done = now
+        dispatcher.finished(request)
+        clients.finished(now)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:

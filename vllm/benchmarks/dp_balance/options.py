@@ -3,16 +3,18 @@
 """The command line options that describe a scenario."""
 
 import argparse
+import sys
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
 from .arrivals import Frontend
-from .cost import DEEPSEEK_V3_1, CostModel
+from .calibration import read_calibration
+from .cost import CostModel
 from .engine import RankLimits
 from .errors import UsageError
 from .policies import BASELINES, OWN, make_controller
-from .results import read_json
+from .presets import PRESETS
 from .routing import LOAD_BALANCERS
 from .scenario import Scenario
 from .trace_options import add_trace_args, traffic_from, workload_from
@@ -23,7 +25,13 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `scenario_from` reads."""
+    """Adds the options that `scenarios_from` reads."""
+    _add_server_args(parser)
+    _add_load_args(parser)
+    _add_model_args(parser)
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server", "as given to `vllm serve`")
     server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
     server.add_argument("--max-num-seqs", type=int, default=32)
@@ -53,6 +61,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
     )
 
+
+def _add_load_args(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     load.add_argument(
         "--num-prompts",
@@ -81,7 +91,16 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--burstiness", type=float, default=1.0)
 
+
+def _add_model_args(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("step time")
+    model.add_argument(
+        "--cost-preset",
+        choices=tuple(PRESETS),
+        default="deepseek-v3.1-5212",
+        help="Constants estimated from public operator timings, by device, data and "
+        "tensor parallel size; the default is fitted to vllm-ascend #5212.",
+    )
     model.add_argument(
         "--calibration",
         type=Path,
@@ -93,7 +112,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="NAME=SECONDS,...",
         help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-        "DeepSeek-V3.1 as fitted to vllm-ascend #5212, or of the calibration.",
+        "--calibration or --cost-preset.",
     )
     model.add_argument(
         "--engine",
@@ -180,8 +199,8 @@ def seeds_from(args: argparse.Namespace) -> range:
     return range(args.seed, args.seed + args.num_seeds)
 
 
-def scenario_from(args: argparse.Namespace) -> Scenario:
-    """What the options describe.
+def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
+    """What the options describe, once for each cost model of `costs_from`.
 
     Raises:
         UsageError: they cannot be; the message names the option.
@@ -192,9 +211,10 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         args.max_num_batched_tokens,
         args.num_gpu_blocks,
     )
-    return Scenario(
+    costs = costs_from(args, limits)
+    scenario = Scenario(
         limits=limits,
-        cost=cost_from(args),
+        cost=costs[-1],
         workload=workload_from(args),
         traffic=traffic_from(args, limits.ranks * limits.max_num_seqs),
         frontend=Frontend(
@@ -207,25 +227,31 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         async_scheduling=args.async_scheduling,
         engine=args.engine,
     )
+    return [replace(scenario, cost=cost) for cost in costs]
 
 
-def cost_from(args: argparse.Namespace) -> CostModel:
-    """The cost model of --calibration and --cost.
+def costs_from(args: argparse.Namespace, limits: RankLimits) -> tuple[CostModel, ...]:
+    """The cost models of --cost-preset, --calibration and --cost.
+
+    Several if the calibration could not tell phi: they are the ends of its range. What
+    is beyond the load that the calibration saw is a warning on standard error.
 
     Raises:
-        UsageError: one of them is not valid.
+        UsageError: one of the options is not valid.
     """
-    cost = DEEPSEEK_V3_1
-    if args.calibration is not None:
-        document = read_json(args.calibration, "calibrate")
-        values = document.get("cost")
-        if not isinstance(values, dict) or not set(values) <= set(COST_FIELDS):
-            raise UsageError(f"{args.calibration}: has no cost model.")
-        cost = CostModel(**values)
-    if args.cost is None:
-        return cost
+    changes = _cost_changes(args.cost)
+    if args.calibration is None:
+        return (replace(PRESETS[args.cost_preset], **changes),)
+    found = read_calibration(args.calibration)
+    for warning in found.seen.warnings(limits) if found.seen else ():
+        print(f"warning: {warning}", file=sys.stderr)
+    costs = found.costs[-1:] if "phi" in changes else found.costs
+    return tuple(replace(cost, **changes) for cost in costs)
+
+
+def _cost_changes(text: str | None) -> dict[str, float]:
     changes: dict[str, float] = {}
-    for item in args.cost.split(","):
+    for item in text.split(",") if text is not None else ():
         name, _, value = item.partition("=")
         try:
             if name not in COST_FIELDS:
@@ -236,7 +262,7 @@ def cost_from(args: argparse.Namespace) -> CostModel:
                 f"--cost {item}: give NAME=NUMBER with a name of "
                 f"{', '.join(COST_FIELDS)}."
             ) from None
-    return replace(cost, **changes)
+    return changes
 
 
 def token_counter_from(args: argparse.Namespace) -> CountTokens | None:

@@ -13,8 +13,10 @@ from .errors import UsageError
 
 
 class Controller(Protocol):
-    """Takes the decision of a step from the rows of all ranks. Every policy of the
-    balance package is one."""
+    """Takes the decision of a step from the rows of all ranks.
+
+    Every policy of the balance package is one.
+    """
 
     def decide(self, snapshot: Snapshot) -> Decision | Sequence[Decision]:
         """One decision for all ranks, or one per rank."""

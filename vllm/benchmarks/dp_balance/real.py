@@ -97,14 +97,16 @@ class _Rank:
             )
         )
 
-    def schedule(self) -> tuple[int, int, int]:
-        """Starts a step; returns prompt tokens, decodes and their context."""
+    def schedule(self) -> tuple[int, int, int, float]:
+        """Starts a step; returns prompt tokens, decodes, their context, and what the
+        prompt tokens attend to."""
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
-            return 0, 0, 0
+            return 0, 0, 0, 0.0
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
         prefill = decodes = context = 0
+        attended = 0.0
         first: list[SimRequest] = []
         sampled: list[list[int]] = []
         for name, tokens in output.num_scheduled_tokens.items():
@@ -119,6 +121,7 @@ class _Rank:
                 context += before
             else:
                 prefill += tokens
+                attended += tokens * (before + tokens / 2)
             sampled.append([1] if complete else [])
             if complete and not generated:
                 first.append(self.requests[name])
@@ -129,7 +132,7 @@ class _Rank:
             sampled_token_ids=sampled,
         )
         self._in_flight.append(_Scheduled(first, output, answer))
-        return prefill, decodes, context
+        return prefill, decodes, context, attended
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
@@ -204,8 +207,7 @@ class RealEngine:
         """Starts a step on every rank."""
         loads = [rank.schedule() for rank in self._ranks]
         self.held = [rank.gate.held for rank in self._ranks]
-        prefill, decodes, context = zip(*loads, strict=True)
-        return Loads(prefill, decodes, context)
+        return Loads(*zip(*loads, strict=True))
 
     def update(self) -> Outcome:
         """Ends the step."""

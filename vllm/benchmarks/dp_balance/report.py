@@ -19,7 +19,7 @@ from .options import (
     add_progress_arg,
     add_scenario_args,
     policies_from,
-    scenario_from,
+    scenarios_from,
     seeds_from,
     token_counter_from,
 )
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
     policies, seeds, scenario = (
         policies_from(args),
         seeds_from(args),
-        scenario_from(args),
+        scenarios_from(args)[-1],
     )
     by_level = {
         level: compare(

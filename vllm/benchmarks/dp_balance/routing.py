@@ -82,9 +82,12 @@ class Balancer023:
 
 
 class Balancer030:
-    """vLLM 0.30 to 0.33: the least of the greater of own requests in flight times the
-    API servers and published counts, more for a queue on a rank whose KV cache is more
-    than half full; scanned from a rank that moves on."""
+    """The load balancer of vLLM 0.30 to 0.33.
+
+    The least of the greater of own requests in flight times the API servers and
+    published counts, more for a queue on a rank whose KV cache is more than half full;
+    scanned from a rank that moves on.
+    """
 
     def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
         self._server = server

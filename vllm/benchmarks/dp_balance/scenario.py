@@ -178,6 +178,9 @@ def simulate_and_measure(scenario: Scenario, policy: str, seed: int = 0) -> Metr
 
 
 def with_shared_prefill(scenario: Scenario) -> Scenario:
-    """The perfect-sharing oracle: every prompt token is spread over all ranks, so
-    that no rank waits for another one's prefill."""
+    """The perfect-sharing oracle.
+
+    Every prompt token is spread over all ranks, so that no rank waits for another
+    one's prefill.
+    """
     return replace(scenario, cost=replace(scenario.cost, phi=1.0))

@@ -23,6 +23,13 @@ class StepSample(NamedTuple):
     """Prompt tokens."""
     decodes: tuple[float, ...]
     """Requests that decoded."""
+    context: tuple[float, ...] = ()
+    """Tokens that the decodes attended to; empty where it is not known."""
+    attended: tuple[float, ...] = ()
+    """Tokens that the prompt tokens attended to; empty where it is not known."""
+    ends_interval: bool = True
+    """False where only the sum of this and later steps was measured; then `seconds`
+    is 0, and the step that ends the interval has the time of all."""
 
 
 class ServerLog(NamedTuple):
@@ -131,22 +138,7 @@ def read_client_result(
     Raises:
         UsageError: the file cannot be read or has no times of tokens.
     """
-    try:
-        result = json.loads(_read(path))
-        requests = list(
-            zip(
-                result["start_times"],
-                result["ttfts"],
-                result["itls"],
-                result["input_lens"],
-                strict=True,
-            )
-        )
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(
-            f"{path}: not a detailed result; save one with `vllm bench serve "
-            "--save-result --save-detailed`."
-        ) from None
+    requests = _read_requests(path)
     times = [
         (start + offset, number == 0, prompt)
         for start, ttft, itls, prompt in requests
@@ -178,6 +170,26 @@ def read_client_result(
             "(--request-rate), so that prompts are not prefilled in every step."
         )
     return samples
+
+
+def _read_requests(path: Path) -> list[tuple[float, float, list[float], int]]:
+    """Start, TTFT, latencies between tokens (seconds) and prompt length of each."""
+    try:
+        result = json.loads(_read(path))
+        return list(
+            zip(
+                result["start_times"],
+                result["ttfts"],
+                result["itls"],
+                result["input_lens"],
+                strict=True,
+            )
+        )
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"{path}: not a detailed result; save one with `vllm bench serve "
+            "--save-result --save-detailed`."
+        ) from None
 
 
 class _Cluster(NamedTuple):

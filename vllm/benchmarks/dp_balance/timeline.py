@@ -56,7 +56,14 @@ def _state(step: StepRecord, rank: int) -> str:
 
 def _own_seconds(cost: CostModel, step: StepRecord, rank: int) -> float:
     """How long the step would last if the other ranks had nothing to do."""
-    own = Loads(*([column[rank]] for column in step.loads))
+    only = slice(rank, rank + 1)
+    loads = step.loads
+    own = Loads(
+        loads.prefill[only],
+        loads.decodes[only],
+        loads.context[only],
+        loads.attended[only],
+    )
     return min(step.seconds, cost.step_seconds(own))
 
 

@@ -100,8 +100,10 @@ def workload_from(args: argparse.Namespace) -> Workload:
 
 
 def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
-    """When requests are sent; a closed loop over all slots unless something else is
-    asked for."""
+    """When requests are sent.
+
+    That is a closed loop over all slots unless something else is asked for.
+    """
     self_timed = args.self_timed
     if self_timed is None:
         self_timed = args.dataset_name == "timed_trace"

@@ -49,8 +49,10 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedTrace:
-    """Named as the options of vLLM's `timed_trace` dataset; None where the format
-    says it."""
+    """Named as the options of vLLM's `timed_trace` dataset.
+
+    An option is None where the format says it.
+    """
 
     chunk_hash_size: int | None = None
     """Tokens per hash id."""
@@ -145,8 +147,10 @@ def _window(
 
 
 def _date(text: str) -> float:
-    """Seconds of an Azure timestamp, which has up to seven decimals and may have a
-    zone."""
+    """Seconds of an Azure timestamp.
+
+    It has up to seven decimals and may have a zone.
+    """
     whole, _, rest = text.partition(".")
     moment = datetime.fromisoformat(whole.partition("+")[0])
     digits = rest.partition("+")[0]

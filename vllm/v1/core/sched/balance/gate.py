@@ -15,12 +15,14 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.parents import end_with_parent
 from vllm.v1.core.sched.balance.pending import Pending, PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.queues import num_waiting
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.upstream import keep_prefill_interval, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -46,6 +48,7 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
+    end_with_parent()
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
@@ -160,6 +163,8 @@ class BalanceGate:
             tell_clients: tells the front-end that this engine is dead.
         """
         now = time.monotonic()
+        if self.held:
+            keep_prefill_interval(self._scheduler)
         if not active:
             self._observe_ends(self._holds.end_all(now))
             self._exchange.rest(wave, step)
@@ -227,7 +232,7 @@ class BalanceGate:
             held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
-            max_running=scheduler.max_num_running_reqs,
+            max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
             pending_age_us=int(self._ages.oldest(names, now) * 1e6),
             wait_us=int(self._longest_wait(pending, now) * 1e6),

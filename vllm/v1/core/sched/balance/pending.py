@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm.v1.core.sched.balance.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.prefix_hits import PrefixHits
 from vllm.v1.core.sched.balance.queues import in_turn
+from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
@@ -93,7 +94,7 @@ class PendingWork:
 
     def _admissible(self, free: FreeBlocks) -> list[Pending]:
         scheduler = self._scheduler
-        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        slots = max_admitted(scheduler) - len(scheduler.running)
         if scheduler.pause_state != PauseState.UNPAUSED or self._budget <= 0:
             return []
         admissible: list[Pending] = []

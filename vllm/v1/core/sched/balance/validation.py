@@ -6,6 +6,7 @@ Imports nothing else of vllm at run time: `vllm.config` imports this module.
 """
 
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.balance.forks import untie_forked_signals
@@ -23,8 +24,9 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     If it has, the engines that this process forks will answer for their signals alone.
 
     Raises:
-        ValueError: balance is on for one rank, or for a model without MoE layers; or
-            a TTFT budget is given to a policy that has none.
+        ValueError: balance is on for one rank, for a model without MoE layers, or
+            with upstream's front-end in Rust; or a TTFT budget is given to a policy
+            that has none.
     """
     policy = parallel_config.data_parallel_balance
     if parallel_config.data_parallel_balance_ttft is not None and policy != "adaptive":
@@ -44,6 +46,13 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
         raise ValueError(
             f"{_FLAG} {policy} needs at least two data parallel ranks, but "
             "data_parallel_size is 1. Set --data-parallel-size, or remove the flag."
+        )
+    # Not vllm.envs, which would resolve the path of the program, too.
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        raise ValueError(
+            f"{_FLAG} {policy} does not work with VLLM_USE_RUST_FRONTEND: that "
+            "front-end would neither compare the ranks' policies at the handshake nor "
+            "report the metrics. Unset the variable, or remove the flag."
         )
     untie_forked_signals()
 

@@ -1,0 +1,200 @@
+"""A server that stops, or loses a part: streams get an error, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from balance_tools.serving.server import Server
+
+HANG_S = 20
+"""What still runs after that hangs. A machine that does nothing else needs two or three
+seconds, most of them for the end of the first process's interpreter; the tests print
+how long it took."""
+
+MANY = 4000
+"""Tokens of a stream that is still at the beginning when the server stops."""
+
+
+class Stream(threading.Thread):
+    """A client of a streamed completion. `end` is how it ended: "error" if it was told
+    so or the connection broke, "abort" if the reason was said, else what it believes.
+    """
+
+    def __init__(self, server: Server, prompt: int) -> None:
+        super().__init__(daemon=True)
+        self.end, self.ended_at = "", 0.0
+        self.began = threading.Event()
+        body = {
+            "model": str(server.model),
+            "prompt": [prompt, 2, 3],
+            "max_tokens": MANY,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self._post = lambda: requests.post(
+            f"{server.url}/v1/completions", json=body, stream=True, timeout=60
+        )
+        self.start()
+
+    def run(self) -> None:
+        self.end = "complete"
+        try:
+            with self._post() as answer:
+                for line in answer.iter_lines():
+                    self._read(line)
+        except requests.RequestException:
+            self.end = "error"
+        self.ended_at = time.monotonic()
+        self.began.set()
+
+    def _read(self, line: bytes) -> None:
+        if not line.startswith(b"data: {"):
+            return
+        event = json.loads(line.removeprefix(b"data: "))
+        if "error" in event:
+            self.end = "error"
+        elif event["choices"][0]["finish_reason"]:
+            self.end = event["choices"][0]["finish_reason"]
+        self.began.set()
+
+
+def terminate(server: Server) -> None:
+    os.kill(front_end(server), signal.SIGTERM)
+
+
+def terminate_all(server: Server) -> None:
+    """As systemd and a terminal do."""
+    for process in server.processes():
+        process.terminate()
+
+
+def kill_front_end(server: Server) -> None:
+    os.kill(front_end(server), signal.SIGKILL)
+
+
+def kill_coordinator(server: Server) -> None:
+    (pid,) = re.findall(r"DP Coordinator process \(PID: (\d+)\)", text(server))
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def front_end(server: Server) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
+def text(server: Server) -> str:
+    return server.log.read_text()
+
+
+SAID = {
+    kill_front_end: "has ended without stopping it",
+    kill_coordinator: "the coordinator (pid",
+}
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def method(request: pytest.FixtureRequest) -> str:
+    """How the processes are started: the reference platform forks, Ascend spawns."""
+    return str(request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "attempt" in metafunc.fixturenames:
+        count = metafunc.config.getoption("--stops")
+        metafunc.parametrize("attempt", range(count))
+
+
+@pytest.mark.parametrize(
+    "stop", [terminate, terminate_all, kill_front_end, kill_coordinator]
+)
+def test_a_server_that_stops_leaves_nothing(
+    moe_model: Path,
+    tmp_path: Path,
+    stop: Callable[[Server], None],
+    method: str,
+    attempt: int,
+) -> None:
+    server = start(moe_model, tmp_path, f"{attempt}", method)
+    print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
+
+
+@pytest.mark.parametrize("stop", [terminate, kill_front_end])
+def test_several_api_servers_leave_nothing(
+    moe_model: Path, tmp_path: Path, stop: Callable[[Server], None]
+) -> None:
+    server = start(moe_model, tmp_path, "two", "spawn", "--api-server-count", "2")
+    stopped_in(server, stop)
+
+
+def start(model: Path, folder: Path, name: str, method: str, *options: str) -> Server:
+    server = Server(
+        *(folder, model, "-dp", "2", "--enable-expert-parallel"),
+        *("--data-parallel-balance", "adaptive", "--max-num-seqs", "4", *options),
+        environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
+        name=name,
+    )
+    server.start()
+    server.wait_until_ready()
+    return server
+
+
+def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
+    """Seconds from the stop to the end of the last process and stream."""
+    processes = server.processes()
+    try:
+        assert len(processes) >= 4, processes  # front-end, coordinator, two ranks
+        streams = [Stream(server, prompt) for prompt in (1, 2)]
+        slow = ask_half_a_question(server)
+        assert all(stream.began.wait(30) for stream in streams)
+        assert all(stream.is_alive() for stream in streams)
+        began = time.monotonic()
+        stop(server)
+        _, left = psutil.wait_procs(processes, timeout=HANG_S)
+        ended = time.monotonic()
+        names = [f"{p.pid} {' '.join(p.cmdline())[:60]}" for p in left if alive(p)]
+        assert not names, f"{server.log}: left after {HANG_S} s: {names}"
+        for stream in streams:
+            stream.join(max(0.0, began + HANG_S - time.monotonic()))
+        assert not any(stream.is_alive() for stream in streams)
+        assert {stream.end for stream in streams} <= {"error", "abort"}
+        slow.close()
+        assert SAID.get(stop, "") in text(server)
+        assert stop in SAID or "Ending the server" not in text(server)
+        return max(ended, *(stream.ended_at for stream in streams)) - began
+    except BaseException:
+        server.print_log_tail()
+        raise
+    finally:
+        for process in processes:
+            if alive(process):
+                process.kill()
+        server.stop()
+
+
+def ask_half_a_question(server: Server) -> socket.socket:
+    """A client whose request is never complete, so that its connection stays busy."""
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    )
+    return client
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,68 @@
+"""Every alert fires on what it is for, by Prometheus's own tool."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from test_dashboard import METRICS, UPSTREAM, samples
+
+ROOT = Path(__file__).parents[3]
+ALERTS = ROOT / "deploy/kubernetes/monitoring/alerts.yaml"
+CASES = Path(__file__).with_name("alerts.yaml")
+BALANCE = METRICS.parent
+PAGE = ROOT / "docs/operations.md"
+
+
+def rules() -> list[dict]:
+    (group,) = yaml.safe_load(ALERTS.read_text())["spec"]["groups"]
+    return group["rules"]
+
+
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="no promtool: install Debian's prometheus"
+)
+def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
+    def promtool(text: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "rules.yaml").write_text(text)
+        shutil.copy(CASES, tmp_path / "cases.yaml")
+        return subprocess.run(
+            ["promtool", "test", "rules", "cases.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    text = yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"], width=1000)
+    done = promtool(text)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rule in rules():  # and each of them is needed
+        without = text.replace(f"alert: {rule['alert']}\n", "alert: Another\n")
+        assert without != text
+        assert promtool(without).returncode != 0, rule["alert"]
+
+
+def test_every_alert_is_over_metrics_and_reasons_that_exist() -> None:
+    text = " ".join(rule["expr"] for rule in rules())
+    used = set(re.findall(r"vllm:\w+", text))
+    assert used
+    assert used - UPSTREAM <= samples()
+    assert set(re.findall(r'reason="(\w+)"', text)) <= reasons()
+
+
+def reasons() -> set[str]:
+    """Every reason that a decision can have."""
+    text = "".join(path.read_text() for path in BALANCE.glob("*.py"))
+    found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)
+    return {reason for pair in found for reason in pair if reason}
+
+
+def test_the_page_explains_every_metric_and_reason() -> None:
+    page = PAGE.read_text()
+    names = re.findall(r'name="(vllm:[a-z_]+)"', METRICS.read_text())
+    assert len(names) >= 7
+    assert [name for name in names if f"`{name}" not in page] == []
+    assert len(reasons()) >= 12
+    assert [reason for reason in sorted(reasons()) if f"`{reason}`" not in page] == []

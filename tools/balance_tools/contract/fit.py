@@ -1,0 +1,177 @@
+"""Whether our files and hooks fit a release: names, types, and what patches rely on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from balance_tools.contract.check import (
+    Finding,
+    changed_lines,
+    missing,
+    new_errors,
+    vanished_symbols,
+)
+from balance_tools.contract.names import Names
+from balance_tools.contract.typecheck import Checked, Mistake, type_check
+from balance_tools.contract.uses import Ours, Use, inventory
+from balance_tools.drift.symbols import Modules
+from balance_tools.files import remove_tree
+from balance_tools.series.apply import Series
+
+OURS = ("vllm/", "vllm_balance/")
+VENDORED = "vllm"
+
+Patched = Mapping[str, bytes | None]
+"""What the series makes of the files that it touches; None is a deleted one."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A release with the series and our files.
+
+    Attributes:
+        tree: Upstream as it is.
+        root: Upstream with the series and our files, for the type checker.
+        ours: What of `root` is ours.
+    """
+
+    tree: Path
+    root: Path
+    ours: Ours
+
+    def check(self) -> Checked:
+        """Type-check what is ours."""
+        return type_check(self.root, [*self.ours.files, *self.ours.hooks])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the pin says: the names that we use, and the checker's findings there."""
+
+    uses: tuple[Use, ...]
+    checked: Checked
+
+
+def our_files(tracked: Sequence[str]) -> list[str]:
+    """Return our Python files among the tracked ones."""
+    return [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
+
+
+def make_side(
+    folder: Path, tree: Path, patched: Patched, source: Path, files: Sequence[str]
+) -> Side:
+    """Put a release together in `folder`, which is replaced.
+
+    Args:
+        folder: Where; on the same disk as `tree`, whose files are linked.
+        tree: Upstream.
+        patched: What the series makes of it.
+        source: The repository.
+        files: Our Python files, relative to it.
+    """
+    remove_tree(folder)
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
+    shutil.copytree(
+        tree / VENDORED, folder / VENDORED, ignore=ignored, copy_function=_link
+    )
+    hooks = {}
+    for path, content in patched.items():
+        file = folder / path
+        file.unlink(missing_ok=True)
+        if content is None or not path.endswith(".py"):
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        before = tree / path
+        old = before.read_bytes() if before.is_file() else b""
+        hooks[path] = changed_lines(old, content)
+    for path in files:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        shutil.copyfile(source / path, file)
+    return Side(tree, folder, Ours(tuple(files), hooks))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copyfile(source, target)
+
+
+def expect(pin: Side, known: Path) -> Expected:
+    """Return what the pin says, from the file `known` if nothing has changed since."""
+    digest = hashlib.sha256(str(pin.tree.name).encode())
+    for file in (*pin.ours.files, *pin.ours.hooks):
+        digest.update(file.encode() + (pin.root / file).read_bytes())
+    for tool in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(tool.read_bytes())
+    key = digest.hexdigest()
+    if known.is_file():
+        data = json.loads(known.read_text())
+        if data["key"] == key:
+            return _loaded(data)
+    checked = pin.check()
+    uses = inventory(pin.root, pin.ours, checked.uses, Names(Modules(pin.tree)))
+    expected = Expected(uses, Checked(checked.errors, ()))
+    known.parent.mkdir(parents=True, exist_ok=True)
+    partial = known.with_suffix(".part")
+    partial.write_text(json.dumps({"key": key, **asdict(expected)}))
+    partial.replace(known)
+    return expected
+
+
+def _loaded(data: Mapping[str, object]) -> Expected:
+    uses, checked = data["uses"], data["checked"]
+    assert isinstance(uses, list)
+    assert isinstance(checked, dict)
+    return Expected(
+        tuple(Use(**{**use, "names": tuple(use["names"])}) for use in uses),
+        Checked(tuple(Mistake(**error) for error in checked["errors"]), ()),
+    )
+
+
+def misfits(
+    expected: Expected, series: Series, old: Path, target: Side, forward: bool = True
+) -> tuple[Finding, ...]:
+    """Return everything of ours that does not fit the target, worst first.
+
+    Args:
+        expected: What the pin says.
+        series: The series as it is for the target.
+        old: The tree of the pin.
+        target: The release to try.
+        forward: Whether it is later than the pin.
+    """
+    before, after = Names(Modules(old)), Names(Modules(target.tree))
+    checked = target.check()
+    seen = frozenset(
+        (file, line, name.rpartition(".")[2])
+        for file, line, name in checked.uses
+        if file in target.ours.files
+    )
+    gone = missing(expected.uses, before, after, seen, forward)
+    places = {(finding.file, finding.line) for finding in gone}
+    wrong = [
+        finding
+        for finding in new_errors(target.ours, expected.checked, checked)
+        if (finding.file, finding.line) not in places
+    ]
+    symbols = vanished_symbols(relied_on(series), before, after)
+    return (*symbols, *gone, *wrong)
+
+
+def relied_on(series: Series) -> list[tuple[str, tuple[str, ...]]]:
+    """Return patch and symbols of every Relies-On line."""
+    return [
+        (patch.name, symbols)
+        for patch in series.patches
+        for symbols in patch.header.relies_on
+    ]

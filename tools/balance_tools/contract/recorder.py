@@ -1,0 +1,61 @@
+"""A mypy plugin that writes down every name of upstream that the checked files use.
+
+It runs inside mypy and changes nothing there. A line a use: file, line, kind, name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mypy.nodes import Context
+from mypy.options import Options
+from mypy.plugin import Plugin
+
+FILE_VARIABLE = "BALANCE_TOOLS_USES"
+ATTRIBUTE, CALL = "attribute", "call"
+
+
+class Recorder(Plugin):
+    """Asked by mypy for every attribute and call; answers with what it has."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        # A line at a time: mypy ends its process without closing files.
+        self._out = Path(os.environ[FILE_VARIABLE]).open("a", buffering=1)  # noqa: SIM115
+
+    def _write(self, kind: str, name: str, context: Context, api: Any) -> None:
+        self._out.write(f"{api.path}\t{context.line}\t{kind}\t{name}\n")
+
+    def _hook(self, kind: str, name: str, result: str) -> Callable[[Any], Any] | None:
+        if not name.startswith("vllm"):
+            return None
+
+        def record(context: Any) -> Any:
+            self._write(kind, name, context.context, context.api)
+            return getattr(context, result)
+
+        return record
+
+    def get_attribute_hook(self, fullname: str) -> Callable[[Any], Any] | None:
+        """An attribute of an instance."""
+        return self._hook(ATTRIBUTE, fullname, "default_attr_type")
+
+    def get_class_attribute_hook(self, fullname: str) -> Callable[[Any], Any] | None:
+        """An attribute of a class."""
+        return self._hook(ATTRIBUTE, fullname, "default_attr_type")
+
+    def get_method_hook(self, fullname: str) -> Callable[[Any], Any] | None:
+        """A call of a method."""
+        return self._hook(CALL, fullname, "default_return_type")
+
+    def get_function_hook(self, fullname: str) -> Callable[[Any], Any] | None:
+        """A call of a function or a class."""
+        return self._hook(CALL, fullname, "default_return_type")
+
+
+def plugin(version: str) -> type[Plugin]:
+    """The entry point that mypy asks for."""
+    return Recorder

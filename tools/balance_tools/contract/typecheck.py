@@ -1,0 +1,99 @@
+"""Run mypy on our files and the patched ones, in a tree of upstream."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.contract.recorder import FILE_VARIABLE
+from balance_tools.errors import ToolError
+
+CONFIGURATION = """\
+[mypy]
+python_version = 3.11
+plugins = balance_tools.contract.recorder
+# Upstream's requirements are not installed where the tools are; its own mistakes are
+# not ours.
+ignore_missing_imports = True
+follow_imports = silent
+check_untyped_defs = True
+namespace_packages = True
+explicit_package_bases = True
+show_error_codes = True
+"""
+_CRASHED = 2  # mypy's exit status when it could not check
+_LINE = re.compile(r"\bline \d+")
+
+
+@dataclass(frozen=True, order=True)
+class Mistake:
+    """What mypy says about a line of code."""
+
+    file: str
+    line: int
+    code: str
+    message: str
+
+    @property
+    def without_place(self) -> tuple[str, str, str]:
+        """The same mistake on any line."""
+        return self.file, self.code, _LINE.sub("line", self.message)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a run of mypy found; `uses` are file, line and dotted name."""
+
+    errors: tuple[Mistake, ...]
+    uses: tuple[tuple[str, int, str], ...]
+
+
+def type_check(root: Path, files: Sequence[str]) -> Checked:
+    """Type-check files of a tree, and write down what they use of it.
+
+    Raises:
+        ToolError: mypy did not get to the end.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        configuration, uses = folder / "mypy.ini", folder / "uses"
+        configuration.write_text(CONFIGURATION)
+        uses.touch()
+        command = [sys.executable, "-m", "mypy", "--config-file", str(configuration)]
+        command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
+        tools = str(Path(__file__).resolve().parents[2])
+        environment = {**os.environ, "PYTHONPATH": tools, FILE_VARIABLE: str(uses)}
+        run = subprocess.run(
+            [*command, *files],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        said = [line for line in run.stdout.splitlines() if line.startswith("{")]
+        if run.returncode >= _CRASHED or (run.returncode and not said):
+            last = (run.stderr or run.stdout).strip().splitlines() or ["nothing"]
+            raise ToolError(
+                f"{root}: expected mypy to check {len(files)} files, found that it "
+                f"stopped with {run.returncode}: {last[-1]}; is this tree whole?"
+            )
+        recorded = [line.split("\t") for line in uses.read_text().splitlines()]
+    errors = sorted(
+        Mistake(one["file"], one["line"], one["code"] or "", one["message"])
+        for one in map(json.loads, said)
+        if one["severity"] == "error"
+    )
+    found = {(file, int(line), dotted) for file, line, _, dotted in recorded}
+    if not found:
+        raise ToolError(
+            f"{root}: expected mypy to see names of vllm in our files, found none; "
+            "this is a defect of balance_tools.contract"
+        )
+    return Checked(tuple(errors), tuple(sorted(found)))

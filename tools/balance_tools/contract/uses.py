@@ -1,0 +1,247 @@
+"""Which names of upstream our files and hooks use, read from the release of the pin."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.contract.names import Names, module_of
+from balance_tools.drift.symbols import imports
+
+IMPORT, ATTRIBUTE, OVERRIDE = "import", "attribute", "override"
+EITHER, OPTIONAL, WORD = "either", "optional", "word"
+# The function of ours that takes the first name of several that the release has.
+FIRST_OF = "first_of"
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """One name of upstream at one place of ours.
+
+    Attributes:
+        file: Of ours, or one that a hook stands in.
+        line: Of the use.
+        kind: IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of
+            ours that upstream calls; EITHER: dotted names of which one must exist;
+            OPTIONAL: what `hasattr` asks for, because only some releases have it; WORD:
+            what no checker can give a type, which must occur in upstream.
+        names: The names.
+    """
+
+    file: str
+    line: int
+    kind: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What is checked: whole files, and lines of upstream's files (the hooks)."""
+
+    files: tuple[str, ...]
+    hooks: Mapping[str, frozenset[int]]
+
+    def has(self, file: str, line: int) -> bool:
+        """Whether a line is one of ours."""
+        return file in self.files or line in self.hooks.get(file, ())
+
+    def modules(self) -> frozenset[str]:
+        """The dotted names of the whole files."""
+        return frozenset(module_of(file) for file in self.files)
+
+
+def inventory(
+    root: Path, ours: Ours, typed: Iterable[tuple[str, int, str]], upstream: Names
+) -> tuple[Use, ...]:
+    """Return every use of a name that upstream defines.
+
+    Args:
+        root: A tree with upstream, the hooks and our files.
+        ours: What of it is ours.
+        typed: File, line and dotted name of the attributes and calls that the type
+            checker resolved.
+        upstream: Names of the same release without us.
+    """
+    found: set[Use] = set()
+    mine = ours.modules()
+    for file, line, name in typed:
+        owner = name.rpartition(".")[0]
+        if ours.has(file, line) and not _is_of(owner, mine) and upstream.has(name):
+            found.add(Use(file, line, ATTRIBUTE, (name,)))
+    own_words: set[str] = set()
+    words: set[Use] = set()
+    for file in (*ours.files, *ours.hooks):
+        tree = ast.parse((root / file).read_bytes(), file)
+        known = imports(tree, module_of(file), file)
+        reader = _Reader(file, ours, known, upstream, mine)
+        found |= {use for use in reader.uses(tree) if ours.has(file, use.line)}
+        if file in ours.files:
+            own_words |= set(_defined(tree))
+        if any(reader.is_upstream(origin) for origin in known.values()):
+            seen = _words(file, tree, known)
+            words |= {use for use in seen if ours.has(file, use.line)}
+            if file in ours.files:
+                found |= set(_optional(file, tree))
+    named = {
+        (use.file, use.line, name.rpartition(".")[2])
+        for use in found
+        for name in use.names
+    }
+    found |= {
+        use
+        for use in words
+        if use.names[0] not in own_words
+        and (use.file, use.line, use.names[0]) not in named
+        and use.names[0] in upstream.words
+    }
+    return tuple(sorted(found))
+
+
+def _is_of(owner: str, modules: frozenset[str]) -> bool:
+    return any(owner == module or owner.startswith(module + ".") for module in modules)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the uses that the syntax alone shows."""
+
+    file: str
+    ours: Ours
+    known: Mapping[str, str]
+    upstream: Names
+    mine: frozenset[str]
+
+    def uses(self, tree: ast.AST) -> Iterator[Use]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                yield from self._imported(node)
+            elif isinstance(node, ast.Attribute):
+                name = self._dotted(node)
+                if name and self.is_upstream(name) and self.upstream.has(name):
+                    yield Use(self.file, node.lineno, ATTRIBUTE, (name,))
+            elif isinstance(node, ast.ClassDef) and self.file in self.ours.files:
+                yield from self._overrides(node)
+            elif isinstance(node, ast.FunctionDef):
+                yield from self._either(node)
+
+    def is_upstream(self, name: str) -> bool:
+        """Whether a dotted name is of upstream's package, and not of a file of ours."""
+        top = name.split(".")[0]
+        return top == "vllm" and not _is_of(name, self.mine)
+
+    def _imported(self, node: ast.ImportFrom | ast.Import) -> Iterator[Use]:
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                name = alias.name
+            elif node.level:
+                continue
+            else:
+                name = f"{node.module}.{alias.name}"
+            if self.is_upstream(name) and self.upstream.has(name):
+                yield Use(self.file, alias.lineno, IMPORT, (name,))
+
+    def _dotted(self, node: ast.expr) -> str | None:
+        """Return the dotted name of `module.name`, for an imported module or class."""
+        if isinstance(node, ast.Name):
+            return self.known.get(node.id)
+        if isinstance(node, ast.Attribute):
+            before = self._dotted(node.value)
+            return f"{before}.{node.attr}" if before else None
+        return None
+
+    def _overrides(self, node: ast.ClassDef) -> Iterator[Use]:
+        bases = [name for base in node.bases if (name := self._dotted(base))]
+        for base in bases:
+            if not self.is_upstream(base):
+                continue
+            for name, line in _members(node):
+                if not name.startswith("__") and self.upstream.has(f"{base}.{name}"):
+                    yield Use(self.file, line, OVERRIDE, (f"{base}.{name}",))
+
+    def _either(self, node: ast.FunctionDef) -> Iterator[Use]:
+        owners = {
+            argument.arg: self._annotated(argument.annotation)
+            for argument in node.args.args
+            if argument.annotation is not None
+        }
+        for call in ast.walk(node):
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func) == FIRST_OF):
+                continue
+            owner = owners.get(ast.unparse(call.args[0]))
+            names = [str(a.value) for a in call.args[1:] if isinstance(a, ast.Constant)]
+            prefix = f"{owner}." if owner else "?."
+            yield Use(
+                self.file, call.lineno, EITHER, tuple(f"{prefix}{n}" for n in names)
+            )
+
+    def _annotated(self, annotation: ast.expr) -> str | None:
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            annotation = ast.parse(annotation.value, mode="eval").body
+        return self._dotted(annotation)
+
+
+def _members(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child.name, child.lineno
+        elif isinstance(child, ast.Assign):
+            for target in child.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, child.lineno
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Yield every attribute, function and class that a module of ours brings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            for child in node.body:
+                if isinstance(child, ast.AnnAssign) and isinstance(
+                    child.target, ast.Name
+                ):
+                    yield child.target.id
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
+            yield node.attr
+
+
+def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
+    """Yield attributes, keyword arguments and names in strings, except of libraries."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not _of_library(node, known):
+            yield Use(file, node.end_lineno or node.lineno, WORD, (node.attr,))
+        elif isinstance(node, ast.Call) and not _of_library(node.func, known):
+            for keyword in node.keywords:
+                if keyword.arg:
+                    yield Use(file, keyword.lineno, WORD, (keyword.arg,))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _IDENTIFIER.fullmatch(node.value)
+            and "_" in node.value
+        ):
+            yield Use(file, node.lineno, WORD, (node.value,))
+
+
+def _optional(file: str, tree: ast.AST) -> Iterator[Use]:
+    """Yield the names that `hasattr` asks for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+            name = node.args[1]
+            if isinstance(name, ast.Constant):
+                yield Use(file, node.lineno, OPTIONAL, (str(name.value),))
+
+
+def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    origin = known.get(node.id, "vllm") if isinstance(node, ast.Name) else "vllm"
+    return origin.split(".")[0] not in ("vllm", "vllm_balance", "")

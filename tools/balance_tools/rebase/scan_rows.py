@@ -1,0 +1,153 @@
+"""What a scan found: a row for each release, as a table for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from balance_tools.rebase.model import Status, worst
+
+PACKAGE = "vllm"
+RUNS = "yes"
+NOT_TRIED = "–"
+
+
+@dataclass(frozen=True)
+class ScannedPatch:
+    """One patch on one release; `reasons` say why a person must decide."""
+
+    patch: str
+    status: str
+    reasons: tuple[str, ...]
+    placed_by: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ScannedRelease:
+    """One release.
+
+    Attributes:
+        version: Of upstream.
+        cells: Its patches, in the order of the series.
+        seconds: The time it took.
+        fit: Label of a status: whether our files and hooks fit; "" if a patch has no
+            place, so that there was nothing to check.
+        findings: What does not fit.
+        runs: What serving a model on it showed; "" if that was not tried.
+    """
+
+    version: str
+    cells: tuple[ScannedPatch, ...]
+    seconds: float
+    fit: str = ""
+    findings: tuple[str, ...] = ()
+    runs: str = ""
+
+    @property
+    def placed(self) -> bool:
+        """Whether every hook has a place."""
+        return not any(Status.of(cell.status).needs_human for cell in self.cells)
+
+    @property
+    def checked(self) -> bool:
+        """Whether everything has a place, and our files fit."""
+        return self.placed and bool(self.fit) and not self.status.needs_human
+
+    @property
+    def needs_human(self) -> bool:
+        """Whether a person must decide something."""
+        return self.status.needs_human
+
+    @property
+    def status(self) -> Status:
+        """The worst status."""
+        found = [Status.of(cell.status) for cell in self.cells]
+        return worst([*found, *([Status.of(self.fit)] if self.fit else [])])
+
+    def by(self) -> str:
+        """Return who placed how many hooks."""
+        counts: dict[str, int] = {}
+        for cell in self.cells:
+            for how, count in cell.placed_by.items():
+                counts[how] = counts.get(how, 0) + count
+        return ", ".join(f"{how} {counts[how]}" for how in sorted(counts))
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> ScannedRelease:
+        """Return what `asdict` and JSON made of a row."""
+        cells = tuple(
+            ScannedPatch(**{**cell, "reasons": tuple(cell["reasons"])})
+            for cell in data.pop("cells")
+        )
+        return cls(cells=cells, findings=tuple(data.pop("findings")), **data)
+
+
+def first_breaks(
+    rows: Sequence[ScannedRelease], pin: Version
+) -> dict[str, tuple[str, str]]:
+    """Return, for each patch, the first release that broke it going back and forth.
+
+    "" means none in that direction.
+    """
+    back = [row for row in reversed(rows) if Version(row.version) < pin]
+    forth = [row for row in rows if Version(row.version) > pin]
+    names = [cell.patch for cell in rows[0].cells]
+    return {name: (_first(back, name), _first(forth, name)) for name in names}
+
+
+def _first(rows: Sequence[ScannedRelease], name: str) -> str:
+    for row in rows:
+        for cell in row.cells:
+            if cell.patch == name and Status.of(cell.status).needs_human:
+                return row.version
+    return ""
+
+
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
+    """Return the table, the first breaks and the reasons."""
+    names = [cell.patch for cell in rows[0].cells]
+    total = len(rows)
+    tried = [row for row in rows if row.runs]
+    runs = f"{sum(row.runs == RUNS for row in tried)} of {len(tried)} tried"
+    lines = [
+        f"# The series of {PACKAGE} {pin} on {total} releases",
+        "",
+        f"Placed with no human: {sum(row.placed for row in rows)} of {total}. "
+        f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
+        f"{total}. Runs: {runs if tried else 'not tried'}.",
+        "",
+        f"| release | {' | '.join(names)} | placed by | checked | runs | seconds |",
+        "|---" * (len(names) + 5) + "|",
+    ]
+    for row in rows:
+        statuses = " | ".join(cell.status for cell in row.cells)
+        checked = "yes" if row.checked else row.fit or NOT_TRIED
+        runs = row.runs or NOT_TRIED
+        said = f"{row.by()} | {checked} | {runs} | {row.seconds:.1f}"
+        lines.append(f"| {row.version} | {statuses} | {said} |")
+    lines += ["", "## First release that broke each patch", ""]
+    lines += ["| patch | going back | going forth |", "|---|---|---|"]
+    for name, (back, forth) in first_breaks(rows, Version(pin)).items():
+        lines.append(f"| {name} | {back or 'none'} | {forth or 'none'} |")
+    lines += ["", "## What a person must decide", ""]
+    for row in rows:
+        for cell in row.cells:
+            lines += [f"- {row.version}, {cell.patch}: {why}" for why in cell.reasons]
+        lines += [f"- {row.version}: {finding}" for finding in row.findings]
+    return "\n".join(lines) + "\n"
+
+
+def write_scan(
+    folder: Path, rows: Sequence[ScannedRelease], pin: str, picture: str
+) -> Path:
+    """Write scan.md, scan.json and scan.svg; return the first."""
+    data = {"pin": pin, "rows": [asdict(row) for row in rows]}
+    (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / "scan.svg").write_text(picture)
+    (folder / "scan.md").write_text(scan_markdown(rows, pin))
+    return folder / "scan.md"

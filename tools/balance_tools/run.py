@@ -1,0 +1,113 @@
+"""Run other programs to their end, and quote the end of what they wrote.
+
+A program that goes on running has a class of its own: serving.serve_process, and
+verify.pytest_file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+
+TAIL_LINES = 5
+PACKAGE_OF = {"git": "git 2.32 or newer", "diff": "GNU diffutils"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program that has ended."""
+
+    status: int
+    output: bytes
+    errors: bytes
+
+    @property
+    def text(self) -> str:
+        """The output; bytes that are not UTF-8 survive, as names of files do."""
+        return self.output.decode("utf-8", errors="surrogateescape")
+
+    @property
+    def tail(self) -> str:
+        """The end of its complaint, or else of its output."""
+        return tail((self.errors or self.output).decode(errors="replace"))
+
+
+def capture(
+    command: Iterable[object],
+    *,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Outcome:
+    """Run a program that may fail; raises ToolError only if it is not installed."""
+    words = list(map(str, command))
+    try:
+        run = subprocess.run(
+            words, input=stdin, capture_output=True, env=env, cwd=cwd, check=False
+        )
+    except FileNotFoundError:
+        name = words[0]
+        raise ToolError(
+            f"{name}: expected this program on PATH, found none; install "
+            f"{PACKAGE_OF.get(name, name)}"
+        ) from None
+    return Outcome(run.returncode, run.stdout, run.stderr)
+
+
+def output_of(
+    command: Iterable[object],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """The output of a program; raises ToolError with the end of it on failure."""
+    words = list(map(str, command))
+    outcome = capture(words, env=env, cwd=cwd)
+    if outcome.status != 0:
+        raise ToolError(
+            f"{' '.join(words[:4])}: expected it to succeed, found status "
+            f"{outcome.status}: {outcome.tail}"
+        )
+    return outcome.text
+
+
+def to_log(
+    command: Iterable[object],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    show_errors: bool = False,
+) -> int:
+    """Run a program whose output is added to `log`; returns its exit status."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    errors = None if show_errors else subprocess.STDOUT
+    with log.open("ab") as file:
+        return subprocess.call(
+            list(map(str, command)), env=env, cwd=cwd, stdout=file, stderr=errors
+        )
+
+
+def to_terminal(command: Iterable[object], *, cwd: Path | None = None) -> int:
+    """Run a program that a person watches, on standard error; returns its status."""
+    return subprocess.call(list(map(str, command)), cwd=cwd, stdout=sys.stderr)
+
+
+def git(root: Path, *arguments: str) -> list[str]:
+    """The command that runs git in a folder."""
+    return ["git", "-C", str(root), *arguments]
+
+
+def tail(text: str) -> str:
+    """The last lines, as one."""
+    return " / ".join(line.strip() for line in text.strip().splitlines()[-TAIL_LINES:])
+
+
+def tail_of(log: Path) -> str:
+    """The last lines of a log, as one."""
+    return tail(log.read_text(encoding="utf-8", errors="replace"))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What differs between the releases of vLLM that these files serve."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+
+def first_of(owner: object, *names: str) -> Any:
+    """The first of these attributes that the release has.
+
+    The rebase tools read the names at each call: a release with none of them is
+    refused.
+
+    Raises:
+        AttributeError: it has none of them.
+    """
+    for name in names:
+        if hasattr(owner, name):
+            return getattr(owner, name)
+    raise AttributeError(
+        f"{type(owner).__qualname__} has none of {', '.join(names)}: these files of "
+        "vllm-balance do not fit this release of vLLM."
+    )
+
+
+def max_admitted(scheduler: "Scheduler") -> int:
+    """How many requests may run: from 0.31 on, max_num_active_seqs can make it less
+    than the slots of the model runner."""
+    limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
+    return limit
+
+
+def keep_prefill_interval(scheduler: "Scheduler") -> None:
+    """Undoes what the scheduler concludes from requests that the gate has held.
+
+    From 0.24 on it takes waiting requests that are left over for the sign that
+    prefills cannot keep up, and ignores prefill_schedule_interval.
+    """
+    if hasattr(scheduler, "prefill_capacity_bound"):
+        scheduler.prefill_capacity_bound = False
