@@ -43,8 +43,11 @@ class Arrivals:
     A request carries the front-end's wall clock, which may be another host's. A time
     stamp is believed if it is possible: a request that is first seen after a step
     arrived in that step or in the one before it, for the engine takes in requests
-    between steps. One that says something else counts from the earliest possible time.
+    between steps; a quarter of a second more is allowed for what the front-end does
+    before. One that says something else counts from the begin of those two steps.
     """
+
+    _FRONT_END_S = 0.25
 
     def __init__(self) -> None:
         self._arrived: dict[str, float] = {}
@@ -63,7 +66,7 @@ class Arrivals:
             if name in self._arrived:
                 break
             arrived = requests[name].arrival_time + (now - wall)
-            if not earliest <= arrived <= now:
+            if not earliest - self._FRONT_END_S <= arrived <= now:
                 arrived = now if math.isinf(earliest) else earliest
             self._arrived[name] = arrived
         self._seen_at.append(now)

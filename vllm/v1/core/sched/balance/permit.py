@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -68,7 +69,7 @@ class PrefillPermit:
     def _looks_on(self) -> bool:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
-        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        slots = max_admitted(scheduler) - len(scheduler.running)
         return len(self._set_aside) < slots
 
     def skip(self, queue: RequestQueue, skipped: RequestQueue) -> bool:
