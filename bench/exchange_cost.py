@@ -6,7 +6,7 @@
 
 Run it with the interpreter of the environment that the reference wheel is installed
 in; `hook_cost.py` times the rest of the hook. Three ways to gather are compared, in
-turn: torch's blocking call; the call of the product, which can time out; and one that
+turn: a blocking all-gather; the product's all-to-all, which can time out; and one that
 is started before 1 ms of other work and waited for afterwards. The ranks are processes
 of this machine over the loopback interface; with fewer processors than ranks the
 figures are those of the operating system's scheduler, not of gloo. Nothing else should

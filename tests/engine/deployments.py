@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGE = ROOT / "docs/deployment.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PRINT_ARGUMENTS = (
     "#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
 )
@@ -78,9 +78,12 @@ def systemd(unit: str, instance: str) -> list[str]:
     return words[words.index("/opt/vllm/bin/vllm") + 1 :]
 
 
-def documented() -> Iterator[list[str]]:
-    """The arguments of `vllm` in every `vllm serve` of the page."""
-    for block in re.findall(r"^```\w*\n(.*?)^```", PAGE.read_text(), re.M | re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            if match := re.search(r"\bvllm (serve .*)", line):
-                yield shlex.split(match[1], comments=True)
+def documented() -> Iterator[tuple[str, list[str]]]:
+    """The page, and the arguments of `vllm`, of every `vllm serve` in a console."""
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.findall(r"^```console\n(.*?)^```", text, re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.search(r"\bvllm (serve .*)", line):
+                    command = re.split(r" 2>| \| ", match[1])[0]
+                    yield page.name, shlex.split(command, comments=True)

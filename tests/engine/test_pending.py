@@ -21,6 +21,7 @@ from schedulers import (
     step,
 )
 
+init_none_hash(sha256)
 HOLD = Decision(admit=False, prefill_budget=0, reason="test")
 
 
@@ -36,7 +37,6 @@ def config_of(model, **arguments):
 
 def prompt_request(name, prompt, output, **arguments):
     """A request whose blocks can be found by the requests after it."""
-    init_none_hash(sha256)
     return Request(
         request_id=name,
         prompt_token_ids=prompt,

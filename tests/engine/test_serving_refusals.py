@@ -16,13 +16,21 @@ REFUSED_S = 150
 
 
 @contextlib.contextmanager
-def serve(folder: Path, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`vllm serve` that may fail; its log is folder/name.log."""
+def serve(
+    folder: Path, name: str, *options: str, path: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`vllm serve` that may fail; its log is folder/name.log, and it imports what is in
+    the folder `path` first."""
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *options],
             cwd=folder,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            env={
+                **os.environ,
+                **({"PYTHONPATH": str(path)} if path else {}),
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+            },
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -35,8 +43,37 @@ def serve(folder: Path, name: str, *options: str) -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def test_ranks_with_different_settings_refuse_at_the_handshake(
-    moe_model: Path, tmp_path: Path
+ADAPTIVE = ("--data-parallel-balance", "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "edited", "sentence"),
+    [
+        (
+            ("--data-parallel-balance", "cap"),
+            (),
+            False,
+            "was started with --data-parallel-balance off, the front-end with "
+            "--data-parallel-balance cap. ",
+        ),
+        (
+            (*ADAPTIVE, "--data-parallel-balance-ttft", "5"),
+            (*ADAPTIVE, "--data-parallel-balance-ttft", "2.5"),
+            False,
+            "was started with --data-parallel-balance-ttft 2.5, the front-end with "
+            "--data-parallel-balance-ttft 5. ",
+        ),
+        (ADAPTIVE, ADAPTIVE, True, "of the balance code, the front-end has "),
+    ],
+    ids=["policy", "TTFT budget", "code"],
+)
+def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
+    first: tuple[str, ...],
+    second: tuple[str, ...],
+    edited: bool,
+    sentence: str,
+    moe_model: Path,
+    tmp_path: Path,
 ) -> None:
     """Two hosts, as far as vLLM is concerned, that were started differently."""
     port = str(free_port())
@@ -45,17 +82,26 @@ def test_ranks_with_different_settings_refuse_at_the_handshake(
         *("--data-parallel-size-local", "1"),
         *("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port),
     )
-    first = ("--port", str(free_port()), "--data-parallel-balance", "cap")
-    second = ("--headless", "--data-parallel-start-rank", "1")
+    headless = ("--headless", "--data-parallel-start-rank", "1")
+    if edited:
+        # The same wheel, but for one line that somebody changed on one host.
+        (tmp_path / "sitecustomize.py").write_text(
+            "import pathlib, re\n"
+            "read = pathlib.Path.read_bytes\n"
+            "pathlib.Path.read_bytes = lambda path: read(path) + (\n"
+            "    b'#' if path.match('sched/balance/adaptive.py') else b'')\n"
+        )
     with (
-        serve(tmp_path, "first", *common, *first) as front_end,
-        serve(tmp_path, "second", *common, *second),
+        serve(tmp_path, "first", *common, "--port", str(free_port()), *first) as host,
+        serve(
+            *(tmp_path, "second", *common, *headless, *second),
+            path=tmp_path if edited else None,
+        ),
     ):
-        assert front_end.wait(REFUSED_S) != 0
-    assert (
-        "Data parallel rank 1 was started with --data-parallel-balance off, the "
-        "front-end with --data-parallel-balance cap"
-    ) in (tmp_path / "first.log").read_text()
+        assert host.wait(REFUSED_S) != 0
+    log = (tmp_path / "first.log").read_text()
+    assert f"Data parallel rank 1 {'has version' if edited else ''}".rstrip() in log
+    assert sentence in log
 
 
 @pytest.mark.parametrize(

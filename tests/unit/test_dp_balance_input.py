@@ -25,7 +25,7 @@ def run(module: object, *arguments: str) -> None:
         ("--policy cap:margin", "--policy cap:margin: margin is not PARAMETER=NUMBER"),
         ("--policy cap:x=1", "--policy cap:x=1: 'x' is not a parameter of balance"),
         ("--policy cap:margin=-1", "--policy cap:margin=-1: margin must be 0 or more"),
-        ("--policy off:x=1", "--policy off:x=1: off has no parameters"),
+        ("--policy off:x=1", "--policy off:x=1: off has no such parameters"),
         ("--max-concurrency 0", "--max-concurrency 0: no request could ever be sent"),
         ("--request-rate 0", "--request-rate 0.0: give a number above 0"),
         ("--burstiness -1", "--burstiness -1.0"),

@@ -151,7 +151,9 @@ def test_axes_have_round_numbers_and_reach_the_highest_value() -> None:
         assert 4 <= len(chart.ticks(highest)) <= 7
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="no chromium: install Debian's chromium"
+)
 def test_page_in_a_browser(page_path: Path, tmp_path: Path) -> None:
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
     profile = f"--user-data-dir={tmp_path / 'profile'}"

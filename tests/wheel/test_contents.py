@@ -55,7 +55,9 @@ def test_has_every_file_that_upstream_has(
             path.relative_to(pristine).as_posix()
             for path in (pristine / package).rglob("*")
             # A hidden file only keeps an empty folder in git.
-            if path.is_file() and not path.name.startswith(".")
+            if path.is_file()
+            and not path.name.startswith(".")
+            and "__pycache__" not in path.parts
         ]
         assert len(upstream) > 400
         assert set(upstream) - set(archive.namelist()) == set()

@@ -119,22 +119,31 @@ def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
     once(tree, "balance_gate.request_counts()")
 
 
-def rank_says_its_policy(tree: ast.Module) -> None:
-    """The ready message has the policy beside the hash that the front-end compares."""
+def rank_says_its_identity(tree: ast.Module) -> None:
+    """The ready message has the identity, beside the hash of the configuration."""
     body, index = block_with(
         tree, lambda t: t.startswith("ready_msg['data_parallel_balance'] = ")
     )
-    assert body[index].endswith("parallel_config.data_parallel_balance")
+    assert body[index].endswith(" = identity_of(vllm_config)")
     assert body[index - 1].startswith("ready_msg['parallel_config_hash'] = ")
 
 
 def ranks_are_compared_before_the_hash(tree: ast.Module) -> None:
-    """The policies are compared before the hashes, whose error names no option."""
+    """The identities are compared before the hashes, whose error names no option."""
     body, index = block_with(
         function(tree, "wait_for_engine_startup"),
-        lambda t: t.startswith("check_same_balance(eng_index, msg, parallel_config"),
+        lambda t: t.startswith("check_same_identity(eng_index, msg, parallel_config"),
     )
     assert body[index + 1] == "worker_config_hash = msg.get('parallel_config_hash')"
+
+
+def signals_are_untied_before_anything_is_forked(tree: ast.Module) -> None:
+    """launch_core_engines prepares for forks before it starts the coordinator."""
+    launch = function(tree, "launch_core_engines")
+    body = [ast.unparse(s) for s in launch.body]
+    index = body.index("untie_forked_signals(vllm_config)")
+    assert index == (ast.get_docstring(launch) is not None)
+    once(tree, "untie_forked_signals(vllm_config)")
 
 
 def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
@@ -196,7 +205,8 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         imported(f"{BALANCE}.validation", "check_balance_scheduler"),
         exchange_follows_the_finish_sync,
         scheduler_is_checked_where_it_is_made,
-        rank_says_its_policy,
+        imported(f"{BALANCE}.identity", "identity_of"),
+        rank_says_its_identity,
     ),
     "vllm/v1/engine/async_llm.py": (
         imported(f"{BALANCE}.ending", "end_with_engines"),
@@ -207,8 +217,10 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         coordinator_ends_with_its_parent,
     ),
     "vllm/v1/engine/utils.py": (
-        imported(f"{BALANCE}.validation", "check_same_balance"),
+        imported(f"{BALANCE}.identity", "check_same_identity"),
+        imported(f"{BALANCE}.forks", "untie_forked_signals"),
         ranks_are_compared_before_the_hash,
+        signals_are_untied_before_anything_is_forked,
     ),
 }
 # What further supported releases have in addition, by name.

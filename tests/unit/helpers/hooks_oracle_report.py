@@ -48,6 +48,15 @@ def config_has_the_field(tree: ast.Module) -> None:
     once(tree, "check_balance_config(self)")
 
 
+def options_are_no_part_of_the_hash(tree: ast.Module) -> None:
+    """ParallelConfig.compute_hash, a part of the key of the compile cache, leaves out
+    both options."""
+    compute = function(tree, "ParallelConfig.compute_hash")
+    body, index = block_with(compute, lambda t: t.startswith("ignored_factors |= "))
+    assert ast.literal_eval(body[index].partition("|= ")[2]) == set(OPTIONS)
+    assert body[index + 1] == "factors = get_hash_factors(self, ignored_factors)"
+
+
 def names_of_the_policies_stand_above_the_config(tree: ast.Module) -> None:
     """The type of the option is defined at the top, before the class that uses it."""
     body = [ast.unparse(n) for n in tree.body]
@@ -139,6 +148,7 @@ CHECKS: dict[str, tuple[Callable[[ast.Module], None], ...]] = {
         imported(f"{BALANCE}.validation", "check_balance_config"),
         names_of_the_policies_stand_above_the_config,
         config_has_the_field,
+        options_are_no_part_of_the_hash,
     ),
     "vllm/engine/arg_utils.py": (
         imported("vllm.config.parallel", "DataParallelBalance"),

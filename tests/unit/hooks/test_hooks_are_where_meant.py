@@ -91,7 +91,7 @@ MOVES = {
     ),
     "ranks compared after the hash": (
         "vllm/v1/engine/utils.py",
-        b"check_same_balance(eng_index",
+        b"check_same_identity(eng_index",
         b"                if worker_config_hash != expected_hash:\n",
     ),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from balance_tools.contract.recorder import FILE_VARIABLE
 from balance_tools.errors import ToolError
+from balance_tools.run import capture
 
 CONFIGURATION = """\
 [mypy]
@@ -70,19 +70,12 @@ def type_check(root: Path, files: Sequence[str]) -> Checked:
         command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
         tools = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": tools, FILE_VARIABLE: str(uses)}
-        run = subprocess.run(
-            [*command, *files],
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        said = [line for line in run.stdout.splitlines() if line.startswith("{")]
-        if run.returncode >= _CRASHED or (run.returncode and not said):
-            last = (run.stderr or run.stdout).strip().splitlines() or ["nothing"]
+        run = capture([*command, *files], cwd=root, env=environment)
+        said = [line for line in run.text.splitlines() if line.startswith("{")]
+        if run.status >= _CRASHED or (run.status and not said):
             raise ToolError(
                 f"{root}: expected mypy to check {len(files)} files, found that it "
-                f"stopped with {run.returncode}: {last[-1]}; is this tree whole?"
+                f"stopped with {run.status}: {run.tail}; is this tree whole?"
             )
         recorded = [line.split("\t") for line in uses.read_text().splitlines()]
     errors = sorted(

@@ -39,6 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "with --scan: build each release that fits, and serve with each policy"
     add("--run", dest="run_", action="store_true", help=text)
     add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
+    text = "clone of upstream, to say which commit took a name away"
+    add("--upstream-git", type=Path, metavar="PATH", help=text)
     add("--line", metavar="NAME", help="write a supported release, lines/NAME")
     add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
     add("--renew-line", metavar="NAME", help="write the hashes of lines/NAME anew")

@@ -10,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import Expected, expect, make_side, misfits, our_files
+from balance_tools.contract.history import with_commits
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.model import Status
@@ -86,8 +87,17 @@ def status_of(found: tuple[Finding, ...]) -> Status:
     return Status.VANISHED if not found[0].file else Status.MISFIT
 
 
-def fit(paths: Paths, work: Work, session: Session, lock: Lock) -> Status:
+def fit(
+    paths: Paths, work: Work, session: Session, lock: Lock, clone: Path | None = None
+) -> Status:
     """Check the series in the work folder, and say what does not fit.
+
+    Args:
+        paths: The repository.
+        work: Of the rebase.
+        session: Of the rebase.
+        lock: The pin.
+        clone: Of upstream, to say which commits did it.
 
     Returns:
         UNTOUCHED, VANISHED (a symbol of a Relies-On line is gone) or MISFIT.
@@ -102,6 +112,8 @@ def fit(paths: Paths, work: Work, session: Session, lock: Lock) -> Status:
     folder = paths.build / "contract" / session.target
     tree = Path(plan.new_tree)
     found = findings(pin, series, tree, folder, session.target)
+    if clone is not None:
+        found = with_commits(found, clone, lock.vllm.version, session.target)
     (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
     for one in found:
         print(f"  {one}", file=sys.stderr)

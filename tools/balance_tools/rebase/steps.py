@@ -88,7 +88,8 @@ def advance(
     session, drift = _compare(work, session, series, args.drift)
     if exit_code(session) == 0:
         begun = time.monotonic()
-        fits = fit(paths, work, session, load_lock(_former_lock(paths, work)))
+        lock = load_lock(_former_lock(paths, work))
+        fits = fit(paths, work, session, lock, args.upstream_git)
         session = session.spent("contract", time.monotonic() - begun)
         if fits.needs_human:
             return _misfit(work, session, drift, fits)

@@ -19,6 +19,8 @@ PHI_TOLERANCE = 0.1
 """A share known no better than this is no knowledge: it gets a range."""
 PHI_GRID = tuple(i / 20 for i in range(20))
 """The shares that are tried; a whole prefill is never shared."""
+CLEARLY_BETTER = 0.9
+"""Residual with another constant, as a share of the one without."""
 CHI2_95 = 3.84
 """Of one degree of freedom."""
 RELATIVE_TOLERANCE = 0.5
@@ -94,10 +96,7 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         host_seconds: mean time between two steps.
     """
     data = Samples.of(samples)
-    solution, notes = min(
-        (_reduced(data, tokens) for tokens in EXPERTS_TOKENS),
-        key=lambda found: found[0].residual,
-    )
+    solution, notes = _simplest(data)
     own, shared = solution.value("own"), solution.value("shared")
     names = [*solution.names, *({"own", "shared"} - set(solution.names))]
     phis = _phi_range(data, names, solution.experts_tokens)
@@ -135,10 +134,27 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
     )
 
 
-def _reduced(data: Samples, tokens: float) -> tuple[Regression, dict[str, str]]:
+def _simplest(data: Samples) -> tuple[Regression, dict[str, str]]:
+    """The best fit without experts, unless one with them is clearly better: they can
+    pass for a part of the cost of decodes."""
+    active = [name for name in COLUMNS if data.has(name)]
+    plain = [name for name in active if name != "experts"]
+    without = _reduced(data, plain, EXPERTS_TOKENS[-1])
+    found = min(
+        (_reduced(data, active, tokens) for tokens in EXPERTS_TOKENS),
+        key=lambda candidate: candidate[0].residual,
+    )
+    if found[0].residual < CLEARLY_BETTER * without[0].residual:
+        return found
+    return without[0], {"experts": NOTES["experts"]} | without[1]
+
+
+def _reduced(
+    data: Samples, active: list[str], tokens: float
+) -> tuple[Regression, dict[str, str]]:
     """Gives up constants that the data cannot tell, the worst first."""
     notes: dict[str, str] = {}
-    active = [name for name in COLUMNS if data.has(name)]
+    active = active.copy()
     while True:
         solution = Regression(data, active, tokens)
         worst = _least_known(solution, float(data.seconds.mean()))

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.balance.rows import Snapshot
 
 from .baselines import IntervalPolicy, SGLangDelayer
 from .errors import UsageError
+from .sglang_delayer import DelayerParameters, SGLangDelayer0523
 
 
 class Controller(Protocol):
@@ -30,7 +31,7 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-BASELINES = ("interval-N", "sglang-N")
+BASELINES = ("interval-N", "sglang-N", "sglang23-N")
 """Rules of other systems, N in steps; see `baselines`."""
 
 
@@ -78,12 +79,16 @@ def make_controller(text: str) -> Controller | None:
             return create_policy(name, parameters)
         except (TypeError, ValueError) as error:
             raise UsageError(f"--policy {text}: {error}.") from None
+    kind, _, number = name.partition("-")
+    is_baseline = number.isdecimal() and int(number) > 0
+    if is_baseline and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
+        ratio = parameters.get("queue_min_ratio")
+        return SGLangDelayer0523(DelayerParameters(int(number), ratio))
     if parameters:
-        raise UsageError(f"--policy {text}: {name} has no parameters.")
+        raise UsageError(f"--policy {text}: {name} has no such parameters.")
     if name == "off":
         return None
-    kind, _, number = name.partition("-")
-    if number.isdecimal() and int(number) > 0:
+    if is_baseline:
         if kind == "interval":
             return IntervalPolicy(int(number))
         if kind == "sglang":

@@ -119,13 +119,7 @@ class Adaptive:
         requests, tokens = snapshot.pending, snapshot.pending_tokens
         running = sum(snapshot.running)
         pending = sum(requests)
-        if 0 in snapshot.decoding and (
-            not any(snapshot.decoding)
-            or any(
-                n and not active
-                for n, active in zip(requests, snapshot.decoding, strict=True)
-            )
-        ):
+        if self._is_idle(snapshot):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
         if cost is None:
@@ -177,6 +171,14 @@ class Adaptive:
         ]
         return Decision(
             admit=True, prefill_budget=budget, reason="deadline" if floor else "gain"
+        )
+
+    @staticmethod
+    def _is_idle(snapshot: Snapshot) -> bool:
+        """Whether no rank decodes, or one that could prefill does not."""
+        ranks = list(zip(snapshot.pending, snapshot.decoding, strict=True))
+        return not any(snapshot.decoding) or any(
+            pending and not decoding for pending, decoding in ranks
         )
 
     @staticmethod

@@ -2,16 +2,22 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The one collective call of balance scheduling: every rank's row to every rank."""
 
+import json
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.identity import Identity, difference
 from vllm.v1.core.sched.balance.liveness import RankWatch
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.wire import WIDTH, decode, encode
 
 logger = init_logger(__name__)
+
+_POLL_S = 0.01
 
 
 class RowExchange:
@@ -21,16 +27,18 @@ class RowExchange:
     replaces the group while serving).
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, identity: Identity | None = None) -> None:
         """An exchange without a group yet.
 
         Args:
             timeout: seconds to wait for the other ranks.
+            identity: what this rank must have in common with them. It is compared
+                once for each group; None for ranks that are known to be equal.
         """
         self._timeout = timeout
+        self._identity = identity
         self._group: dist.ProcessGroup | None = None
         self._watch: RankWatch | None = None
-        self._sent = torch.zeros(len(Row._fields), dtype=torch.int64)
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""
@@ -49,15 +57,18 @@ class RowExchange:
 
         Raises:
             RuntimeError: a rank left the group or did not come in time, and which;
-                or the rows do not match.
+                a row arrived damaged; the rows do not match; or a rank would decide
+                differently.
         """
         if group is not self._group:
             self._follow(group, tell_clients)
         assert self._watch is not None
         self._watch.end_step(row.wave, row.step)
-        self._sent.copy_(torch.tensor(row, dtype=torch.int64))
+        self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
         try:
-            work = dist.all_gather(self._views, self._sent, group=group, async_op=True)
+            # Every row goes straight to its reader, one hop for all of them; the
+            # all-gather of gloo is a ring of as many hops as there are other ranks.
+            work = group.alltoall_base(self._received, self._sent, [], [])
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             raise RuntimeError(
@@ -65,7 +76,7 @@ class RowExchange:
                 f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
                 f"which waits {self._timeout:g} s at most."
             ) from error
-        snapshot = Snapshot.from_rows(self._received.tolist())
+        snapshot = Snapshot.from_rows(decode(self._received.tolist()))
         self._watch.begin_step()
         return snapshot
 
@@ -76,8 +87,32 @@ class RowExchange:
             self._watch.close()
         self._group = group
         self._watch = RankWatch(group, self._timeout, tell_clients)
-        self._received = torch.empty((group.size(), len(self._sent)), dtype=torch.int64)
-        self._views = list(self._received.unbind())
+        self._compare(group)
+        self._received = torch.empty((group.size(), WIDTH), dtype=torch.int64)
+        self._sent = torch.empty_like(self._received)
+
+    def _compare(self, group: dist.ProcessGroup) -> None:
+        """Each rank compares itself with rank 0, in the store of the group."""
+        if self._identity is None:
+            return
+        store = dist.PrefixStore("balance identity", group.get_group_store())
+        if group.rank() == 0:
+            store.set("0", json.dumps(self._identity))
+            return
+        assert self._watch is not None
+        end = time.monotonic() + self._timeout
+        # No call that waits: it would keep the heartbeats waiting, too.
+        while not store.check(["0"]):
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"Data parallel balance: {self._watch.missing()}; rank 0 has not "
+                    f"come to the first exchange within {self._timeout:g} s."
+                )
+            time.sleep(_POLL_S)
+        if reason := difference(
+            group.rank(), self._identity, "rank 0", json.loads(store.get("0"))
+        ):
+            raise RuntimeError(reason)
 
     def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""

@@ -15,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.parents import end_with_parent
 from vllm.v1.core.sched.balance.pending import Pending, PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
@@ -54,8 +55,8 @@ def create_balance_gate(
     return BalanceGate(
         scheduler,
         partial(create_policy, name, parameters),
-        RowExchange(_timeout(parallel_config)),
-        BalanceStats(policy=name),
+        RowExchange(_timeout(parallel_config), identity_of(vllm_config)),
+        BalanceStats(policy=name, collect=scheduler.log_stats),
         ttft_budget,
     )
 

@@ -4,7 +4,7 @@
 
 Gloo says that a collective call failed, not whose fault it was, and a rank that
 waits in a collective call of the model is in nobody's time-out. So a thread of every
-rank writes a beat to the group's store twice per second. Nobody reads the beats until
+rank writes a heartbeat to the group's store twice per second. Nobody reads them until
 a step takes too long or fails; the step itself pays nothing.
 """
 
@@ -23,21 +23,23 @@ logger = init_logger(__name__)
 _BEATS_PER_TIMEOUT = 20
 _LONGEST_PERIOD_S = 0.5
 _PATIENCE_BEATS = 4
-"""After an error: how many periods a beat must stand still to be taken for silent."""
+"""After an error: how many periods a heartbeat must stand still to be taken for
+silent."""
 
 _LEFT, _FAILED = "left", "failed"
-"""The last beat of a rank that ends, and of one that ends by its own fault."""
+"""The last heartbeat of a rank that ends, and of one that ends by its own fault."""
 
-Beats = dict[int, str]
-"""The last beat of each rank that has one: a count, the wave and the step that it has
-come to; or its farewell. Empty if the store does not answer."""
+Heartbeats = dict[int, str]
+"""The last heartbeat of each rank that has one: a count, the wave and the step that it
+has come to; or how it left."""
 
 
 class RankWatch:
     """Watches the other ranks of one group, and shows them that this one lives.
 
     The store lives in the process of rank 0: if the store does not answer, it is
-    rank 0 that does not.
+    rank 0 that does not. A store that answers late, or that is late with the
+    heartbeats of this rank, too, is no reason to take anybody for silent.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class RankWatch:
         self._rank, self._size = group.rank(), group.size()
         self._timeout, self._tell_clients = timeout, tell_clients
         self._period = min(_LONGEST_PERIOD_S, timeout / _BEATS_PER_TIMEOUT)
-        self._store = dist.PrefixStore("balance", group.get_group_store())
+        store = dist.PrefixStore("balance", group.get_group_store())
+        # Two connections: a slow answer to the one must not delay the heartbeats.
+        self._store, self._reader = store, store.clone()
         self._position = (0, 0)
         self._step_began: float | None = None
-        self._farewell = _LEFT
+        self._last = _LEFT
         self._closed = threading.Event()
         # Two threads, because a call of the store may never return: that of a process
         # that was stopped.
@@ -83,22 +87,26 @@ class RankWatch:
         return self._step_began is not None
 
     def close(self) -> None:
-        """Says farewell and ends the threads."""
+        """Leaves, and ends the threads."""
         self._closed.set()
         self._life.join(_PATIENCE_BEATS * self._period)
 
     def missing(self) -> str:
-        """Says farewell; returns in words who keeps this rank waiting.
+        """Leaves; returns in words who keeps this rank waiting.
 
-        Takes two to four seconds.
+        Takes two to six seconds.
         """
-        if before := self._read():
-            time.sleep(_PATIENCE_BEATS * self._period)
-        now = self._read()
-        return self._leave(before if now else {}, now)
+        patience = _PATIENCE_BEATS * self._period
+        before = self._read(patience)
+        if before is not None:
+            time.sleep(patience)
+        now = self._read(patience)
+        # A store that answered before may only be slow.
+        return self._leave(before, before if now is None else now)
 
-    def _leave(self, before: Beats, now: Beats) -> str:
+    def _leave(self, before: Heartbeats | None, now: Heartbeats | None) -> str:
         silent = self._silent(before, now)
+        now = now or {}
         reasons = {
             "no answer from {} (process ended or stopped)": silent,
             "{} failed with an error of its own": _those_with(now, _FAILED),
@@ -106,7 +114,7 @@ class RankWatch:
             "{} left": _those_with(now, _LEFT),
         }
         blame = [words.format(_names(who)) for words, who in reasons.items() if who]
-        self._farewell = _LEFT if blame else _FAILED
+        self._last = _LEFT if blame else _FAILED
         self.close()
         if self._rank == 0:
             self._wait_for_others(silent)
@@ -116,26 +124,26 @@ class RankWatch:
         """Lets the others find out too, before the store goes with this process."""
         others = set(range(1, self._size)) - set(silent)
         for _ in range(_PATIENCE_BEATS):
-            if others <= _gone(self._read()):
+            if others <= _gone(self._read(self._period) or {}):
                 return
             time.sleep(self._period)
 
     def _show_life(self) -> None:
         """Body of the first thread."""
         count = 0
-        self._beat("0 0 0")
+        self._write("0 0 0")
         while not self._closed.wait(self._period):
             count += 1
             wave, step = self._position
-            self._beat(f"{count} {wave} {step}")
-        self._beat(self._farewell)
+            self._write(f"{count} {wave} {step}")
+        self._write(self._last)
 
-    def _beat(self, beat: str) -> None:
+    def _write(self, heartbeat: str) -> None:
         try:
-            self._store.set(f"{self._rank}", beat)
+            self._store.set(f"{self._rank}", heartbeat)
         except RuntimeError:
             # Rank 0 is gone; `missing` says so to whom it concerns.
-            logger.debug("Data parallel balance: no beat", exc_info=True)
+            logger.debug("Data parallel balance: no heartbeat", exc_info=True)
 
     def _watch_steps(self) -> None:
         """Body of the second thread: ends this process if it is stuck in a call that
@@ -144,10 +152,10 @@ class RankWatch:
             began = self._step_began
             if began is None or time.monotonic() - began < self._timeout / 2:
                 continue
-            before = self._read()
-            if self._closed.wait(self._timeout / 2):
+            before = self._read(self._timeout / 2)
+            if before is not None and self._closed.wait(self._timeout / 2):
                 return
-            now = self._read()
+            now = before and self._read(self._timeout / 2)
             if self._step_began == began and self._silent(before, now):
                 self._end_process(self._leave(before, now))
 
@@ -165,43 +173,68 @@ class RankWatch:
         finally:
             kill_process_tree(os.getpid())
 
-    def _read(self) -> Beats:
-        """In a thread of its own, because a call of the store may never return."""
-        answer: SimpleQueue[Beats] = SimpleQueue()
+    def _read(self, patience: float) -> Heartbeats | None:
+        """Reads all heartbeats, in a thread of its own, because a call of the store may
+        never return.
+
+        Args:
+            patience: seconds to wait for the store.
+
+        Returns:
+            None if the store has not answered by then.
+        """
+        answer: SimpleQueue[Heartbeats | None] = SimpleQueue()
 
         def read() -> None:
             try:
-                ranks = [r for r in range(self._size) if self._store.check([f"{r}"])]
-                beats = self._store.multi_get([f"{rank}" for rank in ranks])
+                answer.put(read_heartbeats(self._reader, self._size))
             except RuntimeError:  # rank 0 is gone
-                answer.put({})
-            else:
-                answer.put(dict(zip(ranks, (b.decode() for b in beats), strict=True)))
+                answer.put(None)
 
         threading.Thread(target=read, daemon=True).start()
         try:
-            return answer.get(timeout=_PATIENCE_BEATS * self._period)
+            return answer.get(timeout=patience)
         except Empty:
-            return {}
+            return None
 
-    def _silent(self, before: Beats, now: Beats) -> list[int]:
-        """The ranks that do not answer, by their beats then and now."""
-        if not now:  # a store that answered before may only be slow
-            return [] if before else [0]
+    def _silent(self, before: Heartbeats | None, now: Heartbeats | None) -> list[int]:
+        """The ranks that do not answer, by their heartbeats then and now."""
+        if before is None or now is None:
+            return [0] * (self._rank != 0)
+        if before.get(self._rank) == now.get(self._rank):
+            return []  # not even those of this rank arrive: the store is slow
         others = set(range(self._size)) - {self._rank} - _gone(now)
         return [rank for rank in sorted(others) if before.get(rank) == now.get(rank)]
 
-    def _behind(self, now: Beats) -> list[int]:
+    def _behind(self, now: Heartbeats) -> list[int]:
         """The ranks that have not come as far as this one."""
         here = sorted(now.keys() - _gone(now))
         return [r for r in here if tuple(map(int, now[r].split()[1:])) < self._position]
 
 
-def _those_with(now: Beats, *farewells: str) -> list[int]:
-    return [rank for rank, beat in now.items() if beat in farewells]
+def read_heartbeats(store: dist.Store, size: int) -> Heartbeats:
+    """The heartbeats of all ranks, in one or two calls of the store once every rank
+    has come to its first exchange.
+
+    Args:
+        store: where they are.
+        size: number of the ranks.
+
+    Raises:
+        RuntimeError: the store does not answer any more.
+    """
+    keys = [f"{rank}" for rank in range(size)]
+    if not store.check(keys):  # for one that is missing, multi_get would wait
+        keys = [key for key in keys if store.check([key])]
+    values = store.multi_get(keys) if keys else []
+    return {int(k): v.decode() for k, v in zip(keys, values, strict=True)}
 
 
-def _gone(now: Beats) -> set[int]:
+def _those_with(now: Heartbeats, *reasons: str) -> list[int]:
+    return [rank for rank, heartbeat in now.items() if heartbeat in reasons]
+
+
+def _gone(now: Heartbeats) -> set[int]:
     return {*_those_with(now, _LEFT, _FAILED)}
 
 

@@ -2,19 +2,24 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Balance scheduling on /metrics."""
 
+from collections import defaultdict
+from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.balance.stats import HISTOGRAMS
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
-_TOKENS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
-_HOLD_SECONDS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
-_SECONDS = [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0]
-_RATIOS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
+_Bins = dict[int, tuple[int, float]]
+"""By the number of the bin: how many values, and their sum."""
+
+_MOST_OBSERVED = 1000
+"""Values that one report adds to a histogram; Prometheus takes them one at a time, and
+the front-end has requests to serve. The others follow with the next reports."""
 
 
 class DPBalanceProm:
@@ -55,46 +60,48 @@ class DPBalanceProm:
                 labelnames=labelnames,
             )
         )
-        self._hold_lengths = per_engine(
+        self._histograms: dict[str, dict[int, Any]] = {}
+        self._pending: defaultdict[tuple[str, int], _Bins] = defaultdict(dict)
+        self._histograms["hold_lengths"] = per_engine(
             histogram(
                 name="vllm:dp_balance_hold_length_steps",
                 documentation="Length of the holds that ended, in steps.",
-                buckets=_STEPS,
+                buckets=HISTOGRAMS["hold_lengths"],
                 labelnames=labelnames,
             )
         )
-        self._hold_seconds = per_engine(
+        self._histograms["hold_seconds"] = per_engine(
             histogram(
                 name="vllm:dp_balance_hold_length_seconds",
                 documentation="Length of the holds that ended, in seconds.",
-                buckets=_HOLD_SECONDS,
+                buckets=HISTOGRAMS["hold_seconds"],
                 labelnames=labelnames,
             )
         )
-        self._budgets = per_engine(
+        self._histograms["budgets"] = per_engine(
             histogram(
                 name="vllm:dp_balance_prefill_budget_tokens",
                 documentation="Prompt tokens that each rank was granted, by the "
                 "decisions that admit.",
-                buckets=_TOKENS,
+                buckets=HISTOGRAMS["budgets"],
                 labelnames=labelnames,
             )
         )
-        self._exchange_seconds = per_engine(
+        self._histograms["exchange_seconds"] = per_engine(
             histogram(
                 name="vllm:dp_balance_exchange_seconds",
                 documentation="Time the rank spent in the exchange of rows, waiting "
                 "for slower ranks included.",
-                buckets=_SECONDS,
+                buckets=HISTOGRAMS["exchange_seconds"],
                 labelnames=labelnames,
             )
         )
-        self._balance_ratios = per_engine(
+        self._histograms["balance_ratios"] = per_engine(
             histogram(
                 name="vllm:dp_balance_ratio",
                 documentation="Mean over maximum, among the ranks, of the tokens of "
                 "a step.",
-                buckets=_RATIOS,
+                buckets=HISTOGRAMS["balance_ratios"],
                 labelnames=labelnames,
             )
         )
@@ -109,12 +116,32 @@ class DPBalanceProm:
                 count
             )
         self._held_steps[engine_idx].inc(report["held_steps"])
-        for metric, values in (
-            (self._hold_lengths, report["hold_lengths"]),
-            (self._hold_seconds, report["hold_seconds"]),
-            (self._budgets, report["budgets"]),
-            (self._exchange_seconds, report["exchange_seconds"]),
-            (self._balance_ratios, report["balance_ratios"]),
-        ):
-            for value in values:
-                metric[engine_idx].observe(value)
+        for name, metric in self._histograms.items():
+            pending = self._pending[name, engine_idx]
+            for index, count, total in report[name]:
+                before = pending.get(index, (0, 0.0))
+                pending[index] = (before[0] + count, before[1] + total)
+            _drain(pending, HISTOGRAMS[name], metric[engine_idx].observe)
+
+
+def _drain(
+    pending: _Bins, bounds: tuple[float, ...], observe: Callable[[float], None]
+) -> None:
+    """Observes values as the mean of their bin, so that counts and sums stay exact.
+
+    Args:
+        pending: the bins; those values that are over the limit stay there.
+        bounds: their upper bounds, but for the last one.
+        observe: adds one value to the histogram.
+    """
+    room = _MOST_OBSERVED
+    for index in list(pending):
+        count, total = pending.pop(index)
+        # The mean of equal values may be rounded above the bound.
+        mean = min(total / count, (*bounds, inf)[index])
+        observed = min(count, room)
+        for _ in range(observed):
+            observe(mean)
+        room -= observed
+        if observed < count:
+            pending[index] = (count - observed, total - observed * mean)

@@ -1,40 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What balance scheduling did since the last report. Pure Python."""
+"""What balance scheduling did since the last report. Pure Python.
 
+Its size does not depend on how long ago that was: a rank that only runs dummy batches
+reports nothing for as long as it has no request.
+"""
+
+from bisect import bisect_left
 from collections import Counter
 
 from .decision import Decision
 from .rows import Snapshot
 
+HISTOGRAMS: dict[str, tuple[float, ...]] = {
+    "hold_lengths": (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
+    "hold_seconds": (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
+    "budgets": (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    # Up to the time-outs: 300 s, or 1800 s for the collective calls on the CPU.
+    "exchange_seconds": (
+        *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
+        *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800),
+    ),
+    "balance_ratios": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
+}
+"""The upper bounds of the bins of each histogram; above the last one there is one
+more."""
+
 
 class BalanceStats:
     """Collects in the engine core, between two reports to the front-end."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, collect: bool = True) -> None:
+        """Statistics of one rank.
+
+        Args:
+            policy: the policy's name.
+            collect: whether anybody will take the reports.
+        """
         self._policy = policy
+        self._collect = collect
         self._clear()
 
     def _clear(self) -> None:
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._held_steps = 0
-        self._hold_lengths: list[int] = []
-        self._hold_seconds: list[float] = []
-        self._budgets: list[int] = []
-        self._exchange_seconds: list[float] = []
-        self._balance_ratios: list[float] = []
+        self._bins: dict[str, dict[int, tuple[int, float]]] = {
+            name: {} for name in HISTOGRAMS
+        }
+
+    def _observe(self, name: str, value: float) -> None:
+        bins = self._bins[name]
+        index = bisect_left(HISTOGRAMS[name], value)
+        count, total = bins.get(index, (0, 0.0))
+        bins[index] = count + 1, total + value
 
     def observe_step(
         self, decision: Decision, snapshot: Snapshot, exchange_seconds: float
     ) -> None:
         """One exchange: what was decided, from what, and how long it took."""
+        if not self._collect:
+            return
         verb = "admit" if decision.admit else "hold"
         self._decisions[verb, decision.reason] += 1
         if decision.admit:
             budget = decision.prefill_budget
             limit = max(snapshot.max_tokens)
-            self._budgets.append(limit if budget is None else min(budget, limit))
-        self._exchange_seconds.append(exchange_seconds)
+            self._observe("budgets", limit if budget is None else min(budget, limit))
+        self._observe("exchange_seconds", exchange_seconds)
         tokens = [
             running + prefill
             for running, prefill in zip(
@@ -42,21 +74,27 @@ class BalanceStats:
             )
         ]
         if most := max(tokens):
-            self._balance_ratios.append(sum(tokens) / (len(tokens) * most))
+            self._observe("balance_ratios", sum(tokens) / (len(tokens) * most))
 
     def observe_held_step(self) -> None:
         """This rank held back an admissible request in a step."""
-        self._held_steps += 1
+        self._held_steps += self._collect
 
     def observe_hold_end(self, steps: int, seconds: float) -> None:
         """A hold of this rank ended after that many steps, and seconds."""
-        self._hold_lengths.append(steps)
-        self._hold_seconds.append(seconds)
+        if self._collect:
+            self._observe("hold_lengths", steps)
+            self._observe("hold_seconds", seconds)
 
     def take(self) -> dict[str, object] | None:
         """The report as plain types (it is sent as msgpack), or None if nothing
-        happened; then starts anew."""
-        if not self._decisions and not self._hold_lengths and not self._held_steps:
+        happened; then starts anew.
+
+        A histogram is a list of the bins that are not empty: number of the bin, number
+        of its values, and their sum.
+        """
+        held = self._held_steps or self._bins["hold_lengths"]
+        if not self._decisions and not held:
             return None
         report: dict[str, object] = {
             "policy": self._policy,
@@ -65,11 +103,10 @@ class BalanceStats:
                 for (verb, reason), count in self._decisions.items()
             ],
             "held_steps": self._held_steps,
-            "hold_lengths": self._hold_lengths,
-            "hold_seconds": self._hold_seconds,
-            "budgets": self._budgets,
-            "exchange_seconds": self._exchange_seconds,
-            "balance_ratios": self._balance_ratios,
+            **{
+                name: [[index, count, total] for index, (count, total) in bins.items()]
+                for name, bins in self._bins.items()
+            },
         }
         self._clear()
         return report

@@ -7,9 +7,7 @@ Imports nothing else of vllm at run time: `vllm.config` imports this module.
 
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
-
-from vllm.v1.core.sched.balance.forks import untie_forked_signals
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -20,8 +18,6 @@ _FLAG = "--data-parallel-balance"
 
 def check_balance_config(parallel_config: "ParallelConfig") -> None:
     """Refuses a deployment that has no ranks to balance.
-
-    If it has, the engines that this process forks will answer for their signals alone.
 
     Raises:
         ValueError: balance is on for one rank, for a model without MoE layers, or
@@ -54,7 +50,6 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
             "front-end would neither compare the ranks' policies at the handshake nor "
             "report the metrics. Unset the variable, or remove the flag."
         )
-    untie_forked_signals()
 
 
 def check_balance_scheduler(
@@ -114,22 +109,3 @@ def _class_that_ignores_the_gate(cls: type) -> type | None:
         if not ("super" in names and "schedule" in names):
             return owner
     return None
-
-
-def check_same_balance(
-    engine: int, ready_message: dict[str, Any], parallel_config: "ParallelConfig"
-) -> None:
-    """Refuses a rank that was started with another policy, at the handshake.
-
-    Raises:
-        RuntimeError: the rank's policy is not the front-end's. Ranks that disagree
-            would hang: one of them waits for a gather that the other never calls.
-    """
-    expected = parallel_config.data_parallel_balance
-    found = ready_message.get("data_parallel_balance", "unknown (stock vLLM)")
-    if found != expected:
-        raise RuntimeError(
-            f"Data parallel rank {engine} was started with {_FLAG} {found}, the "
-            f"front-end with {_FLAG} {expected}. Ranks that disagree would wait for "
-            "each other for ever; start all of them with the same arguments."
-        )

@@ -1,0 +1,65 @@
+"""Statistics cost what they report, not how long ago the last report was."""
+
+import json
+
+import pytest
+from balance.decision import OPEN
+from balance.rows import Row, Snapshot
+from balance.stats import HISTOGRAMS, BalanceStats
+
+ROW = Row(*[1] * len(Row._fields))
+
+
+def observe(stats, steps):
+    for number in range(steps):
+        row = ROW._replace(prefill_tokens=number % 7, max_tokens=number % 5 * 100)
+        snapshot = Snapshot.from_rows([ROW, row])
+        budget = None if number % 3 else number
+        stats.observe_step(
+            OPEN._replace(**{BUDGET: budget}), snapshot, number % 11 / 1000
+        )
+        stats.observe_held_step()
+        stats.observe_hold_end(number % 13, number % 13 / 10)
+
+
+(BUDGET,) = [name for name in OPEN._fields if name.startswith("prefill")]
+
+
+def test_a_report_does_not_grow_with_the_steps():
+    stats = BalanceStats("cap")
+    observe(stats, 1000)
+    short = len(json.dumps(stats.take()))
+    observe(stats, 20_000)
+    long = len(json.dumps(stats.take()))
+    assert long < 1.5 * short
+
+
+def test_counts_and_sums_are_exact():
+    stats = BalanceStats("cap")
+    observe(stats, 1000)
+    report = stats.take()
+    assert sum(count for _, count, _ in report["exchange_seconds"]) == 1000
+    total = sum(total for _, _, total in report["exchange_seconds"])
+    assert total == pytest.approx(sum(number % 11 for number in range(1000)) / 1000)
+    assert report["held_steps"] == 1000
+    assert stats.take() is None
+
+
+def test_a_value_goes_into_the_bin_that_prometheus_has_for_it():
+    """Bounds are inclusive, and above the last one there is one more bin."""
+    stats = BalanceStats("cap")
+    for steps in (1, 2, 3, 6000):
+        stats.observe_hold_end(steps, 1.0)
+    last = len(HISTOGRAMS["hold_lengths"])
+    assert [index for index, *_ in stats.take()["hold_lengths"]] == [0, 1, 2, last]
+
+
+def test_nothing_is_collected_if_nobody_will_take_it():
+    stats = BalanceStats("cap", collect=False)
+    observe(stats, 100)
+    assert stats.take() is None
+
+
+def test_a_wait_as_long_as_a_time_out_is_told_from_a_longer_one():
+    for timeout in (300, 1800):
+        assert timeout in HISTOGRAMS["exchange_seconds"]
