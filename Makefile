@@ -2,6 +2,7 @@
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
+# ASCEND    options of test-ascend: -k NAME, --every for tests not yet seen to pass
 # RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
@@ -21,8 +22,9 @@ endif
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 	--net --pid --fork --kill-child --mount-proc
 HOSTS ?=
+ASCEND ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-hosts test-image lint \
+.PHONY: help demo test test-unit test-wheel test-engine test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +54,10 @@ test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
+
+test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: options of pytest
+	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
+	    "$$ENVIRONMENT/run" pytest tests/ascend $(ASCEND)
 
 test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
 	.venv/bin/python -m pytest tests/image

@@ -102,6 +102,12 @@ WORKLOADS: dict[str, Callable[[int, float], Scenario]] = {
     "lognormal 600/300": closed_loop(CHAT),
     "lognormal 600/300, 75 % of the slots": closed_loop(CHAT, 0.75),
     "lognormal 600/300, skewed routing": closed_loop(CHAT, skew=0.3),
+    "lognormal 2000/200, 50 % prefix hits": closed_loop(
+        Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7", prefix_share=0.5)
+    ),
+    "lognormal 2000/200, 90 % prefix hits": closed_loop(
+        Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7", prefix_share=0.9)
+    ),
     "lognormal 2000/200": closed_loop(
         Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
     ),

@@ -1,4 +1,4 @@
-"""Refuses to start where another vLLM is mixed into this one.
+"""Refuses to start where another vLLM is mixed into this one, or Triton cannot work.
 
 Entry point of group ``vllm.platform_plugins``: the first thing that vLLM asks in every
 process, before it imports a platform that may not fit. It names no platform.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo, load_build_info
 from vllm_balance.installed import find_installed
+from vllm_balance.triton import triton_problem
 from vllm_balance.verify import NAMES, repair_mixed, strangers
 
 
@@ -31,6 +32,8 @@ def register() -> None:
             f"error: {'; '.join(problems)}. This is not the vLLM that was built and "
             f"tested, so it does not start. Repair: {repair_mixed(info, found)}"
         )
+    if problem := triton_problem():
+        sys.exit(f"error: {problem}")
 
 
 def hooks_that_are_gone(info: BuildInfo) -> Iterator[str]:

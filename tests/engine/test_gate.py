@@ -252,6 +252,17 @@ def test_one_rank_or_a_dense_model_is_refused(moe_model, dense_model):
         engine_config(dense_model, data_parallel_size=2, data_parallel_balance="cap")
 
 
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_the_front_end_in_rust_is_refused(moe_model, monkeypatch, value):
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
+    if value == "0":
+        engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+        return
+    with pytest.raises(ValueError, match="not work with VLLM_USE_RUST_FRONTEND"):
+        engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+    engine_config(moe_model, data_parallel_size=2, data_parallel_balance="off")
+
+
 def test_a_ttft_budget_needs_the_policy_that_keeps_it(moe_model):
     ranks = {"data_parallel_size": 2, "data_parallel_balance_ttft": 0.5}
     for policy in ("off", "cap", "align"):

@@ -24,6 +24,7 @@ POLICIES = (
     "interval-5",
     "sglang-3",
     "sglang-30",
+    "sglang23-4:queue_min_ratio=0.5",
 )
 CASES = 60
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
@@ -63,6 +64,9 @@ def generated(case: int) -> tuple[Scenario, str]:
         skew=1.0,
         async_scheduling=rng.random() < 0.5,
     )
+    if case % 3 == 0:  # prompts that share beginnings
+        shared = replace(workload, prefix_share=rng.choice([0.3, 0.9]), num_prefixes=3)
+        scenario = replace(scenario, workload=shared)
     return scenario, POLICIES[case % len(POLICIES)]
 
 
@@ -112,6 +116,17 @@ def test_the_cases_hold_prompts_back() -> None:
         simulate(*generated(case), case, on_step=steps.append)
         held += any(any(step.held) for step in steps)
     assert held > CASES / 3
+
+
+def test_the_cases_hit_the_prefix_cache() -> None:
+    hits = 0
+    for case in range(0, CASES, 3):
+        steps: list[StepRecord] = []
+        scenario, policy = generated(case)
+        run = simulate(scenario, policy, case, on_step=steps.append)
+        prompts = sum(request.prompt_len for request in run.requests)
+        hits += prompts > 1.2 * sum(sum(step.loads.prefill) for step in steps)
+    assert hits >= 5
 
 
 @pytest.mark.parametrize("policy", POLICIES)

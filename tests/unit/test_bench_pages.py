@@ -19,6 +19,7 @@ NEEDED = (
     "vllm/benchmarks/dp_balance/fingerprint.py",
     "docs/results.md",
     "docs/frontier.md",
+    "docs/real-run.md",
 )
 
 

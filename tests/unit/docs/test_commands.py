@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.__main__ import COMMANDS
 from balance_tools.paths import Paths
 
 ROOT = Paths.find().root
@@ -69,12 +68,3 @@ def test_the_files_that_it_names_exist(page: str, command: str) -> None:
     for word in words(command):
         if re.match(r"(deploy|tools|docker|bench|tests)/[\w./@*-]+$", word):
             assert list(ROOT.glob(word)), f"{page}: {word}"
-
-
-@pytest.mark.parametrize(
-    ("page", "command"), [item for item in FOUND if "balance_tools " in item[1]]
-)
-def test_the_tools_have_the_command(page: str, command: str) -> None:
-    given = words(command)
-    name = given[given.index("balance_tools") + 1]
-    assert name in COMMANDS, command

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The ranks' schedulers reduced to counters: identical steps, a hundred times faster.
 
-Models vLLM's scheduler (first come first served, chunked prefill, no speculation, no
-prefix caching) and the balance gate, with a KV cache that never fills. Then a rank has
+Models vLLM's scheduler (first come first served, chunked prefill, prefix caching, no
+speculation) and the balance gate, with a KV cache that never fills. Then a rank has
 at most one prompt in progress, the last of its running queue, and a request that
 decodes needs no attention until the step in which it ends.
 """
@@ -22,6 +22,7 @@ from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
+from .prefix_cache import PrefixCache
 from .workload import SimRequest
 
 
@@ -70,6 +71,7 @@ class FastEngine:
         """Of the steps that were scheduled and have not ended."""
         self._prefill = [0] * ranks
         self._attended = [0.0] * ranks
+        self._cache = [PrefixCache() for _ in self._ranks]
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
         """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
@@ -174,6 +176,8 @@ class FastEngine:
                 self.held[rank] = True
                 break
             request = waiting.popleft()
+            if request.hash_ids:
+                request.left -= self._cache[rank].hit(request)
             tokens = min(request.left, budget, allowed)
             self._compute(rank, request, tokens)
             running += 1
@@ -184,6 +188,8 @@ class FastEngine:
         position = request.prompt_len - request.left
         self._attended[rank] += tokens * (position + tokens / 2)
         request.left -= tokens
+        if request.hash_ids:
+            self._cache[rank].store(request, position + tokens)
         self._prefill[rank] += tokens
         if request.left:
             self._partial[rank] = request

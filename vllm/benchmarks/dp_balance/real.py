@@ -21,6 +21,8 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
@@ -35,6 +37,7 @@ from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
 from .errors import UsageError
+from .prefix_cache import prompt_tokens
 from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
 
@@ -81,6 +84,11 @@ class _Rank:
             ttft_budget,
         )
         self.scheduler.balance_gate = self.gate
+        self._block_hasher = None
+        if config.cache_config.enable_prefix_caching:
+            hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+            init_none_hash(hash_fn)
+            self._block_hasher = get_request_block_hasher(BLOCK_SIZE, hash_fn)
         self.requests: dict[str, SimRequest] = {}
         self._in_flight: deque[_Scheduled] = deque()
 
@@ -93,7 +101,9 @@ class _Rank:
                 name,
                 request.prompt_len,
                 request.output_len,
+                prompt_tokens(request) if self._block_hasher else None,
                 arrival_time=request.sent,
+                block_hasher=self._block_hasher,
             )
         )
 
@@ -163,6 +173,7 @@ class RealEngine:
         max_model_len: int,
         ttft_budget: float | None = None,
         async_scheduling: bool = False,
+        prefix_blocks: int | None = None,
     ) -> None:
         """Makes the schedulers.
 
@@ -172,19 +183,24 @@ class RealEngine:
             ttft_budget: what the gates are told, in seconds.
             async_scheduling: whether a step is scheduled before the one before it
                 has ended.
+            prefix_blocks: if prompts share beginnings, the blocks that all requests
+                of the run fill: the cache keeps so many unless it is limited.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
         """
         blocks_per_request = -(-max_model_len // BLOCK_SIZE)
         # One block more than is used: vLLM keeps a null block.
-        blocks = limits.kv_blocks or limits.max_num_seqs * blocks_per_request + 1
+        enough = prefix_blocks or limits.max_num_seqs * blocks_per_request
+        blocks = limits.kv_blocks or enough + 1
         if blocks <= blocks_per_request:
             raise UsageError(
                 f"--num-gpu-blocks {blocks}: a request of {max_model_len} tokens needs "
                 f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
             )
-        config = _config(limits, max_model_len, async_scheduling)
+        config = _config(
+            limits, max_model_len, async_scheduling, prefix_blocks is not None
+        )
         self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
         self.held: Sequence[bool] = [False] * limits.ranks
 
@@ -236,7 +252,10 @@ class RealEngine:
 
 
 def _config(
-    limits: RankLimits, max_model_len: int, async_scheduling: bool
+    limits: RankLimits,
+    max_model_len: int,
+    async_scheduling: bool,
+    enable_prefix_caching: bool,
 ) -> VllmConfig:
     with tempfile.TemporaryDirectory() as folder:
         model = {**_MODEL, "max_position_embeddings": max_model_len}
@@ -249,7 +268,9 @@ def _config(
         )
     return VllmConfig(
         model_config=model_config,
-        cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False),
+        cache_config=CacheConfig(
+            block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching
+        ),
         parallel_config=ParallelConfig(),
         scheduler_config=SchedulerConfig(
             max_num_seqs=limits.max_num_seqs,

@@ -17,6 +17,7 @@ from .fast import FastEngine
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
+from .prefix_cache import BLOCK_SIZE
 from .routing import make_load_balancers
 from .traces import CountTokens, TimedTrace, Trace, read_trace
 from .workload import (
@@ -113,12 +114,16 @@ def make_engine(
     if scenario.engine == "real":
         from .real import RealEngine
 
-        longest = max(request.prompt_len + request.output_len for request in requests)
+        lengths = [request.prompt_len + request.output_len for request in requests]
+        shares = any(request.hash_ids for request in requests)
         return RealEngine(
             scenario.limits,
-            max_model_len=longest,
+            max_model_len=max(lengths),
             ttft_budget=ttft_budget,
             async_scheduling=scenario.async_scheduling,
+            prefix_blocks=sum(-(-length // BLOCK_SIZE) for length in lengths)
+            if shares
+            else None,
         )
     raise UsageError(f"--engine {scenario.engine}: unknown; choose fast or real.")
 

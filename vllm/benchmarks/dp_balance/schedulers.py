@@ -55,7 +55,11 @@ def make_scheduler(
 
 
 def make_request(
-    request_id: str, prompt_len: int, output_len: int, **arguments: Any
+    request_id: str,
+    prompt_len: int,
+    output_len: int,
+    prompt_token_ids: list[int] | None = None,
+    **arguments: Any,
 ) -> Request:
     """Makes a request that ends after so many output tokens.
 
@@ -63,11 +67,12 @@ def make_request(
         request_id: its name.
         prompt_len: tokens of the prompt.
         output_len: tokens of the answer.
+        prompt_token_ids: the prompt; all alike by default.
         arguments: further arguments of `Request`.
     """
     return Request(
         request_id=request_id,
-        prompt_token_ids=[1] * prompt_len,
+        prompt_token_ids=prompt_token_ids or [1] * prompt_len,
         sampling_params=SamplingParams(max_tokens=output_len, ignore_eos=True),
         pooling_params=None,
         **arguments,

@@ -44,6 +44,7 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
                 "enable_balance_scheduling of vllm-ascend is deprecated: it now means "
                 "--data-parallel-balance cap. Use the flag, which has more policies."
             )
-    ascend_config.enable_balance_scheduling = (
-        parallel_config.data_parallel_balance != "off"
-    )
+    # The plugin's own tests pass a mock, which has every attribute and no policy.
+    policy = parallel_config.data_parallel_balance
+    is_on = isinstance(policy, str) and policy != "off"
+    ascend_config.enable_balance_scheduling = is_on

@@ -1,0 +1,254 @@
+"""Builds what `make test-ascend` runs in: the Ascend wheel on an emulated device.
+
+    .venv/bin/python tests/ascend/build.py [--wheel FILE] [--out FOLDER]
+
+Prints the folder. `FOLDER/run COMMAND …` runs a command in it. Downloads are verified
+and stay in build/cache; what was built stays while it is made from the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import tomlkit
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT / "tools"), str(HERE), str(ROOT)]
+
+from balance_tools.errors import ToolError
+from balance_tools.files import exclusive, remove_tree, sha256_of
+from balance_tools.paths import Paths
+from balance_tools.serving.env import group_requirements
+from balance_tools.upstream.fetch import fetch
+from balance_tools.upstream.lock import Artifact
+from balance_tools.upstream.pip_config import read_pip_config
+from emulator import native
+from unpack import unpack
+
+PACKAGES = HERE / "packages.toml"
+CONSTRAINTS = HERE / "constraints.txt"
+PYTHON, MACHINE = "3.11", "x86_64"
+PROGRAMS = ("gcc", "g++", "nm", "readelf")
+
+NOT_COMPILED, NOT_COMPILED_VERSION = "arctic-inference", "0.1.1"
+"""On the index as source only; minutes of C++, for suffix speculation alone."""
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """Say on stderr what goes on, and how long it took."""
+    print(f"{title} …", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    yield
+    print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Build; print the folder."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--wheel", type=Path, help="default: the one of this checkout")
+    parser.add_argument("--out", type=Path, default=ROOT / "build/ascend")
+    parser.add_argument("--base", type=Path, help="copy this environment to start with")
+    options = parser.parse_args()
+    try:
+        check_machine()
+        wheel = options.wheel or build_wheel()
+        print(build(wheel.resolve(), options.out.resolve(), options.base))
+    except ToolError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def check_machine() -> None:
+    """Raises ToolError with what this machine lacks."""
+    if platform.machine() != MACHINE or platform.python_version()[:4] != PYTHON:
+        raise ToolError(
+            f"{sys.executable}: expected Python {PYTHON} on {MACHINE}, found "
+            f"{platform.python_version()} on {platform.machine()}; "
+            f"{PACKAGES.name} has packages for no other"
+        )
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        raise ToolError(
+            f"{', '.join(missing)}: expected a C++ compiler and binutils, found none; "
+            "install them (Debian: apt-get install g++ binutils)"
+        )
+
+
+def build_wheel() -> Path:
+    """The A2 wheel of this checkout for this machine."""
+    command = [sys.executable, "-m", "balance_tools", "wheel", "--target", "ascend"]
+    command += ["--python", "cp" + PYTHON.replace(".", ""), "--arch", MACHINE]
+    command += ["--kernels", "prebuilt"]
+    result = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT / "tools"), **_environ()}, stdout=-1
+    )
+    if result.returncode:
+        raise ToolError("the A2 wheel: expected it to be built; read the line above")
+    return Path(result.stdout.decode().split()[1])
+
+
+def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
+    """Make or update the environment and the emulator.
+
+    Args:
+        wheel: the Ascend wheel.
+        out: where to.
+        base: an environment made by this function, to start from.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ToolError: a download, pip or the compiler failed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with exclusive(out / ".lock"):
+        files = _fetch(Paths.find())
+        environment = out / "env"
+        base_from = [*(a.sha256 for a, _, _ in files.values()), str(out)]
+        base_from += [sha256_of(CONSTRAINTS), *_tests_need()]
+        if not _is_current(out / "base.stamp", base_from):
+            remove_tree(environment)
+            (out / "wheel.stamp").unlink(missing_ok=True)
+            if base is None:
+                _make_environment(environment, wheel, files)
+            else:
+                _copy_environment(base / "env", environment)
+            _mark(out / "base.stamp", base_from)
+        if not _is_current(out / "wheel.stamp", [sha256_of(wheel)]):
+            with step(f"installing {wheel.name}"):
+                _uv(environment, "install", "--no-deps", "--reinstall", str(wheel))
+            _mark(out / "wheel.stamp", [sha256_of(wheel)])
+        packages = site_packages(environment)
+        linked = sorted((packages / "vllm_ascend").glob("*.so"))
+        compiled_from = [*base_from, *map(sha256_of, linked), *native.sources()]
+        if not _is_current(out / "native.stamp", compiled_from):
+            with step("compiling the emulated device (a minute)"):
+                remove_tree(out / "native")
+                native.build(packages, out / "native")
+            _mark(out / "native.stamp", compiled_from)
+        native.write_run(out, environment)
+    return out
+
+
+def site_packages(environment: Path) -> Path:
+    """The folder of an environment's packages."""
+    return environment / "lib" / f"python{PYTHON}" / "site-packages"
+
+
+Files = dict[str, tuple[Artifact, Path, str | None]]
+
+
+def _fetch(paths: Paths) -> Files:
+    found: Files = {}
+    for name, table in tomlkit.parse(PACKAGES.read_text()).unwrap().items():
+        stands_in_for = table.pop("stands-in-for", None)
+        artifact = Artifact(**table)
+        found[name] = (artifact, fetch(artifact, paths), stands_in_for)
+    return found
+
+
+def _make_environment(environment: Path, wheel: Path, files: Files) -> None:
+    venv.create(environment, with_pip=False)
+    packages = site_packages(environment)
+    for name, (artifact, path, version) in files.items():
+        what = f" as {version}" if version else ""
+        with step(f"unpacking {artifact.filename}{what}"):
+            unpack(path, packages, version, drop=_is_of_cuda)
+        if name == "triton-ascend":
+            triton = (path, version)
+    _stand_in(packages, NOT_COMPILED, NOT_COMPILED_VERSION)
+    with step(f"installing what {wheel.name} requires (a minute)"):
+        _install(environment, str(wheel), *_tests_need())
+    with step("putting triton-ascend back, which triton has overwritten (install.md)"):
+        _uv(environment, "uninstall", "triton", "triton-ascend")
+        shutil.rmtree(packages / "triton", ignore_errors=True)
+        unpack(triton[0], packages, triton[1], drop=_is_of_cuda)
+
+
+def _copy_environment(base: Path, environment: Path) -> None:
+    """A copy of `base`, for wheels that were broken on purpose."""
+    with step(f"copying {base}"):
+        command = ["cp", "--archive", "--link", str(base), str(environment)]
+        subprocess.run(command, check=True)
+
+
+def _install(environment: Path, *arguments: str) -> None:
+    _uv(environment, "install", "--constraint", str(CONSTRAINTS), *arguments)
+
+
+def _is_of_cuda(requirement: str) -> bool:
+    return requirement.startswith(("nvidia", "cuda", "triton"))
+
+
+def _tests_need() -> list[str]:
+    return group_requirements(ROOT / "pyproject.toml", "engine")
+
+
+def _stand_in(packages: Path, name: str, version: str) -> None:
+    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        "Summary: A stand-in without contents, of make test-ascend.\n"
+    )
+    (folder / "RECORD").write_text("")
+
+
+def _uv(environment: Path, *arguments: str) -> None:
+    python = environment / "bin/python"
+    command = [str(Path(sys.executable).with_name("uv")), "pip", *arguments]
+    command += ["--python", str(python)]
+    indexes = [
+        s.location for s in read_pip_config().sources if s.setting == "index-url"
+    ]
+    variables = {"UV_DEFAULT_INDEX": indexes[0]} if indexes else {}
+    result = subprocess.run(
+        command, env={**variables, **_environ()}, capture_output=True, text=True
+    )
+    if result.returncode:
+        raise ToolError(
+            f"{python}: expected uv to {arguments[0]} {wheel_or_names(arguments)}, "
+            f"found that it failed:\n{result.stderr[-3000:]}"
+        )
+
+
+def wheel_or_names(arguments: Sequence[str]) -> str:
+    """The arguments of uv that are no options."""
+    return " ".join(Path(a).name for a in arguments[1:] if not a.startswith("--"))
+
+
+def _is_current(stamp: Path, made_from: Iterable[str]) -> bool:
+    if stamp.is_file() and stamp.read_text() == _digest(made_from):
+        return True
+    stamp.unlink(missing_ok=True)
+    return False
+
+
+def _mark(stamp: Path, made_from: Iterable[str]) -> None:
+    stamp.write_text(_digest(made_from))
+
+
+def _digest(made_from: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(made_from).encode()).hexdigest()
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Fixtures of the tests on the emulated device.
+
+Run them inside it, as `make test-ascend` does: `build/ascend/run pytest tests/ascend`.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+NOT_SEEN = (
+    *("test_hccl.py", "test_platform.py", "test_offline.py"),
+    *("test_every_module_imports", "a_lost_rank", "[off]", "[align]", "[adaptive]"),
+    "[a TTFT budget]",
+)
+"""Written, and not yet seen to pass: docs/emulated-npu.md. They run with --every."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which tests to run."""
+    parser.addoption("--every", action="store_true", help="also those not seen to pass")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave out what has not been seen to pass, and say so."""
+    if config.getoption("--every"):
+        return
+    out = [i for i in items if any(part in i.nodeid for part in NOT_SEEN)]
+    items[:] = [item for item in items if item not in out]
+    config.hook.pytest_deselected(items=out)
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to run on anything else."""
+    spec = importlib.util.find_spec("vllm_ascend")
+    if "emulated_cann" not in os.environ.get("EMULATED_NPU", "") or spec is None:
+        raise pytest.UsageError(
+            "tests/ascend: expected the emulated device, found none; "
+            "run make test-ascend, or build/ascend/run pytest tests/ascend"
+        )
+    if Path(spec.origin or "").is_relative_to(ROOT / "vllm_ascend"):
+        raise pytest.UsageError(
+            f"{spec.origin}: the source tree is on the import path; these tests check "
+            "an installed wheel: run pytest, not python -m pytest"
+        )
+
+
+def program(
+    name: str, *arguments: str, timeout: float = 240, **environment: str
+) -> str:
+    """What a program of this folder prints.
+
+    Raises AssertionError with the end of its output when it fails.
+    """
+    result = run_program(name, *arguments, timeout=timeout, **environment)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    return result.stdout
+
+
+def run_program(
+    name: str, *arguments: str, timeout: float = 240, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder, however it ends."""
+    return subprocess.run(
+        [sys.executable, str(HERE / name), *arguments],
+        env={**os.environ, **environment},
+        cwd=os.environ.get("TMPDIR", "/tmp"),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture-of-experts model."""
+    return _tiny_models().make("moe", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny dense model."""
+    return _tiny_models().make("dense", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def moe_samples(moe_model):
+    """Prompts and the greedy tokens of Hugging Face in float32."""
+    from hugging_face import samples
+
+    return samples(moe_model)
+
+
+def _tiny_models():
+    """The module of the reference platform, which the Ascend wheel leaves out."""
+    path = ROOT / "vllm_balance/reference/tiny_models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,138 @@
+"""Attention and its cache."""
+
+import torch
+
+from .registry import operator, require, require_defaults
+
+Tensor = torch.Tensor
+CAUSAL = 3
+"""`sparse_mode` in which the last query sees the last key."""
+
+
+@operator("atb::_npu_reshape_and_cache")
+def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
+    """Write keys and values into their slots; negative slots are left out."""
+    slots = slot_indices.long()
+    there = slots >= 0
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        flat = cache.view(-1, *cache.shape[2:])
+        chosen = tokens[: slots.shape[0]][there]
+        flat[slots[there]] = chosen.view(-1, *cache.shape[2:]).to(cache.dtype)
+
+
+@operator("npu::npu_scatter_pa_kv_cache")
+def scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, **rest):
+    """`_npu_reshape_and_cache` under its other name."""
+    require_defaults("npu_scatter_pa_kv_cache", rest)
+    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool):
+    """Attention of one request, in float32.
+
+    Args:
+        query: [queries, heads, size].
+        key: [keys, groups, size].
+        value: [keys, groups, size of a value].
+        scale: of the products.
+        causal: the last query sees the last key; else each sees all.
+
+    Returns:
+        [queries, heads, size of a value], and the logarithms of the sums of the
+        exponentials, [queries, heads, 1].
+    """
+    share = query.shape[1] // key.shape[1]
+    k, v = (t.float().repeat_interleave(share, 1) for t in (key, value))
+    scores = torch.einsum("thd,shd->hts", query.float() * scale, k)
+    if causal:
+        t, s = query.shape[0], key.shape[0]
+        unseen = torch.ones(t, s, dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(unseen.triu(s - t + 1), float("-inf"))
+    out = torch.einsum("hts,shd->thd", scores.softmax(-1), v)
+    return out.to(query.dtype), scores.logsumexp(-1).t()[..., None]
+
+
+def _pages(cache: Tensor, blocks: Tensor, size: int, heads: int, length: int) -> Tensor:
+    """The first `length` keys or values of a request: [length, heads, size]."""
+    return cache.view(cache.shape[0], size, heads, -1)[blocks].flatten(0, 1)[:length]
+
+
+@operator("npu::npu_fused_infer_attention_score")
+def fused_infer_attention_score(
+    query,
+    key,
+    value,
+    *,
+    atten_mask=None,
+    actual_seq_lengths=None,
+    actual_seq_lengths_kv=None,
+    block_table=None,
+    num_heads=1,
+    scale=1.0,
+    pre_tokens=2147483647,
+    next_tokens=2147483647,
+    input_layout="BSH",
+    num_key_value_heads=0,
+    sparse_mode=0,
+    block_size=0,
+    softmax_lse_flag=False,
+    query_rope=None,
+    key_rope=None,
+    **rest,
+):
+    """Attention over packed requests; keys and values in pages, or packed too."""
+    name = "npu_fused_infer_attention_score"
+    require_defaults(name, rest)
+    require(sparse_mode in (0, CAUSAL), name, f"sparse_mode={sparse_mode}")
+    require(query_rope is None and key_rope is None, name, "query_rope")
+    require(input_layout == "TND", name, f"input_layout={input_layout}")
+    heads = num_key_value_heads or num_heads
+    out = torch.zeros_like(query)
+    sums = torch.full(
+        (*query.shape[:2], 1), float("inf"), dtype=torch.float32, device=query.device
+    )
+    start = key_start = 0
+    for i, end in enumerate(actual_seq_lengths):
+        length = actual_seq_lengths_kv[i]
+        if block_table is None:
+            k, v = (t[key_start:length] for t in (key, value))
+            key_start = length
+        else:
+            blocks = block_table[i, : (length + block_size - 1) // block_size].long()
+            k, v = (_pages(t, blocks, block_size, heads, length) for t in (key, value))
+        if end > start and k.shape[0]:
+            causal = sparse_mode == CAUSAL
+            out[start:end], sums[start:end] = attend(
+                query[start:end], k, v, scale, causal
+            )
+        start = end
+    if not softmax_lse_flag:
+        sums = torch.zeros(1, dtype=torch.float32, device=query.device)
+    return out, sums
+
+
+@operator("atb::_npu_paged_attention")
+def paged_attention(
+    query,
+    key_cache,
+    value_cache,
+    num_kv_heads,
+    num_heads,
+    scale_value,
+    block_table,
+    context_lens,
+    out,
+    *,
+    workspace=None,
+):
+    """One query a request, over the pages of its context."""
+    size = key_cache.shape[1]
+    for i, length in enumerate(context_lens.tolist()):
+        if length:
+            blocks = block_table[i, : (length + size - 1) // size].long()
+            k, v = (
+                _pages(t, blocks, size, num_kv_heads, length)
+                for t in (key_cache, value_cache)
+            )
+            attended, _ = attend(query[i : i + 1], k, v, scale_value, False)
+            out[i] = attended[0].view_as(out[i])

@@ -1,0 +1,98 @@
+"""Engine configurations on the real NPUPlatform: which policy, or the refusal."""
+
+import json
+from typing import Any
+
+import pytest
+
+from conftest import program
+
+VARIABLE = {"VLLM_ASCEND_BALANCE_SCHEDULING": "1"}
+SWITCH = {"enable_balance_scheduling": True}
+CAP = {"data_parallel_balance": "cap"}
+
+
+def case(model="moe", environment=None, **arguments: Any) -> dict[str, Any]:
+    return {"model": model, "environment": environment or {}, "arguments": arguments}
+
+
+def plugin(**settings: Any) -> dict[str, Any]:
+    return {"additional_config": settings}
+
+
+POLICY = {
+    "nothing": (case(), "off"),
+    "cap": (case(**CAP), "cap"),
+    "align": (case(data_parallel_balance="align"), "align"),
+    "adaptive": (case(data_parallel_balance="adaptive"), "adaptive"),
+    "a TTFT budget": (
+        case(data_parallel_balance="adaptive", data_parallel_balance_ttft=5.0),
+        "adaptive",
+    ),
+    "asynchronous": (case(**CAP, async_scheduling=True), "cap"),
+    "synchronous": (case(**CAP, async_scheduling=False), "cap"),
+    "the variable": (case(environment=VARIABLE), "cap"),
+    "the switch": (case(**plugin(**SWITCH)), "cap"),
+    "the switch below scheduler_config": (
+        case(**plugin(scheduler_config=SWITCH)),
+        "cap",
+    ),
+    "the variable, and a flag": (
+        case(environment=VARIABLE, data_parallel_balance="adaptive"),
+        "adaptive",
+    ),
+    "the switch on one rank": (case(data_parallel_size=1, **plugin(**SWITCH)), "off"),
+    "the switch on a dense model": (case("dense", **plugin(**SWITCH)), "off"),
+}
+REFUSED = {
+    "one rank": (case(data_parallel_size=1, **CAP), "data parallel rank"),
+    "a dense model": (case("dense", **CAP), "mixture-of-experts|MoE"),
+    "a prefill node": (
+        case(
+            **CAP,
+            kv_transfer_config={
+                "kv_connector": "ExampleConnector",
+                "kv_role": "kv_producer",
+            },
+        ),
+        "only supports PD-mixed mode",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(moe_model, dense_model) -> dict[str, dict[str, Any]]:
+    """What became of each case, from one run of the program."""
+    every = {**POLICY, **REFUSED}
+    cases = json.dumps([tried for tried, _ in every.values()])
+    printed = program("platform_cases.py", str(moe_model), str(dense_model), cases)
+    return dict(zip(every, json.loads(printed.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("name", POLICY)
+def test_policy(name, outcomes):
+    outcome = outcomes[name]
+    assert outcome["error"] is None
+    assert outcome["policy"] == POLICY[name][1]
+    assert outcome["platform"] == "NPUPlatform"
+    assert outcome["worker"].startswith("vllm_ascend.worker.")
+    assert "BalanceScheduler" not in outcome["scheduler"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, outcomes):
+    import re
+
+    assert re.search(REFUSED[name][1], str(outcomes[name]["error"])), outcomes[name]
+
+
+@pytest.mark.parametrize("name", ["the variable", "the switch"])
+def test_legacy_switches_are_said_to_be_deprecated(name, outcomes):
+    assert any("deprecated" in line for line in outcomes[name]["logged"])
+
+
+@pytest.mark.parametrize(
+    "name", ["the switch on one rank", "the switch on a dense model"]
+)
+def test_a_switch_that_does_nothing_warns(name, outcomes):
+    assert any("is ignored" in line for line in outcomes[name]["logged"])

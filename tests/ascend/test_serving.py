@@ -1,0 +1,95 @@
+"""`vllm serve` on emulated devices: two ranks, every policy, equal tokens."""
+
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+import requests
+
+from balance_tools.serving import server as server_module
+from balance_tools.serving.server import Server
+from test_greedy_equality import assert_equal, assert_the_gate_held
+
+OPTIONS = (
+    *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
+    *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
+    *("--data-parallel-size", "2", "--enable-expert-parallel"),
+    *("--api-server-count", "1"),
+)
+ENVIRONMENT = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
+POLICIES = {
+    "off": (),
+    "cap": ("--data-parallel-balance", "cap"),
+    "align": ("--data-parallel-balance", "align", "--no-async-scheduling"),
+    "adaptive": ("--data-parallel-balance", "adaptive"),
+    "a TTFT budget": (
+        *("--data-parallel-balance", "adaptive"),
+        *("--data-parallel-balance-ttft", "20"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """The engine compiles nothing here, but imports much."""
+    monkeypatch.setattr(server_module, "START_S", 400)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_ranks_write_what_hugging_face_writes(
+    policy, moe_model, moe_samples, tmp_path
+):
+    options = [*OPTIONS, "--max-num-seqs", "2", *POLICIES[policy]]
+    with Server(tmp_path, moe_model, *options, environment=ENVIRONMENT) as server:
+        assert_equal(server, moe_samples, concurrency=16)
+        log = server.log.read_text()
+        assert "Platform plugin ascend is activated" in log
+        if policy == "off":
+            assert server.metric("vllm:dp_balance_decisions_total") == {}
+        else:
+            assert_the_gate_held(server, ranks=2)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
+    """As docs/operations.md says; HCCL's own time limit is half an hour."""
+    options = [*OPTIONS, "--max-num-seqs", "2", "--data-parallel-balance", "cap"]
+    environment = {**ENVIRONMENT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "8"}
+    body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
+    with (
+        Server(tmp_path, moe_model, *options, environment=environment) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+
+        def ask(_: int) -> int:
+            try:
+                return server.post(
+                    "/v1/completions", body | {"max_tokens": 400}
+                ).status_code
+            except requests.ConnectionError:
+                return 503  # the server has gone: refused, or reset
+
+        answers = pool.map(ask, range(8))
+        while sum(server.metric("vllm:generation_tokens_total").values()) < 20:
+            time.sleep(0.1)
+        log = server.log.read_text()
+        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", log))
+        assert sorted(pids) == ["0", "1"]
+        os.kill(int(pids["1"]), number)
+        statuses = list(answers)
+        assert all(status >= 500 for status in statuses), statuses
+        engines = [psutil.Process(int(p)) for p in pids.values() if _exists(p)]
+        psutil.wait_procs(engines, 90)
+        log = server.log.read_text()
+    assert "rank 1 (process" in log
+    assert not any(_exists(pid) for pid in pids.values())
+
+
+def _exists(pid: str) -> bool:
+    return psutil.pid_exists(int(pid))

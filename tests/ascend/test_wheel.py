@@ -1,0 +1,103 @@
+"""The installed Ascend wheel: it is whole, its libraries load, its modules import."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution, entry_points
+
+from conftest import program
+
+START = "from vllm_balance.start import register; register(); print('starts')"
+
+
+def test_the_wheel_verifies():
+    result = subprocess.run(["vllm-balance", "verify"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_requirements_are_installed():
+    """Nothing is missing but triton, which install.md says to remove."""
+    for name in ("vllm", "vllm-ascend"):
+        for line in distribution(name).requires or []:
+            check_requirement(line)
+
+
+def check_requirement(line: str) -> None:
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(line)
+    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        version = distribution(requirement.name).version
+        assert requirement.specifier.contains(version, prereleases=True), (
+            f"{line}, but {version} is installed"
+        )
+
+
+def test_the_plugin_is_registered_once():
+    found = entry_points(group="vllm.platform_plugins")
+    assert sorted(e.name for e in found) == ["ascend", "vllm_balance"]
+    assert distribution("vllm-ascend").version.startswith("0.23.0.post1+balance.")
+
+
+def test_the_kernel_libraries_load_with_all_their_symbols():
+    code = (
+        "import torch, torch_npu, vllm_ascend.vllm_ascend_C as c;"
+        "import torch._C as t;"
+        "names = t._dispatch_get_registrations_for_dispatch_key('PrivateUse1');"
+        "print(sum(n.startswith('_C_ascend::') for n in names))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_BIND_NOW": "1"},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert int(result.stdout.split()[-1]) >= 60
+
+
+def test_every_module_imports():
+    """But for those that need what upstream does not require, by name."""
+    found = json.loads(program("imports.py").splitlines()[-1])
+    assert found["imported"] >= 400
+    assert found["failed"] == {}, json.dumps(found["failed"], indent=1)
+
+
+def start(**environment: str) -> subprocess.CompletedProcess[str]:
+    """What the guard says before anything else of vLLM is imported."""
+    return subprocess.run(
+        [sys.executable, "-c", START],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+
+
+def test_it_starts():
+    assert start().stdout == "starts\n"
+
+
+def test_a_triton_that_hides_triton_ascend_is_refused(tmp_path):
+    """As xgrammar brings it on x86_64; install.md has the repair."""
+    info = tmp_path / "triton-3.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0"
+    )
+    before = os.environ["PYTHONPATH"]
+    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    assert result.returncode == 1
+    assert "found triton 3.9.0 over them" in result.stderr
+    assert "pip uninstall --yes triton triton-ascend; pip install" in result.stderr
+    assert "'triton-ascend==3.2.2'" in result.stderr
+    (info / "METADATA").unlink()
+    info.rmdir()
+    stock = tmp_path / "triton"
+    stock.mkdir()
+    (stock / "__init__.py").touch()
+    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    assert result.returncode == 1
+    assert f"{stock}: expected triton-ascend, found no backends/ascend" in result.stderr

@@ -1,0 +1,67 @@
+"""Which tokens of a prompt a rank has cached; the real schedulers agree elsewhere."""
+
+from dataclasses import replace
+
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.prefix_cache import PrefixCache, prompt_tokens
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.benchmarks.dp_balance.workload import SimRequest
+
+
+def request(prompt: int, *hash_ids: int, chunk_size: int = 16) -> SimRequest:
+    made = SimRequest(0, prompt, 1)
+    made.hash_ids, made.chunk_size = hash_ids, chunk_size
+    return made
+
+
+def test_whole_blocks_of_an_equal_beginning_are_hits() -> None:
+    cache = PrefixCache()
+    assert cache.hit(request(100, 1, 2, 3)) == 0
+    cache.store(request(100, 1, 2, 3), 100)
+    assert cache.hit(request(100, 1, 2, 3, 4)) == 48
+    assert cache.hit(request(100, 1, 2, 4)) == 32
+    assert cache.hit(request(100, 2, 3)) == 0, "not at the beginning"
+
+
+def test_the_last_token_is_always_computed() -> None:
+    cache = PrefixCache()
+    cache.store(request(48, 1, 2, 3), 48)
+    assert cache.hit(request(48, 1, 2, 3)) == 32
+    assert cache.hit(request(49, 1, 2, 3)) == 48
+
+
+def test_chunks_of_several_blocks_are_cached_as_far_as_they_are_computed() -> None:
+    cache = PrefixCache()
+    cache.store(request(1200, 1, 2, chunk_size=512), 700)
+    later = request(1200, 1, 2, chunk_size=512)
+    assert cache.hit(later) == 512 + 176
+    cache.store(later, 1200)
+    assert cache.hit(later) == 1024
+
+
+def test_tokens_are_equal_where_chunks_are() -> None:
+    first, second = request(40, 1, 2), request(40, 1, 3)
+    second.index = 1
+    one, two = prompt_tokens(first), prompt_tokens(second)
+    assert one[:16] == two[:16]
+    assert not set(one[16:]) & set(two[16:])
+    assert len(one) == len(two) == 40
+
+
+def test_hits_are_not_computed() -> None:
+    scenario = Scenario(
+        RankLimits(2, 8, 1024),
+        DEEPSEEK_V3_1,
+        Workload(300, "1000", "20", prefix_share=0.9, num_prefixes=4),
+        ClientTraffic(max_concurrency=16),
+    )
+    computed = {}
+    for share in (0.0, 0.5, 0.9):
+        workload = replace(scenario.workload, prefix_share=share)
+        run = simulate(replace(scenario, workload=workload), "off")
+        computed[share] = sum(step.prefill for step in run.steps) / 300_000
+    assert computed[0.0] == 1.0
+    assert 0.5 < computed[0.5] < 0.53
+    assert 0.1 < computed[0.9] < 0.14
