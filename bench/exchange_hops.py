@@ -50,6 +50,20 @@ _CLONE_NEWNET, _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x40000000, 0x400454CA, 0x1001
 Way = Callable[[], torch.Tensor]
 
 
+def trade(
+    group: dist.ProcessGroup,
+    peers: Sequence[tuple[int, torch.Tensor, torch.Tensor]],
+    tag: int,
+) -> None:
+    """Sends to each peer and receives from it: its rank, what goes, where it comes."""
+    works = []
+    for peer, mine, theirs in peers:
+        works.append(group.send([mine], peer, tag))
+        works.append(group.recv([theirs], peer, tag))
+    for work in works:
+        work.wait(TIMEOUT)
+
+
 def ways(group: dist.ProcessGroup) -> dict[str, Way]:
     """Name: one exchange, which returns the rows of all ranks in their order."""
     size, rank = group.size(), group.rank()
@@ -87,22 +101,13 @@ def ways(group: dist.ProcessGroup) -> dict[str, Way]:
         all_rows = received.view(-1, width, WIDTH)
         line, column = divmod(rank, width)
         all_rows[line, column] = row
-        works = []
-        for other in range(width):
-            if other != column:
-                peer = line * width + other
-                works.append(group.send([all_rows[line, column]], peer, 0))
-                works.append(group.recv([all_rows[line, other]], peer, 0))
-        for work in works:
-            work.wait(TIMEOUT)
-        works = []
-        for other in range(size // width):
-            if other != line:
-                peer = other * width + column
-                works.append(group.send([all_rows[line]], peer, 1))
-                works.append(group.recv([all_rows[other]], peer, 1))
-        for work in works:
-            work.wait(TIMEOUT)
+        others = [i for i in range(width) if i != column]
+        own = all_rows[line, column]
+        peers = [(line * width + i, own, all_rows[line, i]) for i in others]
+        trade(group, peers, tag=0)
+        others = [i for i in range(size // width) if i != line]
+        peers = [(i * width + column, all_rows[line], all_rows[i]) for i in others]
+        trade(group, peers, tag=1)
         return received
 
     return {

@@ -145,9 +145,7 @@ def start(model: Path, folder: Path, name: str, method: str, *options: str) -> S
         environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
         name=name,
     )
-    server.start()
-    server.wait_until_ready()
-    return server
+    return server.__enter__()  # the test itself sees to its end
 
 
 def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:

@@ -19,7 +19,7 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
-from balance_tools.upstream.metadata import read_upstream_metadata
+from balance_tools.wheel.upstream_metadata import read_upstream_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 

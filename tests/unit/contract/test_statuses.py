@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from balance_tools.contract.check import Finding
+from balance_tools.hooks.model import Status
 from balance_tools.rebase.fitting import is_later, status_of
-from balance_tools.rebase.model import Status
 from balance_tools.rebase.scan_rows import (
     RUNS,
     ScannedPatch,

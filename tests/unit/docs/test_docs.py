@@ -11,9 +11,9 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_that_a_page_names_exist(page):
-    named = re.findall(r"`(?:\w+/)*(test_\w+\.py)(?:::(\w+))?", page.read_text())
+    named = re.findall(r"`((?:\w+/)*test_\w+\.py)(?:::(\w+))?", page.read_text())
     for file, function in named:
-        (found,) = (ROOT / "tests").rglob(file)
+        (found,) = (ROOT / "tests").rglob(file.removeprefix("tests/"))
         if function:
             assert f"def {function}(" in found.read_text(), f"{file}::{function}"
 

@@ -43,15 +43,6 @@ def test_header_fields_are_parsed(tmp_path: Path) -> None:
     assert header.raw == HEADER.encode()
 
 
-def test_hash_depends_on_order_and_bytes_alone(tmp_path: Path) -> None:
-    patches, _ = sample(tmp_path)
-    before = load_series(patches).sha256
-    (patches / "series").write_text("# note\n\ngate.patch  # why\nexchange.patch\n")
-    assert load_series(patches).sha256 == before
-    (patches / "series").write_text("exchange.patch\ngate.patch\n")
-    assert load_series(patches).sha256 != before
-
-
 def test_mismatch_in_the_last_patch_changes_nothing(tmp_path: Path) -> None:
     patches, tree = sample(tmp_path)
     engine = tree / "pkg" / "engine.py"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from balance_tools.drift.symbols import Change, Modules, change, imports, methods
-from balance_tools.hooks.moved import definitions, likeness
+from balance_tools.hooks.scopes import definitions, likeness
 
 UPSTREAM = "vllm"
 PLUGIN = "vllm_ascend"

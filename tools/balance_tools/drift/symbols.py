@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.hooks.elements import DEFINITIONS
-from balance_tools.hooks.moved import definitions, find_scope
+from balance_tools.hooks.scopes import DEFINITIONS, definitions, find_scope
 
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from balance_tools.hooks.elements import (
-    DEFINITIONS,
     DIFFERENT,
     Element,
     element,
     similarity,
 )
+from balance_tools.hooks.scopes import DEFINITIONS, join_scope
 
 Nodes = tuple[ast.AST, ...]
 
@@ -105,11 +105,6 @@ class Cursor:
         if not isinstance(self.node, ast.If):
             return False
         return len(self.node.orelse) == 1 and isinstance(self.node.orelse[0], ast.If)
-
-
-def join_scope(scope: str, name: str) -> str:
-    """Return the qualified name of a definition inside `scope`."""
-    return f"{scope}.{name}" if scope else name
 
 
 def gaps(tree: ast.AST, scope: str) -> Iterator[Gap]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 EXACT, SIMILAR, DIFFERENT = 2, 1, 0
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from balance_tools.hooks.elements import element
-from balance_tools.hooks.moved import find_scope
+from balance_tools.hooks.model import Labels
 from balance_tools.hooks.placement import Hook
-from balance_tools.series.text import split_lines
+from balance_tools.hooks.scopes import find_scope
+from balance_tools.text import split_lines
 
 OURS, BASE, SPLIT, THEIRS = b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>"
 CONTEXT_SHOWN = 2  # lines of old context on each side of a hook
-
-
-@dataclass(frozen=True)
-class Labels:
-    """What the sides of a conflict are called."""
-
-    new: str
-    old: str
-    patch: str
 
 
 def has_markers(content: bytes) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
 from balance_tools.hooks.elements import defined_names, element, used_names
 from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
-from balance_tools.series.text import parse_module
+from balance_tools.text import parse_module
 
 
 @dataclass(frozen=True)

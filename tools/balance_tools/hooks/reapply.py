@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from balance_tools.hooks.astdiff import Gap, Nodes
 from balance_tools.hooks.locate import Place
 from balance_tools.hooks.placement import Hook
-from balance_tools.series.text import split_lines
+from balance_tools.text import split_lines
 
 
 class NotWholeLinesError(Exception):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive
+from balance_tools.hooks.model import worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.derive import derive, renew
 from balance_tools.rebase.driver import accept, skip
 from balance_tools.rebase.finish import restore_former, throw_away
-from balance_tools.rebase.model import worst
 from balance_tools.rebase.report import exit_code, markdown
 from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_picture import scan_picture

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export
-from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.repo import Repo
 from balance_tools.rebase.session import TREES, Plan, Session, Work, work_root
 from balance_tools.rebase.sources import pinned_trees, plans_between

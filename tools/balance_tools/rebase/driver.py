@@ -8,20 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.hooks.markers import Labels, has_markers
-from balance_tools.hooks.moved import find_moved
-from balance_tools.rebase.model import (
+from balance_tools.hooks.model import (
     FileOutcome,
+    Labels,
     PatchResult,
     Status,
     worst,
 )
-from balance_tools.rebase.outcome import FindMoved, Sides, decide
+from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.rebase.repo import NEW, Repo, build_repo, patch_ref
 from balance_tools.rebase.session import PATCHES, Pending, Plan, Session, Work
 from balance_tools.series.apply import Series
 from balance_tools.series.patchfile import Patch
-from balance_tools.series.text import parse_module
 
 
 def make_trees(
@@ -111,9 +109,6 @@ def _outcomes(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileOutcome], 
     def read(path: str) -> bytes | None:
         return repo.read(plan.tip, path)
 
-    def finder(path: str) -> FindMoved:
-        return lambda scope, tree: find_moved(scope, path, tree, paths, read)
-
     outcomes = []
     for file in patch.files:
         merged = repo.path / file.path
@@ -126,7 +121,7 @@ def _outcomes(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileOutcome], 
             link=repo.link(plan.tip, file.path),
             labels=Labels(plan.new_label, plan.old_label, patch.name),
         )
-        outcomes.append(decide(file, sides, finder(file.path), read))
+        outcomes.append(decide(file, sides, paths, read))
     return outcomes, "" if run.status or head == plan.tip else head
 
 
@@ -206,17 +201,8 @@ def _stage_edits(repo: Repo, tip: str) -> list[str]:
     said = repo.git("diff", "--cached", "--name-only", "-z", tip).text
     changed = [path for path in said.split("\0") if path]
     for path in changed:
-        file = repo.path / path
-        if not file.is_file():
-            continue
-        content = file.read_bytes()
-        if has_markers(content):
-            raise ToolError(
-                f"{file}: a conflict is left; edit the file until no <<<<<<< remains, "
-                "then run tools/rebase.sh --continue"
-            )
-        if path.endswith(".py"):
-            parse_module(content, str(file))
+        if (repo.path / path).is_file():
+            check_edit(repo.path / path)
     return changed
 
 

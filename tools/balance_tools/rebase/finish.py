@@ -9,9 +9,9 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.placement import placement_of
+from balance_tools.hooks.check_placement import PatchedModule
+from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.model import HookResult, PatchResult, Status
 from balance_tools.rebase.repo import NEW, Repo
 from balance_tools.rebase.session import (
     FINISH,
@@ -22,10 +22,9 @@ from balance_tools.rebase.session import (
     install_file,
 )
 from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.series.export import export_patch, sorted_paths
+from balance_tools.series.export import export_patch, export_series_file, sorted_paths
 from balance_tools.series.lint import lint_in_place
 from balance_tools.series.patchfile import Patch, parse_patch
-from balance_tools.series.seriesfile import SERIES
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
@@ -62,7 +61,8 @@ def _export_package(
             (folder / patch.name).write_bytes(raw)
             parent, result = result.commit, _final(repo, patch, raw, result, parent)
         found.append(result)
-    _write_series_file(series, found, folder)
+    dropped = {result.name for result in found if result.dropped}
+    export_series_file(series, folder, dropped)
     _prove(repo, plan, load_series(folder), parent)
     return found
 
@@ -94,30 +94,16 @@ def _final(
             HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
             for file in new.files
             if file.path.endswith(".py") and not file.creates and not file.deletes
-            for hook in placement_of(
+            for hook in PatchedModule(
+                new,
+                file.path,
                 repo.read(parent, file.path) or b"",
                 repo.read(result.commit, file.path) or b"",
-                file.path,
-            )
+            ).hooks
         )
     else:
         hooks = tuple(replace(hook, status=status) for hook in hooks)
     return replace(result, status=status, hooks=hooks)
-
-
-def _write_series_file(
-    series: Series, results: list[PatchResult], folder: Path
-) -> None:
-    """Copy the series file, comments too, without the patches that were dropped."""
-    dropped = {result.name for result in results if result.dropped}
-    source = series.directory / SERIES
-    text = source.read_text(encoding="utf-8") if source.is_file() else ""
-    kept = [
-        line
-        for line in text.splitlines(keepends=True)
-        if line.split("#", 1)[0].strip() not in dropped or not line.strip()
-    ]
-    (folder / SERIES).write_text("".join(kept), encoding="utf-8")
 
 
 def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:

@@ -12,8 +12,8 @@ from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import Expected, expect, make_side, misfits, our_files
 from balance_tools.contract.history import with_commits
 from balance_tools.files import exclusive
+from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.model import Status
 from balance_tools.rebase.session import Session, Work
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.lock import Lock

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.drift.report import DriftReport
+from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.markdown import table
-from balance_tools.rebase.model import HookResult, PatchResult, Status, worst
 from balance_tools.rebase.session import Session
 from balance_tools.verify.verdict import Verdict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from balance_tools.rebase.model import Status
+from balance_tools.hooks.model import Status
 from balance_tools.rebase.scan_rows import ScannedRelease
 
 SIDE, LEFT, TOP, LINE = 22, 90, 170, 18  # pixels

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from balance_tools.rebase.model import Status, worst
+from balance_tools.hooks.model import Status, worst
 
 PACKAGE = "vllm"
 RUNS = "yes"

@@ -11,8 +11,8 @@ from typing import Any
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree, replacing, write_atomically
+from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.model import HookResult, PatchResult, Status
 
 FORMAT = 2
 TREES, PATCHES, FINISH, DONE = "trees", "patches", "finish", "done"

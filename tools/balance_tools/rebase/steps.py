@@ -11,12 +11,12 @@ from pathlib import Path
 from balance_tools.drift.report import DriftReport, drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
 from balance_tools.rebase.fitting import fit
-from balance_tools.rebase.model import PatchResult, Status
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.session import (
     DONE,
@@ -82,26 +82,15 @@ def advance(
         session = _place_patches(work, session, series, args.stop_after)
         if session.pending or session.stopped:
             return _stop(work, session)
-        begun = time.monotonic()
-        session = export(work, session, series)
-        session = session.spent("export and proof", time.monotonic() - begun)
+        session = _export(work, session, series)
     session, drift = _compare(work, session, series, args.drift)
-    if exit_code(session) == 0:
-        begun = time.monotonic()
-        lock = load_lock(_former_lock(paths, work))
-        fits = fit(paths, work, session, lock, args.upstream_git)
-        session = session.spent("contract", time.monotonic() - begun)
-        if fits.needs_human:
-            return _misfit(work, session, drift, fits)
+    session, fits = _check_fit(paths, work, session, args.upstream_git)
+    if fits.needs_human:
+        return _misfit(work, session, drift, fits)
     verdict = None
     if args.verify and exit_code(session) == 0:
         verdict = verify_session(paths, work, session, args)
-    said = _put_in_place(paths, work, session)
-    session = replace(session, stage=DONE)
-    report = write_report(work.path, session, drift, verdict)
-    work.save(session)
-    print(f"{said}{report}: written")
-    return exit_code(session)
+    return _put_in_place(paths, work, session, drift, verdict)
 
 
 def _new_upstream(paths: Paths, lock: Lock, args: argparse.Namespace) -> NewUpstream:
@@ -201,6 +190,12 @@ def _place_patches(
     return session
 
 
+def _export(work: Work, session: Session, series: dict[str, Series]) -> Session:
+    begun = time.monotonic()
+    session = export(work, session, series)
+    return session.spent("export and proof", time.monotonic() - begun)
+
+
 def _compare(
     work: Work, session: Session, series: dict[str, Series], with_copies: bool
 ) -> tuple[Session, DriftReport]:
@@ -216,10 +211,17 @@ def _compare(
     return session, drift
 
 
-def _former_lock(paths: Paths, work: Work) -> Path:
-    """The lock of the pin that the rebase began with."""
-    former = work.former / paths.lock.name
-    return former if former.is_file() else paths.lock
+def _check_fit(
+    paths: Paths, work: Work, session: Session, clone: Path | None
+) -> tuple[Session, Status]:
+    """Hold our files against the release; not asked of a dry run that got stuck."""
+    if exit_code(session) != 0:
+        return session, Status.UNTOUCHED
+    begun = time.monotonic()
+    former = work.former / paths.lock.name  # of the pin that the rebase began with
+    lock = load_lock(former if former.is_file() else paths.lock)
+    fits = fit(paths, work, session, lock, clone)
+    return session.spent("contract", time.monotonic() - begun), fits
 
 
 def _misfit(work: Work, session: Session, drift: DriftReport, fits: Status) -> int:
@@ -278,8 +280,24 @@ def _stop(work: Work, session: Session) -> int:
     return exit_code(session)
 
 
-def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
-    """Put the new series where it belongs; return a line that says where, or ""."""
+def _put_in_place(
+    paths: Paths,
+    work: Work,
+    session: Session,
+    drift: DriftReport,
+    verdict: Verdict | None,
+) -> int:
+    """Put the new series where it belongs, and write the last report."""
+    said = _install(paths, work, session)
+    session = replace(session, stage=DONE)
+    report = write_report(work.path, session, drift, verdict)
+    work.save(session)
+    print(f"{said}{report}: written")
+    return exit_code(session)
+
+
+def _install(paths: Paths, work: Work, session: Session) -> str:
+    """Install the new series; return a line that says where, or ""."""
     if session.dry_run or not session.lock:
         for plan in session.plans:
             remove_tree(work.repo(plan.package))

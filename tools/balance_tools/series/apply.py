@@ -13,7 +13,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
 from balance_tools.series.seriesfile import read_series_file
-from balance_tools.series.text import split_lines
+from balance_tools.text import split_lines
 
 _NEW_FILE_MODE = 0o644
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 from balance_tools.series.apply import Series, patched_steps
+from balance_tools.series.seriesfile import SERIES
 
 CONTEXT_LINES = 2
 _SAME, _DIFFERENT = 0, 1
@@ -82,3 +83,15 @@ def export_series(series: Series, tree: Path) -> dict[str, bytes]:
         result[patch.name] = export_patch(patch.header.raw, before, after, paths)
         before = {**before, **after}
     return result
+
+
+def export_series_file(series: Series, folder: Path, dropped: Set[str]) -> None:
+    """Copy the series file, comments too, without the patches that were dropped."""
+    source = series.directory / SERIES
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    kept = [
+        line
+        for line in text.splitlines(keepends=True)
+        if line.split("#", 1)[0].strip() not in dropped or not line.strip()
+    ]
+    (folder / SERIES).write_text("".join(kept), encoding="utf-8")

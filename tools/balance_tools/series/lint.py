@@ -16,7 +16,7 @@ from balance_tools.series.apply import Series, load_series, patched_steps
 from balance_tools.series.export import CONTEXT_LINES, export_series, sorted_paths
 from balance_tools.series.patchfile import ADDED, CONTEXT, REMOVED, Hunk, Patch
 from balance_tools.series.seriesfile import SERIES
-from balance_tools.series.text import parse_module
+from balance_tools.text import parse_module
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 

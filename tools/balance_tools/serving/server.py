@@ -165,7 +165,7 @@ class Server(ServeProcess):
                     f"{self.log}: the server exited with {status} "
                     f"after {waited:.0f} s, before it was ready"
                 )
-            with contextlib.suppress(requests.ConnectionError):
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 if requests.get(f"{self.url}/health", timeout=5).ok:
                     self.start_s = waited
                     return

@@ -25,7 +25,6 @@ from balance_tools.kernels.socs import device_of, label_of
 from balance_tools.kernels.stage import Stage, prebuilt_stage, source_stage
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import Artifact, Lock, load_lock
-from balance_tools.upstream.metadata import UpstreamMetadata, read_upstream_metadata
 from balance_tools.wheel.licences import licence_files
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
@@ -35,6 +34,10 @@ from balance_tools.wheel.requirements import (
     reconcile,
 )
 from balance_tools.wheel.tree_check import check_trees
+from balance_tools.wheel.upstream_metadata import (
+    UpstreamMetadata,
+    read_upstream_metadata,
+)
 
 OURS = "vllm_balance"
 GUARD = "vllm-balance"

@@ -60,51 +60,11 @@ class DPBalanceProm:
                 labelnames=labelnames,
             )
         )
-        self._histograms: dict[str, dict[int, Any]] = {}
+        self._histograms = {
+            field: per_engine(metric)
+            for field, metric in _histograms(histogram, labelnames).items()
+        }
         self._pending: defaultdict[tuple[str, int], _Bins] = defaultdict(dict)
-        self._histograms["hold_lengths"] = per_engine(
-            histogram(
-                name="vllm:dp_balance_hold_length_steps",
-                documentation="Length of the holds that ended, in steps.",
-                buckets=HISTOGRAMS["hold_lengths"],
-                labelnames=labelnames,
-            )
-        )
-        self._histograms["hold_seconds"] = per_engine(
-            histogram(
-                name="vllm:dp_balance_hold_length_seconds",
-                documentation="Length of the holds that ended, in seconds.",
-                buckets=HISTOGRAMS["hold_seconds"],
-                labelnames=labelnames,
-            )
-        )
-        self._histograms["budgets"] = per_engine(
-            histogram(
-                name="vllm:dp_balance_prefill_budget_tokens",
-                documentation="Prompt tokens that each rank was granted, by the "
-                "decisions that admit.",
-                buckets=HISTOGRAMS["budgets"],
-                labelnames=labelnames,
-            )
-        )
-        self._histograms["exchange_seconds"] = per_engine(
-            histogram(
-                name="vllm:dp_balance_exchange_seconds",
-                documentation="Time the rank spent in the exchange of rows, waiting "
-                "for slower ranks included.",
-                buckets=HISTOGRAMS["exchange_seconds"],
-                labelnames=labelnames,
-            )
-        )
-        self._histograms["balance_ratios"] = per_engine(
-            histogram(
-                name="vllm:dp_balance_ratio",
-                documentation="Mean over maximum, among the ranks, of the tokens of "
-                "a step.",
-                buckets=HISTOGRAMS["balance_ratios"],
-                labelnames=labelnames,
-            )
-        )
 
     def observe(self, report: dict[str, Any] | None, engine_idx: int) -> None:
         """Adds one report of `BalanceStats.take` of one engine, if it has one."""
@@ -122,6 +82,45 @@ class DPBalanceProm:
                 before = pending.get(index, (0, 0.0))
                 pending[index] = (before[0] + count, before[1] + total)
             _drain(pending, HISTOGRAMS[name], metric[engine_idx].observe)
+
+
+def _histograms(histogram: Callable[..., Any], labelnames: list[str]) -> dict[str, Any]:
+    """Makes the histograms, each by the field of the report that goes into it."""
+    return {
+        "hold_lengths": histogram(
+            name="vllm:dp_balance_hold_length_steps",
+            documentation="Length of the holds that ended, in steps.",
+            buckets=HISTOGRAMS["hold_lengths"],
+            labelnames=labelnames,
+        ),
+        "hold_seconds": histogram(
+            name="vllm:dp_balance_hold_length_seconds",
+            documentation="Length of the holds that ended, in seconds.",
+            buckets=HISTOGRAMS["hold_seconds"],
+            labelnames=labelnames,
+        ),
+        "budgets": histogram(
+            name="vllm:dp_balance_prefill_budget_tokens",
+            documentation="Prompt tokens that each rank was granted, by the "
+            "decisions that admit.",
+            buckets=HISTOGRAMS["budgets"],
+            labelnames=labelnames,
+        ),
+        "exchange_seconds": histogram(
+            name="vllm:dp_balance_exchange_seconds",
+            documentation="Time the rank spent in the exchange of rows, waiting "
+            "for slower ranks included.",
+            buckets=HISTOGRAMS["exchange_seconds"],
+            labelnames=labelnames,
+        ),
+        "balance_ratios": histogram(
+            name="vllm:dp_balance_ratio",
+            documentation="Mean over maximum, among the ranks, of the tokens of a "
+            "step.",
+            buckets=HISTOGRAMS["balance_ratios"],
+            labelnames=labelnames,
+        ),
+    }
 
 
 def _drain(

@@ -49,12 +49,11 @@ class Row(NamedTuple):
 
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
 
     class _Columns(tuple[tuple[int, ...], ...]):
         _fields: tuple[str, ...]
 
-        def __new__(cls, *args: Any, **fields: Any) -> Self: ...
+        def __init__(self, *args: Any, **fields: Any) -> None: ...
 
         def __getattr__(self, field: str) -> Any: ...
 

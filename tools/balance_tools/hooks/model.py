@@ -48,6 +48,15 @@ def worst(statuses: list[Status]) -> Status:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What the sides of a conflict are called."""
+
+    new: str
+    old: str
+    patch: str
+
+
+@dataclass(frozen=True)
 class HookResult:
     """What became of one hook of a patch.
 

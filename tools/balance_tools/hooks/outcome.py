@@ -7,24 +7,25 @@ syntax; else a person decides.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.hooks.locate import NoPlace, Place, locate
 from balance_tools.hooks.markers import (
-    Labels,
+    has_markers,
     label_conflicts,
     mark_hooks,
     what_changed,
 )
-from balance_tools.hooks.moved import Candidate
+from balance_tools.hooks.model import FileOutcome, HookResult, Labels, Status, worst
+from balance_tools.hooks.moved import Candidate, find_moved
 from balance_tools.hooks.placement import Hook, check_placement, placement_of
 from balance_tools.hooks.reapply import NotWholeLinesError, reapply
 from balance_tools.hooks.upstreamed import already_there, in_other_words
-from balance_tools.rebase.model import FileOutcome, HookResult, Status, worst
 from balance_tools.series.patchfile import FilePatch
-from balance_tools.series.text import parse_module
+from balance_tools.text import parse_module
 
 FindMoved = Callable[[str, ast.AST], Candidate | None]
 
@@ -55,7 +56,7 @@ class Sides:
 def decide(
     file: FilePatch,
     sides: Sides,
-    find_moved: FindMoved,
+    paths: Sequence[str],
     read_upstream: Callable[[str], bytes | None],
 ) -> FileOutcome:
     """Return what to do with one file.
@@ -63,10 +64,14 @@ def decide(
     Args:
         file: The part of the patch.
         sides: The versions of the file.
-        find_moved: Finds where upstream moved a function of the old module.
+        paths: Every Python file of new upstream.
         read_upstream: Reads another file of new upstream (with earlier patches).
     """
     path = file.path
+
+    def find(scope: str, old_tree: ast.AST) -> Candidate | None:
+        return find_moved(scope, path, old_tree, paths, read_upstream)
+
     if sides.link is not None:
         note = f"{path} is a symbolic link to {sides.link} in {sides.labels.new}"
         return _not_placed(path, sides, Status.TARGET_MOVED, note)
@@ -77,7 +82,7 @@ def decide(
     if not path.endswith(".py"):
         return _text(path, sides)
     try:
-        return _module(path, sides, find_moved, read_upstream)
+        return _module(path, sides, find, read_upstream)
     except ToolError as error:
         return _not_placed(path, sides, Status.CONFLICT, str(error))
 
@@ -125,14 +130,14 @@ def _not_placed(path: str, sides: Sides, status: Status, note: str) -> FileOutco
 def _module(
     path: str,
     sides: Sides,
-    find_moved: FindMoved,
+    find: FindMoved,
     read_upstream: Callable[[str], bytes | None],
 ) -> FileOutcome:
     base, patched = sides.base or b"", sides.patched or b""
     hooks = placement_of(base, patched, path)
     old_tree = parse_module(base, path)
     if sides.upstream is None:
-        return _file_gone(path, sides, hooks, old_tree, find_moved, read_upstream)
+        return _file_gone(path, sides, hooks, old_tree, find, read_upstream)
     new_tree = parse_module(sides.upstream, path)
     there = [already_there(hook, new_tree) for hook in hooks]
     if hooks and all(there) and sides.merged == sides.upstream and sides.clean:
@@ -146,7 +151,7 @@ def _module(
     refused: list[tuple[Hook, HookResult]] = []
     placed: list[tuple[Hook, Place]] = []
     for hook, is_there in zip(hooks, there, strict=True):
-        verdict = _verdict(path, sides, hook, is_there, old_tree, new_tree, find_moved)
+        verdict = _verdict(path, sides, hook, is_there, old_tree, new_tree, find)
         if isinstance(verdict, Place):
             placed.append((hook, verdict))
         else:
@@ -191,7 +196,7 @@ def _verdict(
     is_there: bool,
     old_tree: ast.Module,
     new_tree: ast.Module,
-    find_moved: FindMoved,
+    find: FindMoved,
 ) -> Place | HookResult:
     """Return the place of a hook, or why a person must decide."""
     new = sides.labels.new
@@ -207,9 +212,7 @@ def _verdict(
     place = locate(hook.anchor, new_tree)
     if isinstance(place, Place):
         return place
-    return _result(
-        path, hook, *_why_not(path, hook, place, old_tree, new_tree, find_moved)
-    )
+    return _result(path, hook, *_why_not(path, hook, place, old_tree, new_tree, find))
 
 
 def _why_not(
@@ -218,13 +221,13 @@ def _why_not(
     place: NoPlace,
     old_tree: ast.Module,
     new_tree: ast.Module | None,
-    find_moved: FindMoved,
+    find: FindMoved,
 ) -> tuple[Status, str]:
     scope = hook.anchor.scope
     changed = what_changed(scope, old_tree, new_tree)
     if not changed.endswith("is gone"):
         return Status.CONFLICT, f"{place.reason} ({changed})"
-    moved = find_moved(scope, old_tree)
+    moved = find(scope, old_tree)
     if moved is None:
         return Status.TARGET_DELETED, f"{place.reason}, and nothing like it was found"
     return Status.TARGET_MOVED, f"{place.reason}; perhaps it is now {moved}"
@@ -273,13 +276,13 @@ def _file_gone(
     sides: Sides,
     hooks: list[Hook],
     old_tree: ast.Module,
-    find_moved: FindMoved,
+    find: FindMoved,
     read_upstream: Callable[[str], bytes | None],
 ) -> FileOutcome:
     """Propose the file to which upstream moved the functions of a deleted one."""
     gone = f"{path} is gone in {sides.labels.new}"
     scopes = [hook.anchor.scope for hook in hooks if hook.anchor.scope]
-    found = [find_moved(scope, old_tree) for scope in dict.fromkeys(scopes)]
+    found = [find(scope, old_tree) for scope in dict.fromkeys(scopes)]
     likely = [candidate for candidate in found if candidate is not None]
     if not likely:
         note = f"{gone}; nothing like it is left"
@@ -298,3 +301,19 @@ def _file_gone(
     return FileOutcome(
         path, content, None, Status.TARGET_MOVED, results, (note,), target
     )
+
+
+def check_edit(file: Path) -> None:
+    """Check a file that a person edited.
+
+    Raises:
+        ToolError: a conflict is left, or it is not Python though its name says so.
+    """
+    content = file.read_bytes()
+    if has_markers(content):
+        raise ToolError(
+            f"{file}: a conflict is left; edit the file until no <<<<<<< remains, "
+            "then run tools/rebase.sh --continue"
+        )
+    if file.suffix == ".py":
+        parse_module(content, str(file))
