@@ -298,7 +298,13 @@ class FastEngine:
         if partial is not None and self._prefill[rank]:
             partial.held_since = total
         self._pending[rank] = len(pending)
-        self._pending_tokens[rank] = sum([request.left for request in pending])
+        self._pending_tokens[rank] = sum([request.left for request in pending]) - sum(
+            [
+                self._cache[rank].hit(request)
+                for request in pending
+                if request.hash_ids and request is not partial
+            ]
+        )
         self._sent[rank] = [request.sent for request in pending]
         if pending:
             # First come, first served: nobody became pending before the first.

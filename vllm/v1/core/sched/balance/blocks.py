@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Whether requests fit in the KV cache, counted with upstream's own functions."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.prefix_hits import Hit
+from vllm.v1.core.sched.balance.upstream import blocks_to_allocate
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
@@ -95,30 +95,29 @@ class FreeBlocks:
         """Blocks of the whole prompt, or of its first part if upstream asks for no
         more, that are not allocated."""
         scheduler = self._scheduler
-        blocks = hit.blocks if hit else self._nothing
         tokens = min(request.num_tokens, scheduler.max_model_len)
         first = min(computed + max(self.budget, 1), tokens)
         ahead = min(first + scheduler.num_lookahead_tokens, scheduler.max_model_len)
-        need = self._count(request, ahead, blocks, computed, first, False)
+        need = self._count(request, ahead, hit, computed, first, False)
         if scheduler.scheduler_reserve_full_isl:
-            need = max(
-                need, self._count(request, tokens, blocks, computed, tokens, True)
-            )
+            need = max(need, self._count(request, tokens, hit, computed, tokens, True))
         return need
 
     def _count(
         self,
         request: Request,
         tokens: int,
-        blocks: tuple[Sequence[Any], ...],
+        hit: Hit | None,
         computed: int,
         main: int,
         capped: bool,
     ) -> int:
-        return self._cache.get_num_blocks_to_allocate(
+        return blocks_to_allocate(
+            self._cache,
+            local_tokens=request.num_computed_tokens + (hit.tokens if hit else 0),
             request_id=request.request_id,
             num_tokens=tokens,
-            new_computed_blocks=blocks,
+            new_computed_blocks=hit.blocks if hit else self._nothing,
             num_encoder_tokens=0,
             total_computed_tokens=computed,
             num_tokens_main_model=main,
@@ -149,9 +148,7 @@ class FreeBlocks:
             for manager, number in zip(self._managers, allocated, strict=True)
         ):
             return 0
-        return self._count(
-            request, most, self._nothing, computed, computed + new, False
-        )
+        return self._count(request, most, None, computed, computed + new, False)
 
     def _preempted(self, needs: dict[Request, int]) -> set[Request]:
         """Those that upstream preempts: from the end, or of the least priority."""

@@ -5,7 +5,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -293,7 +293,7 @@ class BalanceGate:
         """As `PrefillPermit.holds`."""
         return self._permit.holds(request)
 
-    def skip(self, queue: RequestQueue, skipped: RequestQueue) -> bool:
+    def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """As `PrefillPermit.skip`."""
         return self._permit.skip(queue, skipped)
 

@@ -3,6 +3,7 @@
 """What a decision allows the scheduler in one step."""
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.decision import OPEN, Decision
@@ -25,7 +26,7 @@ class PrefillPermit:
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self._set_aside: list[Request] = []
+        self._set_aside: list[tuple[RequestQueue, Request]] = []
         self.known_computed: dict[str, int] = {}
         """Tokens that need not be computed, as told at the lookup, of held requests."""
         self.held_ids: set[str] = set()
@@ -72,20 +73,22 @@ class PrefillPermit:
         slots = max_admitted(scheduler) - len(scheduler.running)
         return len(self._set_aside) < slots
 
-    def skip(self, queue: RequestQueue, skipped: RequestQueue) -> bool:
+    def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
 
         Args:
             queue: the queue.
-            skipped: upstream's queue for those that it passes over itself.
+            skipped: upstream's queue for those that it passes over itself; from 0.31
+                on a list for those of the other queue alone.
 
         Returns:
             False if the request stays where it is, because the pass ends.
         """
-        if queue is not self._scheduler.waiting:
+        own = queue is self._scheduler.waiting
+        if not own and isinstance(skipped, RequestQueue):
             skipped.prepend_request(queue.pop_request())
-        elif self._looks_on:
-            self._set_aside.append(queue.pop_request())
+        elif not own or self._looks_on:
+            self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
         return True
@@ -93,7 +96,8 @@ class PrefillPermit:
     def put_back(self) -> None:
         """Ends the pass: what was taken goes back to the head of its queue."""
         while self._set_aside:
-            self._scheduler.waiting.prepend_request(self._set_aside.pop())
+            queue, request = self._set_aside.pop()
+            queue.prepend_request(request)
 
     def clip(
         self, request: Request, num_new_tokens: int, num_computed_tokens: int

@@ -71,9 +71,10 @@ class PrefixHits:
     def _look_up(self, request: Request) -> Hit | None:
         if self._blocks_left <= 0:
             return None
+        # From 0.30 on there is a third value, of which we need nothing.
         blocks, tokens = self._cache.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
-        )
+        )[:2]
         self._blocks_left -= 1 + sum(map(len, blocks))
         last = blocks[0][-1].block_hash if self._one_full_attention and tokens else None
         return Hit(tokens, blocks, last)
