@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORD = Path(__file__).with_name("build.json")
+BUILD_RECORD = Path(__file__).with_name("build.json")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BuildInfo:
     """The text of the lock."""
 
 
-def load_build_info(record: Path = RECORD) -> BuildInfo | None:
+def load_build_info(record: Path = BUILD_RECORD) -> BuildInfo | None:
     """Read the record; None when this package does not come from a built wheel."""
     try:
         return BuildInfo(**json.loads(record.read_text(encoding="utf-8")))

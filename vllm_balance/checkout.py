@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.fingerprint import LOCK, lock_sha256, series_sha256
+from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 
-PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
-RECORD = "commit.json"
+ALL_PACKAGES = (*PACKAGES, "vllm_balance")
+ARCHIVE_RECORD = "commit.json"
+"""In a source archive: its commit and files."""
 MOST_FILES = 10
 
 
@@ -74,11 +75,11 @@ def _identity(checkout: Path) -> tuple[str, set[str]]:
     """The commit of the folder, and its files that belong into a wheel."""
     if (checkout / ".git").exists():
         commit = _git(checkout, "rev-parse", "HEAD").strip()
-        listing = _git(checkout, "ls-files", "-z", "--", *PACKAGES).split("\0")
+        listing = _git(checkout, "ls-files", "-z", "--", *ALL_PACKAGES).split("\0")
     else:
-        record = json.loads((checkout / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((checkout / ARCHIVE_RECORD).read_text(encoding="utf-8"))
         commit, listing = record["commit"], list(record["files"])
-    packages = tuple(f"{package}/" for package in PACKAGES)
+    packages = tuple(f"{package}/" for package in ALL_PACKAGES)
     return commit, {name for name in listing if name.startswith(packages)}
 
 

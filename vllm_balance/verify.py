@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.checkout import PACKAGES, NotACheckoutError, differences
+from vllm_balance.checkout import ALL_PACKAGES, NotACheckoutError, differences
 from vllm_balance.installed import Installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
@@ -124,7 +124,7 @@ def _check_files(
     known = {file.path for file in files}
     foreign = [
         path
-        for package in PACKAGES
+        for package in ALL_PACKAGES
         if package not in not_compared
         for path in _files_of(main.folder / package)
         if path not in known

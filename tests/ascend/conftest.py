@@ -16,7 +16,8 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-
+PROGRAM_S = 900
+"""For imports of torch_npu and the plugin on a machine with much else to do."""
 
 NOT_SEEN = (
     *("test_hccl.py", "test_platform.py", "test_offline.py"),
@@ -34,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what has not been seen to pass, and say so."""
+    """Give the tests time; leave out what has not been seen to pass, and say so."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROGRAM_S + 60))
     if config.getoption("--every"):
         return
     out = [i for i in items if any(part in i.nodeid for part in NOT_SEEN)]
@@ -58,7 +62,7 @@ def pytest_sessionstart() -> None:
 
 
 def program(
-    name: str, *arguments: str, timeout: float = 240, **environment: str
+    name: str, *arguments: str, timeout: float = PROGRAM_S, **environment: str
 ) -> str:
     """What a program of this folder prints.
 
@@ -70,7 +74,7 @@ def program(
 
 
 def run_program(
-    name: str, *arguments: str, timeout: float = 240, **environment: str
+    name: str, *arguments: str, timeout: float = PROGRAM_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of this folder, however it ends."""
     return subprocess.run(

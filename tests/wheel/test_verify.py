@@ -15,7 +15,7 @@ from balance_tools.release.sdist import NAME, write_sdist
 from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
 from stub_wheels import write_stub
-from vllm_balance.checkout import RECORD
+from vllm_balance.checkout import ARCHIVE_RECORD
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +177,9 @@ def test_an_archive_with_another_series(pristine: Environment, archive: Path) ->
 
 
 def test_an_archive_of_another_commit(pristine: Environment, archive: Path) -> None:
-    record = json.loads((archive / RECORD).read_text())
+    record = json.loads((archive / ARCHIVE_RECORD).read_text())
     record["files"]["vllm_balance/more.py"] = "0"
-    (archive / RECORD).write_text(json.dumps(record | {"commit": "0" * 40}))
+    (archive / ARCHIVE_RECORD).write_text(json.dumps(record | {"commit": "0" * 40}))
     first, second = findings(pristine, "--checkout", str(archive))
     assert first.startswith(f"{archive}: expected commit ")
     assert f"found {'0' * 40}; repair: git -C {archive} checkout " in first

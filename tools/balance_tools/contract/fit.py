@@ -21,7 +21,7 @@ from balance_tools.contract.names import Names
 from balance_tools.contract.typecheck import Checked, Mistake, type_check
 from balance_tools.contract.uses import Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
-from balance_tools.files import remove_tree
+from balance_tools.files import remove_tree, write_atomically
 from balance_tools.series.apply import Series
 
 OURS = ("vllm/", "vllm_balance/")
@@ -121,10 +121,7 @@ def expect(pin: Side, known: Path) -> Expected:
     checked = pin.check()
     uses = inventory(pin.root, pin.ours, checked.uses, Names(Modules(pin.tree)))
     expected = Expected(uses, Checked(checked.errors, ()))
-    known.parent.mkdir(parents=True, exist_ok=True)
-    partial = known.with_suffix(".part")
-    partial.write_text(json.dumps({"key": key, **asdict(expected)}))
-    partial.replace(known)
+    write_atomically(known, json.dumps({"key": key, **asdict(expected)}))
     return expected
 
 

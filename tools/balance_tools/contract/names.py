@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from balance_tools.drift.symbols import Modules, imports
+from balance_tools.drift.symbols import Modules, imports, module_of
 
 _WORD = re.compile(r"[A-Za-z_]\w+")
 _CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
@@ -85,11 +85,6 @@ class Names:
         """Return the dotted names of the classes with the same last name."""
         name = owner.rpartition(".")[2]
         return [f"{module}.{name}" for module in self._texts[1].get(name, ())]
-
-
-def module_of(file: str) -> str:
-    """Return the dotted name of a file's module."""
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _stars(tree: ast.Module, module: str, path: str) -> Iterator[str]:

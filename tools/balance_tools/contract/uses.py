@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.contract.names import Names, module_of
-from balance_tools.drift.symbols import imports
+from balance_tools.contract.names import Names
+from balance_tools.drift.symbols import imports, module_of
 
 IMPORT, ATTRIBUTE, OVERRIDE = "import", "attribute", "override"
 EITHER, OPTIONAL, WORD = "either", "optional", "word"

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from balance_tools.drift.symbols import Change, Modules, Symbol, change, normalised
+from balance_tools.drift.symbols import (
+    Change,
+    Modules,
+    Symbol,
+    change,
+    module_of,
+    normalised,
+)
 from balance_tools.hooks.check_placement import patched_modules
 from balance_tools.series.apply import Series
 
@@ -49,10 +57,10 @@ def subjects(series: Series, modules: Modules) -> list[Subject]:
     """Return what a series touches and relies on, touched ones first."""
     found: dict[str, Subject] = {}
     for module in patched_modules(series, modules.tree):
-        dotted = module.path.removesuffix(".py").removesuffix("/__init__")
+        dotted = module_of(module.path)
         for hook in module.hooks:
             if hook.anchor.scope:
-                symbol = f"{dotted.replace('/', '.')}.{hook.anchor.scope}"
+                symbol = f"{dotted}.{hook.anchor.scope}"
                 _add(found, symbol, TOUCHED, module.patch.name, hook.anchor.uses)
     for patch in series.patches:
         for names in patch.header.relies_on:
@@ -85,9 +93,9 @@ def drift(found: Iterable[Subject], old: Modules, new: Modules) -> list[Drift]:
         one, other = _own(before.node), _own(after.node)
         changed = change(one, other)
         lines = set(normalised(one)) ^ set(normalised(other))
-        text = "\n".join(lines)
-        named = tuple(sorted(name for name in subject.names if _in(name, text)))
-        result.append(Drift(subject, changed, named, after.path))
+        words = set(re.findall(r"\w+", "\n".join(lines)))
+        named = [n for n in subject.names if n.rpartition(".")[2] in words]
+        result.append(Drift(subject, changed, tuple(sorted(named)), after.path))
     return sorted(result, key=lambda one: one.rank)
 
 
@@ -107,12 +115,3 @@ def _own(node: ast.AST) -> ast.AST:
         body=fields or [ast.Pass()],
         decorator_list=node.decorator_list,
     )
-
-
-def _in(name: str, text: str) -> bool:
-    last = name.rpartition(".")[2]
-    return any(part == last for part in _words(text))
-
-
-def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()

@@ -12,7 +12,14 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from balance_tools.drift.symbols import Change, Modules, change, imports, methods
+from balance_tools.drift.symbols import (
+    Change,
+    Modules,
+    change,
+    imports,
+    methods,
+    module_of,
+)
 from balance_tools.hooks.scopes import definitions, likeness
 
 UPSTREAM = "vllm"
@@ -62,12 +69,8 @@ def replacements(plugin: Modules) -> list[Replacement]:
     return found
 
 
-def _module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
 def _replacements_in(tree: ast.Module, path: str) -> Iterator[Replacement]:
-    module = _module_name(path)
+    module = module_of(path)
     names = imports(tree, module, path)
     own = {name for name, _ in definitions(tree) if "." not in name}
     for node in ast.walk(tree):
@@ -137,7 +140,7 @@ def _overriding(plugin: Modules) -> Iterator[_Own]:
         tree = plugin.parse(path)
         if tree is None:
             continue
-        names = imports(tree, _module_name(path), path)
+        names = imports(tree, module_of(path), path)
         for scope, node in definitions(tree):
             for base in node.bases if isinstance(node, ast.ClassDef) else ():
                 symbol = _resolved(base, names)

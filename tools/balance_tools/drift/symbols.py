@@ -86,6 +86,11 @@ class Modules:
         return None
 
 
+def module_of(file: str) -> str:
+    """Return the dotted name of a file's module."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def _attribute(tree: ast.AST, scope: str) -> ast.AST | None:
     """Return the statements that assign an attribute of a class or a module."""
     owner, _, name = scope.rpartition(".")

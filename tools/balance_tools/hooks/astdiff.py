@@ -125,6 +125,11 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
             yield from _gaps(cursor.child(name, child), wanted)
 
 
+def some(node: ast.AST | None) -> Nodes:
+    """Return a node as nodes, none for None."""
+    return (node,) if node is not None else ()
+
+
 def _leads_to(scope: str, wanted: str) -> bool:
     return not scope or wanted.startswith(f"{scope}.")
 

@@ -127,7 +127,7 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
     candidates = [gap for gap in map(anchor.opened, blocks) if gap]
     if anchor.removed and not candidates:
         return NoPlace(f"the code that the hook replaces in {scope} has changed")
-    both = [gap for gap in candidates if _score(anchor, gap) == (EXACT, EXACT)]
+    both = [gap for gap in candidates if score(anchor, gap) == (EXACT, EXACT)]
     if len(both) == 1:
         return Place(both[0])
     if both:
@@ -135,7 +135,7 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
         if len(exact) == 1:
             return Place(exact[0])
         return NoPlace(f"{len(both)} places in {scope} look like the hook's")
-    alike = [gap for gap in candidates if DIFFERENT not in _score(anchor, gap)]
+    alike = [gap for gap in candidates if DIFFERENT not in score(anchor, gap)]
     if len(alike) == 1:
         return Place(alike[0], _changes(anchor, alike[0]))
     return _by_one_neighbour(anchor, candidates, everywhere)
@@ -177,7 +177,7 @@ def _by_one_neighbour(
             return Place(first, (f"{note}; it went right behind the first",))
         return NoPlace(f"{note} in {scope}, and they share names with the hook")
     gap = (after_before or before_after)[0]
-    levels = _score(anchor, gap)
+    levels = score(anchor, gap)
     if DIFFERENT in levels and EXACT not in levels:
         return NoPlace(_lost(anchor, everywhere))
     return Place(gap, _changes(anchor, gap))
@@ -226,7 +226,8 @@ def _order_is_free(anchor: Anchor, between: list[Element]) -> bool:
     return kinds == {"Expr"} and len(callees) == 1 and "" not in callees
 
 
-def _score(anchor: Anchor, gap: Gap) -> tuple[int, int]:
+def score(anchor: Anchor, gap: Gap) -> tuple[int, int]:
+    """Return how like the neighbours of a gap are to those of the anchor."""
     return _level(anchor.before, gap.before), _level(anchor.after, gap.after)
 
 

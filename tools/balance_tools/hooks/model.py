@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -77,6 +79,11 @@ class HookResult:
     how: str
     status: Status
     note: str = ""
+
+
+def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:
+    """Count the hooks by who placed them."""
+    return dict(Counter(hook.how or "nobody" for hook in hooks))
 
 
 @dataclass(frozen=True)

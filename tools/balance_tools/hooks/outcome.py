@@ -161,18 +161,9 @@ def _module(
     except NotWholeLinesError as error:
         note = f"{path}: {error}; upstream formats this code otherwise"
         return _not_placed(path, replace(sides, clean=True), Status.CONFLICT, note)
-    done = {id(hook): place for hook, place in placed}
     results = tuple(
-        HookResult(
-            path,
-            hook.anchor.scope,
-            hook.line,
-            0,
-            how,
-            Status.CONTEXT_ONLY,
-            "; ".join(done[id(hook)].notes),
-        )
-        for hook, _ in placed
+        _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), how)
+        for hook, place in placed
     )
     if not refused:
         results = _with_lines(results, sides.upstream, content, path)
@@ -185,8 +176,10 @@ def _module(
     return FileOutcome(path, marked, content, status, (*results, *bad))
 
 
-def _result(path: str, hook: Hook, status: Status, note: str) -> HookResult:
-    return HookResult(path, hook.anchor.scope, hook.line, 0, "", status, note)
+def _result(
+    path: str, hook: Hook, status: Status, note: str, how: str = ""
+) -> HookResult:
+    return HookResult(path, hook.anchor.scope, hook.line, 0, how, status, note)
 
 
 def _verdict(

@@ -11,7 +11,14 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
+from balance_tools.hooks.astdiff import (
+    Difference,
+    Gap,
+    Nodes,
+    ast_differences,
+    gaps,
+    some,
+)
 from balance_tools.hooks.elements import defined_names, element, used_names
 from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
 from balance_tools.text import parse_module
@@ -76,8 +83,8 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
     before = element(old.before) if old.before else None
     after = element(old.after) if old.after else None
     uses, binds = used_names(new.inside), defined_names(new.inside)
-    needs_before = uses & defined_names(_some(old.before))
-    needed_after = binds & used_names(_some(old.after))
+    needs_before = uses & defined_names(some(old.before))
+    needed_after = binds & used_names(some(old.after))
     leans = ""
     if bool(needs_before) != bool(needed_after):
         leans = "before" if needs_before else "after"
@@ -93,10 +100,6 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
         binds=binds,
         copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
     )
-
-
-def _some(node: ast.AST | None) -> Nodes:
-    return (node,) if node else ()
 
 
 def check_placement(

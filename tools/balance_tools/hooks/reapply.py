@@ -10,7 +10,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from balance_tools.hooks.astdiff import Gap, Nodes
+from balance_tools.hooks.astdiff import Gap, Nodes, some
 from balance_tools.hooks.locate import Place
 from balance_tools.hooks.placement import Hook
 from balance_tools.text import split_lines
@@ -95,10 +95,6 @@ def span(nodes: Nodes) -> tuple[int, int]:
     return min(starts) - 1, max(ends)
 
 
-def _some(node: ast.AST | None) -> Nodes:
-    return (node,) if node is not None else ()
-
-
 def _is_trivia(line: bytes) -> bool:
     text = line.strip()
     return not text or text.startswith(b"#")
@@ -107,15 +103,15 @@ def _is_trivia(line: bytes) -> bool:
 def _around(gap: Gap, lines: list[bytes]) -> tuple[int, int]:
     """Return the lines of the gap: its nodes with the trivia above and below them."""
     if gap.before is not None:
-        start = span(_some(gap.before))[1]
+        start = span(some(gap.before))[1]
     else:
-        start = span(gap.inside or _some(gap.after))[0]
+        start = span(gap.inside or some(gap.after))[0]
         while start and _is_trivia(lines[start - 1]):
             start -= 1
     if gap.after is not None:
-        end = span(_some(gap.after))[0]
+        end = span(some(gap.after))[0]
     else:
-        end = span(gap.inside or _some(gap.before))[1]
+        end = span(gap.inside or some(gap.before))[1]
         while end < len(lines) and _is_trivia(lines[end]):
             end += 1
     if start > end:
@@ -164,14 +160,16 @@ def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
 
 def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
     if gap.before is not None:
-        last = span(_some(gap.before))[1]
+        last = span(some(gap.before))[1]
         column = getattr(gap.before, "end_col_offset", 0) or 0
         rest = lines[last - 1][column:].split(b"#")[0].strip()
         if rest.strip(b",;"):
             raise NotWholeLinesError(f"line {last} goes on with {rest.decode()!r}")
     if gap.after is not None:
-        first = span(_some(gap.after))[0]
-        column = 0 if getattr(gap.after, "decorator_list", ()) else _column(gap.after)
+        first = span(some(gap.after))[0]
+        column = 0
+        if not getattr(gap.after, "decorator_list", ()):
+            column = getattr(gap.after, "col_offset", 0)
         if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
             raise NotWholeLinesError(f"line {first + 1} starts with other code")
 
@@ -179,10 +177,6 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
 def _whole_lines(lines: list[bytes], start: int, end: int) -> None:
     if end <= start or end > len(lines):
         raise NotWholeLinesError("the code to replace has no lines of its own")
-
-
-def _column(node: ast.AST) -> int:
-    return int(getattr(node, "col_offset", 0))
 
 
 def _indent_change(
@@ -200,7 +194,7 @@ def _indent_change(
 
 
 def _indent(node: ast.AST, lines: list[bytes]) -> bytes:
-    first = lines[span(_some(node))[0]]
+    first = lines[span(some(node))[0]]
     return first[: len(first) - len(first.lstrip(b" \t"))]
 
 

@@ -6,8 +6,8 @@ import ast
 from math import ceil
 
 from balance_tools.hooks.astdiff import Gap, gaps
-from balance_tools.hooks.elements import DIFFERENT, EXACT, element, similarity
-from balance_tools.hooks.locate import Anchor
+from balance_tools.hooks.elements import DIFFERENT, EXACT
+from balance_tools.hooks.locate import Anchor, score
 from balance_tools.hooks.placement import Hook, dumps
 
 # Share of the names that only the hook brings which upstream must use, too.
@@ -30,14 +30,9 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
 
 
 def _between(anchor: Anchor, gap: Gap) -> bool:
-    levels = [
-        (EXACT if wanted is None and node is None else DIFFERENT)
-        if wanted is None or node is None
-        else similarity(wanted, element(node))
-        for wanted, node in ((anchor.before, gap.before), (anchor.after, gap.after))
-    ]
+    levels = score(anchor, gap)
     if not gap.width:  # nothing but the neighbours speaks for it
-        return levels == [EXACT, EXACT] and None not in (anchor.before, anchor.after)
+        return levels == (EXACT, EXACT) and None not in (anchor.before, anchor.after)
     return EXACT in levels or DIFFERENT not in levels
 
 

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, named_in_part, sha256_of
+from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.archive import check_wheel
@@ -162,6 +164,29 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
             "lock a release whose wheels have them"
         )
     return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated), csrc)
+
+
+def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
+    """Fetch, prove and unpack the kernels of one wheel where the build looks for them.
+
+    Raises ToolError, also when their build generated what ours would not.
+    """
+    artifact = lock.kernel_wheel(choice.python, choice.arch)
+    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
+    with zipfile.ZipFile(kernels.path) as archive:
+        generated = {name: archive.read(name).decode() for name in kernels.generated}
+    expected = {BUILD_INFO: build_info_text(device_type)}
+    if generated != expected:
+        raise ToolError(
+            f"{artifact.filename}: expected its build to have generated only "
+            f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
+            f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
+        )
+    stage = prebuilt_stage(paths, artifact, device_type)
+    if stage.made_from() is None:
+        stage.clear()
+        extract_kernels(kernels, stage.folder)
+        stage.finish()
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

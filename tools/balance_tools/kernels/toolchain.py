@@ -49,6 +49,10 @@ SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
 SET_ENV_ATB = "source /usr/local/Ascend/nnal/atb/set_env.sh"
 ASCENDC = ("tools/tikcpp", "compiler/tikcpp", "ascendc_devkit/tikcpp/samples")
 """Folders of CANN, one of which has the CMake code for kernels."""
+NO_PYTHON = (
+    "python3: expected the Python that the kernels are for on PATH, found none that "
+    "runs; activate its environment"
+)
 PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
 def version(name):
@@ -95,10 +99,7 @@ def python_tag() -> str:
     """The tag of the `python3` on PATH; ToolError when there is none that runs."""
     found = _ask_python()
     if found is None:
-        raise ToolError(
-            "python3: expected the Python that the kernels are for on PATH, found none "
-            "that runs; activate its environment"
-        )
+        raise ToolError(NO_PYTHON)
     return str(found["tag"])
 
 
@@ -227,10 +228,7 @@ def _python_problems(
     python: Mapping[str, Any] | None, wanted: Mapping[str, Requirement]
 ) -> Iterator[str]:
     if python is None:
-        yield (
-            "python3: expected the Python that the kernels are for on PATH, found none "
-            "that runs; activate its environment"
-        )
+        yield NO_PYTHON
         return
     where = python["executable"]
     lacking = []

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.drift.report import DriftReport
-from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
+from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
 from balance_tools.markdown import table
 from balance_tools.rebase.session import Session
 from balance_tools.verify.verdict import Verdict
@@ -96,10 +96,8 @@ def markdown(session: Session) -> str:
 
 
 def _how(hooks: tuple[HookResult, ...]) -> str:
-    counts: dict[str, int] = {}
-    for hook in hooks:
-        counts[hook.how or "nobody"] = counts.get(hook.how or "nobody", 0) + 1
-    return ", ".join(f"{how} {count}" for how, count in counts.items()) or "–"
+    counts = placed_by(hooks).items()
+    return ", ".join(f"{how} {count}" for how, count in counts) or "–"
 
 
 def _row(hook: HookResult) -> tuple[str, ...]:

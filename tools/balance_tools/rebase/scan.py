@@ -7,7 +7,7 @@ import json
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.hooks.model import placed_by
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
@@ -99,8 +100,9 @@ def scan(
     """
     folder = work_root(paths) / "scan"
     pin = read_pin(paths, lock)
-    key = series_sha256(paths.root, PACKAGE) + _tools_hash()
-    key += _files_hash(pin) if pin else ""
+    tools = Path(__file__).resolve().parents[1].rglob("*.py")
+    ours = [paths.root / name for name in pin.files] if pin else []
+    key = series_sha256(paths.root, PACKAGE) + _hash([*sorted(tools), *ours])
     rows: dict[str, ScannedRelease] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
@@ -116,18 +118,11 @@ def scan(
     return [rows[artifact.version] for artifact in artifacts]
 
 
-def _tools_hash() -> str:
-    """Hash the tools, so that results of other ones do not count as known."""
+def _hash(files: Iterable[Path]) -> str:
+    """Hash tools and our files, so that results of other ones do not count as known."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _files_hash(pin: Pin) -> str:
-    digest = hashlib.sha256()
-    for name in pin.files:
-        digest.update(name.encode() + (pin.paths.root / name).read_bytes())
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()
 
 
@@ -211,14 +206,10 @@ def _write_patched(work: Work, series: Series, tree: Path) -> None:
 def _cells(session: Session) -> list[ScannedPatch]:
     cells = []
     for result in session.results:
-        placed: dict[str, int] = {}
-        for hook in result.hooks:
-            placed[hook.how or "nobody"] = placed.get(hook.how or "nobody", 0) + 1
         bad = [hook for hook in result.hooks if hook.status.needs_human]
         reasons = [f"{h.path}: {h.note}" for h in bad]
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
-        cells.append(
-            ScannedPatch(result.name, result.status.label, tuple(reasons), placed)
-        )
+        placed, label = placed_by(result.hooks), result.status.label
+        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
     return cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from balance_tools.hooks.model import Status, worst
+from balance_tools.markdown import table
 
 PACKAGE = "vllm"
 RUNS = "yes"
@@ -71,10 +73,9 @@ class ScannedRelease:
 
     def by(self) -> str:
         """Return who placed how many hooks."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for cell in self.cells:
-            for how, count in cell.placed_by.items():
-                counts[how] = counts.get(how, 0) + count
+            counts.update(cell.placed_by)
         return ", ".join(f"{how} {counts[how]}" for how in sorted(counts))
 
     @classmethod
@@ -121,25 +122,26 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
         f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
         f"{total}. Runs: {runs if tried else 'not tried'}.",
         "",
-        f"| release | {' | '.join(names)} | placed by | checked | runs | seconds |",
-        "|---" * (len(names) + 5) + "|",
     ]
-    for row in rows:
-        statuses = " | ".join(cell.status for cell in row.cells)
-        checked = "yes" if row.checked else row.fit or NOT_TRIED
-        runs = row.runs or NOT_TRIED
-        said = f"{row.by()} | {checked} | {runs} | {row.seconds:.1f}"
-        lines.append(f"| {row.version} | {statuses} | {said} |")
+    columns = ("release", *names, "placed by", "checked", "runs", "seconds")
+    lines += table(columns, map(_cells, rows))
     lines += ["", "## First release that broke each patch", ""]
-    lines += ["| patch | going back | going forth |", "|---|---|---|"]
-    for name, (back, forth) in first_breaks(rows, Version(pin)).items():
-        lines.append(f"| {name} | {back or 'none'} | {forth or 'none'} |")
+    breaks = first_breaks(rows, Version(pin)).items()
+    broken = ((name, *(found or "none" for found in pair)) for name, pair in breaks)
+    lines += table(("patch", "going back", "going forth"), broken)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for cell in row.cells:
             lines += [f"- {row.version}, {cell.patch}: {why}" for why in cell.reasons]
         lines += [f"- {row.version}: {finding}" for finding in row.findings]
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: ScannedRelease) -> list[str]:
+    statuses = [cell.status for cell in row.cells]
+    checked = "yes" if row.checked else row.fit or NOT_TRIED
+    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
+    return [row.version, *statuses, *told]
 
 
 def write_scan(

@@ -18,7 +18,7 @@ from balance_tools.wheel.source_state import (
     source_files,
     source_state,
 )
-from vllm_balance.checkout import RECORD
+from vllm_balance.checkout import ARCHIVE_RECORD
 
 NAME = "vllm_balance"
 """Not `vllm`: pip must never take it for a wheel's source and try to build it."""
@@ -31,7 +31,7 @@ def write_sdist(root: Path, version: str, folder: Path) -> Path:
     files = source_files(root)
     generated = {
         "PKG-INFO": _pkg_info(version),
-        RECORD: render_record(source_state(root), root, files),
+        ARCHIVE_RECORD: render_record(source_state(root), root, files),
     }
     path = folder / f"{top}.tar.gz"
     with (

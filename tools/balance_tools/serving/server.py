@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -61,7 +60,6 @@ class Server(ServeProcess):
         self.url = f"http://{address}:{self.port}"
         self.model = model
         self.start_s = 0.0
-        self.memory_bytes = 0
         super().__init__(
             *(folder, name or f"server-{self.port}", model),
             *("--host", address, "--port", str(self.port), *options),
@@ -88,7 +86,6 @@ class Server(ServeProcess):
     ) -> None:
         if error is not None:
             self.print_log_tail()
-        self.memory_bytes = self._memory()
         left = self.stop()
         if error is None:
             assert not left, f"{self.log}: the server left processes behind: {left}"
@@ -177,11 +174,3 @@ class Server(ServeProcess):
                 said = waited
                 print(f"waiting for vllm serve: {waited:.0f} s", file=sys.stderr)
             time.sleep(0.1)
-
-    def _memory(self) -> int:
-        """Bytes of memory of the server, shared pages counted once."""
-        total = 0
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
-        return total

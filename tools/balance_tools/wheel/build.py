@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +25,11 @@ from balance_tools.distribution import (
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
 from balance_tools.kernels.from_source import build_kernels
-from balance_tools.kernels.prebuilt import extract_kernels, fetch_kernels
-from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
+from balance_tools.kernels.prebuilt import stage_kernels
 from balance_tools.kernels.toolchain import python_tag
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.upstream.lock import Lock, load_lock
+from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.vendor import vendor
 
 ALL = [
@@ -60,29 +58,6 @@ def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
         with replacing(out / made.name) as part:
             shutil.move(made, part)
     return out / made.name
-
-
-def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
-    """Fetch, prove and unpack the kernels of one wheel where the build looks for them.
-
-    Raises ToolError, also when their build generated what ours would not.
-    """
-    artifact = lock.kernel_wheel(choice.python, choice.arch)
-    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
-    with zipfile.ZipFile(kernels.path) as archive:
-        generated = {name: archive.read(name).decode() for name in kernels.generated}
-    expected = {BUILD_INFO: build_info_text(device_type)}
-    if generated != expected:
-        raise ToolError(
-            f"{artifact.filename}: expected its build to have generated only "
-            f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
-            f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
-        )
-    stage = prebuilt_stage(paths, artifact, device_type)
-    if stage.made_from() is None:
-        stage.clear()
-        extract_kernels(kernels, stage.folder)
-        stage.finish()
 
 
 def _run_build(paths: Paths, choice: Choice) -> Path:

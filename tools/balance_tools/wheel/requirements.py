@@ -7,7 +7,7 @@ distribution.toml says which side wins and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +131,9 @@ def _joined(group: Sequence[Wanted]) -> SpecifierSet:
 
 def _merge(group: Sequence[Wanted], replacement: str | None) -> list[str]:
     """One line for each marker; `replacement` takes the place of every specifier."""
-    by_marker: Mapping[str, list[Wanted]] = _by_marker(group)
+    by_marker: dict[str, list[Wanted]] = {}
+    for want in group:
+        by_marker.setdefault(str(want.requirement.marker or ""), []).append(want)
     lines: list[str] = []
     for marker, wants in sorted(by_marker.items()):
         name = wants[0].name
@@ -144,13 +146,6 @@ def _merge(group: Sequence[Wanted], replacement: str | None) -> list[str]:
             + (f"; {marker}" if marker else "")
         )
     return lines
-
-
-def _by_marker(group: Sequence[Wanted]) -> dict[str, list[Wanted]]:
-    by_marker: dict[str, list[Wanted]] = {}
-    for want in group:
-        by_marker.setdefault(str(want.requirement.marker or ""), []).append(want)
-    return by_marker
 
 
 def _contradiction(name: str, group: Sequence[Wanted]) -> str:

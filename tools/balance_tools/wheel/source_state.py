@@ -14,7 +14,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import files_of_ours
 from balance_tools.run import git, output_of
-from vllm_balance.checkout import PACKAGES, RECORD
+from vllm_balance.checkout import ALL_PACKAGES, ARCHIVE_RECORD
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def source_state(root: Path) -> SourceState:
     """Ask git, or else the record of a source archive."""
     if (root / ".git").exists():
         return _of_checkout(root)
-    if (root / RECORD).is_file():
+    if (root / ARCHIVE_RECORD).is_file():
         return _of_archive(root)
     return SourceState(None, None)
 
@@ -71,14 +71,14 @@ def _of_checkout(root: Path) -> SourceState:
 
 def _of_archive(root: Path) -> SourceState:
     """Dirty: a file is not as it was packed, one was added, or it was dirty then."""
-    data = json.loads((root / RECORD).read_text(encoding="utf-8"))
+    data = json.loads((root / ARCHIVE_RECORD).read_text(encoding="utf-8"))
     changed = any(
         not (root / name).is_file() or sha256_of(root / name) != sha256
         for name, sha256 in data["files"].items()
     )
     added = any(
         f"{package}/{path}" not in data["files"]
-        for package in PACKAGES
+        for package in ALL_PACKAGES
         for path in files_of_ours(root / package)
     )
     return SourceState(data["commit"], data["dirty"] or changed or added)
