@@ -95,7 +95,7 @@ def measure(scheduler: Any, policy: str, ranks: int, calls: int) -> dict[str, An
         gate.exchange(None, 0, step, active=True, tell_clients=sys.exit)
         for request in waiting[:4]:
             if not gate.holds(request):
-                gate.clip(request, request.num_tokens)
+                gate.clip(request, request.num_tokens, 0)
         times.append((time.perf_counter_ns() - start) / 1e3)
         gate.take_stats()
     figures = record.spread(times[calls // 10 :])

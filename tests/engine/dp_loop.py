@@ -168,21 +168,30 @@ class ModelEngine(LoopEngine):
 
 
 class CollectiveCounter(LoopEngine):
-    """Counts every collective call of the loop."""
+    """Counts every collective call of the loop, however it is made."""
 
     NAMES = (
-        "all_reduce",
-        "all_gather",
-        "all_gather_into_tensor",
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "allgather",
+        "allreduce",
+        "alltoall",
+        "alltoall_base",
         "barrier",
         "broadcast",
-        "reduce_scatter_tensor",
+        "gather",
+        "recv",
+        "reduce_scatter",
+        "scatter",
+        "send",
     )
+    """Methods of a process group; the functions of torch.distributed end in them."""
 
     def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
         super().__init__(vllm_config, trace)
+        group = dist.ProcessGroup
         for name in self.NAMES:
-            setattr(dist, name, self._counted(name, getattr(dist, name)))
+            setattr(group, name, self._counted(name, getattr(group, name)))
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

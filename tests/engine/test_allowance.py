@@ -125,7 +125,7 @@ def test_a_loaded_request_starts_and_goes_on_without_allowance(config):
     loaded = make_request("loaded", 60, 5)
     loaded.num_computed_tokens = 48
     assert not gate.holds(loaded)
-    assert gate.clip(loaded, 12) == 12
+    assert gate.clip(loaded, 12, 48) == 12
     assert gate.holds(scheduler.requests["fresh"])
 
 

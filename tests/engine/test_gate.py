@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -130,9 +131,11 @@ def test_a_blocked_request_is_promoted_during_a_hold(scheduler):
 
 
 def test_the_end_of_a_wave_clears_the_state(scheduler):
-    close(scheduler)
     scheduler.add_request(make_request("held", 10, 5))
-    step(scheduler)
+    for number in range(2):
+        close(scheduler)
+        step(scheduler)
+        scheduler.balance_gate.measure(wave=0, step=number, now=1.0, wall=0.0)
     scheduler.balance_gate.exchange(
         group=None, wave=0, step=32, active=False, tell_clients=print
     )
@@ -330,8 +333,17 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     assert value("vllm:dp_balance_decisions_total", engine="1", **labels) == 1
 
 
+def set_clock(monkeypatch, monotonic):
+    """For the gate alone: the scheduler reads the clock, too."""
+    clock = SimpleNamespace(monotonic=monotonic, time=lambda: 0.0)
+    monkeypatch.setattr("vllm.v1.core.sched.balance.gate.time", clock)
+
+
 class OtherRankIsFull:
     """Instead of the gather: this rank's row, and that of a rank that is full."""
+
+    def begin_step(self):
+        """This rank has work."""
 
     def gather(self, row, group, tell_clients):
         self.row = row
@@ -341,26 +353,30 @@ class OtherRankIsFull:
         """The wave has ended."""
 
 
-def exchanges(gate, steps, group=None):
-    """Ends so many steps in which the gate was asked for an admissible request."""
+def exchanges(scheduler, steps, group=None):
+    """So many steps; the first of all knows of a request that could be admitted."""
+    gate = scheduler.balance_gate
     for number in range(steps):
-        gate.holds(make_request("held", 10, 5))
+        if not scheduler.requests:
+            scheduler.add_request(make_request("held", 10, 1))
+        else:
+            step(scheduler)
         gate.exchange(group, 0, number, active=True, tell_clients=print)
 
 
 def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     """New ranks have nothing to remember, so that nobody may."""
     clock = itertools.count(100)
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    set_clock(monkeypatch, lambda: next(clock))
     other = OtherRankIsFull()
     gate = give_gate(scheduler, "cap", other)
-    exchanges(gate, 1, group="before")
+    exchanges(scheduler, 1, group="before")
     policy = gate.policy
-    exchanges(gate, 2, group="before")
+    exchanges(scheduler, 2, group="before")
     row = other.row
     assert gate.policy is policy
     assert (row.held_steps, row.step_time_us) == (2, 2_000_000)
-    exchanges(gate, 1, group="after")
+    exchanges(scheduler, 1, group="after")
     row = other.row
     assert gate.policy is not policy
     assert row.step_time_us == 0, "in this step the group was changed"
@@ -369,10 +385,10 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
 
 def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
     clock = iter(range(100, 200, 10))
-    monkeypatch.setattr("time.monotonic", lambda: next(clock) / 2)
+    set_clock(monkeypatch, lambda: next(clock) / 2)
     gate = give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=2)
     # 50: cap decides to hold, 60 and 70: held. The bound; 80: not held any more.
-    exchanges(gate, 4)
+    exchanges(scheduler, 4)
     stats = gate.take_stats()
     assert stats["hold_lengths"] == [[1, 1, 2]]
     assert [values[1:] for values in stats["hold_seconds"]] == [[1, 20.0]]
@@ -385,13 +401,13 @@ def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
         lambda text, *arguments: warnings.append(text % arguments),
     )
     clock = itertools.count()
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    gate = give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=3)
-    exchanges(gate, 5)
+    set_clock(monkeypatch, lambda: next(clock))
+    give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=3)
+    exchanges(scheduler, 5)
     assert len(warnings) == 1
     assert "policy cap has held a request of this rank for 3 steps" in warnings[0]
-    exchanges(gate, 20)
+    exchanges(scheduler, 20)
     assert len(warnings) == 1
-    exchanges(gate, 20)
+    exchanges(scheduler, 20)
     assert len(warnings) == 2
-    assert "so far: 9." in warnings[1]
+    assert "so far: 7." in warnings[1]

@@ -235,7 +235,7 @@ def connector_scheduler(model: Path, folder: Path, name: str):
 
 def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tmp_path):
     scheduler = connector_scheduler(moe_model, tmp_path, "LateConnector")
-    request = make_request("remote", 50, 5)
+    request = make_request("remote", 45, 5)
     scheduler.add_request(request)
     step(scheduler)
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -252,7 +252,7 @@ def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tm
     scheduler.balance_gate.apply(HOLD)
     fresh = make_request("fresh", 50, 5)
     scheduler.add_request(fresh)
-    assert step(scheduler).num_scheduled_tokens == {"remote": 50 - 32}
+    assert step(scheduler).num_scheduled_tokens == {"remote": 45 - 32}
 
 
 def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path):
@@ -262,9 +262,28 @@ def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path)
     stored = torch.tensor(request.prompt_token_ids[:48])
     scheduler.connector._generate_foldername_debug(stored, [], create_folder=True)
     scheduler.add_request(request)
+    scheduled = step(scheduler).num_scheduled_tokens
+    assert scheduled == {"stored": 50 - 48}, "at most a block is left: not held"
+
+
+def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
+    scheduler = connector_scheduler(moe_model, tmp_path, "LateConnector")
+    scheduler.balance_gate.apply(HOLD)
+    request = make_request("remote", 60, 5)
+    scheduler.add_request(request)
+    output = scheduler.schedule()
+    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS, "the load began"
+    arrived = KVConnectorOutput(finished_recving={"remote"})
+    empty = ModelRunnerOutput(
+        req_ids=[], req_id_to_index={}, kv_connector_output=arrived
+    )
+    scheduler.update_from_output(output, empty)
+    scheduler.balance_gate.apply(HOLD)
     assert not step(scheduler).num_scheduled_tokens
+    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.pending, row.pending_tokens) == (1, 60 - 32)
     scheduler.balance_gate.apply(OPEN)
-    assert step(scheduler).num_scheduled_tokens == {"stored": 50 - 48}
+    assert step(scheduler).num_scheduled_tokens == {"remote": 60 - 32}
 
 
 def test_kv_connector(

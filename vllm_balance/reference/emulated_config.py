@@ -29,7 +29,8 @@ class EmulatedDeviceConfig:
     def parse(cls, options: Any) -> "EmulatedDeviceConfig":
         """Read the option; ValueError names what is wrong with it."""
         where = f"--additional-config {OPTION}"
-        known = {field.name for field in fields(CostModel)}
+        # The device does not count what prompt tokens attend to.
+        known = {field.name for field in fields(CostModel)} - {"attention"}
         own = {"time_scale", "output_jitter"}
         if not isinstance(options, dict):
             raise ValueError(f"{where}: give an object, not {options!r}")

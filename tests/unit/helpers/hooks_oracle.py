@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable
 
 from hooks_oracle_report import CHECKS as REPORT_CHECKS
-from oracle_syntax import block_with, function, imported, once
+from oracle_syntax import block_with, blocks, function, imported, once
 
 BALANCE = "vllm.v1.core.sched.balance"
 
@@ -93,6 +93,21 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     inner, index = block_with(waiting[0], lambda t: t == "assert num_new_tokens > 0")
     assert "balance_gate.clip(" in inner[index - 1]
     assert inner[index - 2].startswith("num_new_tokens = min(")
+
+
+def held_requests_are_put_back_behind_the_loop(tree: ast.Module) -> None:
+    """The gate puts back what it took behind the loop that takes waiting requests, and
+    before upstream puts back what it skipped."""
+    put_back = "if self.balance_gate is not None:\n    self.balance_gate.put_back()"
+    texts = [
+        [ast.unparse(statement) for statement in block]
+        for block in blocks(function(tree, "Scheduler.schedule"))
+    ]
+    (body,) = [block for block in texts if put_back in block]
+    index = body.index(put_back)
+    assert any(".peek_request()" in t for t in body[:index])
+    assert not any(".prepend_requests(" in t for t in body[:index])
+    once(tree, "balance_gate.put_back()")
 
 
 def gate_is_told_of_the_end(tree: ast.Module) -> None:
@@ -197,6 +212,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         imported(f"{BALANCE}.gate", "create_balance_gate"),
         gate_is_made_after_the_limit,
         gate_is_asked_in_both_loops,
+        held_requests_are_put_back_behind_the_loop,
         gate_is_told_of_the_end,
         gate_counts_for_the_load_balancer,
         *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],

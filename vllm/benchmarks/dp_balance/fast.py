@@ -83,6 +83,11 @@ class FastEngine:
         """When the oldest pending request was first seen pending."""
         self._sent: list[list[float]] = [[] for _ in self._ranks]
         """When the pending requests were sent."""
+        self._held_total = [0] * ranks
+        """Steps in which the rank held requests."""
+        self._held_since = [0] * ranks
+        """That number when the request that is held longest became pending, or when
+        some of its prompt was computed."""
         self._max_running = (limits.max_num_seqs,) * ranks
         self._max_tokens = (limits.max_num_batched_tokens,) * ranks
         self._zeros = (0,) * ranks
@@ -91,7 +96,6 @@ class FastEngine:
     def end_wave(self) -> None:
         """Forgets the decision and the holds."""
         self._decisions: Sequence[Decision] | None = None
-        self._held_steps: Sequence[int] = self._zeros
         self._last_exchange: float | None = None
         self._scheduled.clear()
         self._in_flight.clear()  # a step without requests at most
@@ -230,16 +234,10 @@ class FastEngine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks, as the gate measures them."""
+        self._held_total = list(map(add, self._held_total, self.held))
         for rank in self._changed:
             self._measure_pending(rank, now)
         self._changed.clear()
-        if any(self.held) or any(self._held_steps):
-            self._held_steps = tuple(
-                [
-                    steps + 1 if held else 0
-                    for steps, held in zip(self._held_steps, self.held, strict=True)
-                ]
-            )
         since = now if self._last_exchange is None else self._last_exchange
         self._last_exchange = now
         ranks = len(self._ranks)
@@ -257,7 +255,14 @@ class FastEngine:
             waiting=tuple([len(queue) for queue in self._waiting]),
             pending=tuple(self._pending),
             pending_tokens=tuple(self._pending_tokens),
-            held_steps=tuple(self._held_steps),
+            held_steps=tuple(
+                [
+                    total - before if pending else 0
+                    for total, before, pending in zip(
+                        self._held_total, self._held_since, self._pending, strict=True
+                    )
+                ]
+            ),
             prefill_tokens=tuple(self._scheduled[0]),
             step_time_us=(int((now - since) * 1e6),) * ranks,
             max_running=self._max_running,
@@ -285,12 +290,23 @@ class FastEngine:
         pending = list(islice(self._waiting[rank], slots))
         if (partial := self._partial[rank]) is not None:
             pending.insert(0, partial)
+        total = self._held_total[rank]
         for request in pending:
             if math.isnan(request.pending_since):
                 request.pending_since = now
+                request.held_since = total
+        if partial is not None and self._prefill[rank]:
+            partial.held_since = total
         self._pending[rank] = len(pending)
-        self._pending_tokens[rank] = sum([request.left for request in pending])
+        self._pending_tokens[rank] = sum([request.left for request in pending]) - sum(
+            [
+                self._cache[rank].hit(request)
+                for request in pending
+                if request.hash_ids and request is not partial
+            ]
+        )
         self._sent[rank] = [request.sent for request in pending]
         if pending:
             # First come, first served: nobody became pending before the first.
             self._since[rank] = pending[0].pending_since
+            self._held_since[rank] = min([request.held_since for request in pending])

@@ -21,6 +21,7 @@ class SimRequest:
         "due",
         "first_token",
         "hash_ids",
+        "held_since",
         "index",
         "left",
         "output_len",
@@ -48,6 +49,8 @@ class SimRequest:
         """Number of the API server that handles it."""
         self.pending_since = math.nan
         """When the request was first seen admissible."""
+        self.held_since = 0
+        """Steps in which its rank had held requests by then."""
         self.sent = self.first_token = self.done = math.nan
 
 

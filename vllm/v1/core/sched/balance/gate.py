@@ -5,26 +5,27 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.ages import PendingAges
+from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.parents import end_with_parent
-from vllm.v1.core.sched.balance.pending import PendingWork
+from vllm.v1.core.sched.balance.pending import Pending, PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.queues import num_waiting
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.balance.upstream import keep_prefill_interval, max_admitted
-from vllm.v1.request import Request
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -125,8 +126,8 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._prefilled: deque[int] = deque(maxlen=ahead)
-        self.held_steps = 0
-        self._held_since = 0.0
+        self._arrivals = Arrivals()
+        self._holds = Holds()
         self._bound_releases = 0
         self._bound_warned = -_BOUND_WARNING_PERIOD_S
         self.reset()
@@ -166,8 +167,7 @@ class BalanceGate:
         if self.held:
             keep_prefill_interval(self._scheduler)
         if not active:
-            self._count_hold(now)
-            self._end_hold(now)
+            self._observe_ends(self._holds.end_all(now))
             self._exchange.rest(wave, step)
             self.reset()
             return
@@ -208,36 +208,52 @@ class BalanceGate:
             now: seconds of a clock that does not go back.
             wall: seconds of the clock of `Request.arrival_time`.
         """
-        self._count_hold(now)
-        scheduler = self._scheduler
-        in_progress = self._pending.in_progress()
-        pending = in_progress + self._pending.admissible()
-        waits = [max(0.0, wall - request.arrival_time) for request in pending]
-        if self.ttft_budget is not None:
-            waits = [wait for wait in waits if wait < self.ttft_budget]
-        self._prefilled.append(self._permit.prefilled())
+        scheduler, permit = self._scheduler, self._permit
+        pending = self._pending.read(permit.known_computed)
+        names = [request.request_id for request, _ in pending]
+        self._arrivals.observe(scheduler.requests, now, wall)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
+        self._observe_ends(
+            self._holds.end_step(scheduler.requests, names, permit.held_ids, since)
+        )
+        if self._holds.held_one:
+            self.stats.observe_held_step()
+        self._prefilled.append(permit.prefilled())
         running = len(scheduler.running)
-        age = self._ages.oldest((request.request_id for request in pending), now)
+        chunks = sum(request.is_prefill_chunk for request in scheduler.running)
         return Row(
             wave=wave,
             step=step,
             running=running,
-            decoding=running - len(in_progress),
+            decoding=running - chunks,
             waiting=num_waiting(scheduler),
             pending=len(pending),
-            pending_tokens=sum(
-                request.num_tokens - request.num_computed_tokens for request in pending
-            ),
-            held_steps=self.held_steps,
+            pending_tokens=sum(tokens for _, tokens in pending),
+            held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
-            pending_age_us=int(age * 1e6),
-            wait_us=int(max(waits, default=0.0) * 1e6),
+            pending_age_us=int(self._ages.oldest(names, now) * 1e6),
+            wait_us=int(self._longest_wait(pending, now) * 1e6),
         )
+
+    def _longest_wait(self, pending: list[Pending], now: float) -> float:
+        """Seconds since the arrival of the oldest request that still can keep the TTFT
+        budget; without a budget, of the oldest that has no token yet."""
+        waits = [
+            self._arrivals.wait(request.request_id, now)
+            for request, _ in pending
+            if not request.num_output_tokens
+        ]
+        if self.ttft_budget is not None:
+            waits = [wait for wait in waits if wait < self.ttft_budget]
+        return max(waits, default=0.0)
+
+    def _observe_ends(self, holds: list[tuple[int, float]]) -> None:
+        for steps, seconds in holds:
+            self.stats.observe_hold_end(steps, seconds)
 
     def apply(self, decision: Decision) -> None:
         """Begins a step by the ranks' decision."""
@@ -250,24 +266,13 @@ class BalanceGate:
 
     @property
     def held(self) -> bool:
-        """Whether the gate kept back work in this step that could have been done."""
+        """Whether the gate kept back a request in this step."""
         return self._permit.held
 
-    def _count_hold(self, now: float) -> None:
-        """Ends a step, at a time in seconds of a clock that does not go back."""
-        began = now if self._last_row is None else self._last_row
-        if not self.held:
-            self._end_hold(began)
-            return
-        if not self.held_steps:
-            self._held_since = began
-        self.held_steps += 1
-        self.stats.observe_held_step()
-
-    def _end_hold(self, now: float) -> None:
-        if self.held_steps:
-            self.stats.observe_hold_end(self.held_steps, now - self._held_since)
-            self.held_steps = 0
+    @property
+    def held_steps(self) -> int:
+        """Steps for which a request that is pending has been held, at most."""
+        return self._holds.longest
 
     # Called by the scheduler.
 
@@ -280,17 +285,28 @@ class BalanceGate:
         running, waiting = len(self._scheduler.running), num_waiting(self._scheduler)
         if self.ttft_budget is None:
             return running, waiting
-        ready = len(self._pending.admissible())
+        pending = self._pending.read(self._permit.known_computed)
+        ready = sum(each.status != RequestStatus.RUNNING for each, _ in pending)
         return running + ready, waiting - ready
 
     def holds(self, request: Request) -> bool:
         """As `PrefillPermit.holds`."""
         return self._permit.holds(request)
 
-    def clip(self, request: Request, num_new_tokens: int) -> int:
+    def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
+        """As `PrefillPermit.skip`."""
+        return self._permit.skip(queue, skipped)
+
+    def put_back(self) -> None:
+        """As `PrefillPermit.put_back`."""
+        self._permit.put_back()
+
+    def clip(
+        self, request: Request, num_new_tokens: int, num_computed_tokens: int
+    ) -> int:
         """As `PrefillPermit.clip`."""
         self._exchange.begin_step()
-        return self._permit.clip(request, num_new_tokens)
+        return self._permit.clip(request, num_new_tokens, num_computed_tokens)
 
     def shutdown(self) -> None:
         """The engine core ends, perhaps of an error that is being handled."""

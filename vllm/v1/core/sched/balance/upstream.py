@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What differs between the releases of vLLM that these files serve."""
 
+from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,3 +43,23 @@ def keep_prefill_interval(scheduler: "Scheduler") -> None:
     """
     if hasattr(scheduler, "prefill_capacity_bound"):
         scheduler.prefill_capacity_bound = False
+
+
+def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) -> int:
+    """What the coordinator of the KV cache answers.
+
+    Args:
+        coordinator: a `KVCacheCoordinator`.
+        local_tokens: computed tokens that no connector loads; from 0.30 on it asks.
+        arguments: the others of its `get_num_blocks_to_allocate`.
+    """
+    count = coordinator.get_num_blocks_to_allocate
+    if "num_local_computed_tokens" in _parameters(count.__func__):
+        arguments["num_local_computed_tokens"] = local_tokens
+    blocks: int = count(**arguments)
+    return blocks
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(signature(function).parameters)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Whether requests fit in the KV cache, counted with upstream's own functions."""
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.sched.balance.prefix_hits import Hit
+from vllm.v1.core.sched.balance.upstream import blocks_to_allocate
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class FreeBlocks:
+    """Counts down the free blocks as one request after the other would take its own.
+
+    While there is plenty of room, a request counts with all blocks of its prompt. Only
+    when that does not fit does it, and all before it, count with what upstream would
+    allocate: without the blocks that other requests use, and with those that are
+    cached but could be evicted, each of them once.
+    """
+
+    def __init__(self, scheduler: "Scheduler", budget: int) -> None:
+        """Starts with what is free now.
+
+        Args:
+            scheduler: the rank's.
+            budget: prompt tokens that fit in the next step.
+        """
+        self.budget = budget
+        self._scheduler = scheduler
+        self._cache = scheduler.kv_cache_manager.coordinator
+        self._managers = self._cache.single_type_managers
+        self._nothing = scheduler.kv_cache_manager.empty_kv_cache_blocks.blocks
+        self._free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        per_decode = 1 - (-scheduler.num_lookahead_tokens // scheduler.block_size)
+        self._roomy = self._free - (
+            len(self._managers) * len(scheduler.running) * per_decode
+        )
+        self._taken: list[tuple[Request, int, Hit | None]] | None = []
+        """Requests that were counted with all their blocks; None once all count
+        exactly."""
+        self._revived: set[int] = set()
+
+    def preempted(self) -> set[Request]:
+        """Running requests that upstream would preempt, and then admit nothing."""
+        running = self._scheduler.running
+        chunks = [request for request in running if request.is_prefill_chunk]
+        if self._roomy >= sum(map(self._most, chunks)):
+            return set()
+        needs = {request: self._growth(request) for request in running}
+        if sum(needs.values()) <= self._free:
+            return set()
+        return self._preempted(needs)
+
+    def take(self, request: Request, computed: int, hit: Hit | None) -> bool:
+        """Takes the blocks of a prompt; False if it does not fit.
+
+        Args:
+            request: the next in turn, also one in progress.
+            computed: its tokens that need not be computed.
+            hit: what it finds in the KV cache, if it has computed nothing.
+        """
+        if self._taken is not None:
+            self._roomy -= self._most(request)
+            if self._roomy >= 0:
+                self._taken.append((request, computed, hit))
+                return True
+            earlier, self._taken = self._taken, None
+            for decode in self._scheduler.running:
+                if not decode.is_prefill_chunk:
+                    self._free -= self._growth(decode)
+            for taken, tokens, found in earlier:
+                self._free -= self._need(taken, tokens, found)
+        self._free -= self._need(request, computed, hit)
+        return self._free >= 0
+
+    def _most(self, request: Request) -> int:
+        ahead = self._scheduler.num_lookahead_tokens
+        tokens = request.num_tokens + ahead
+        return sum(-(-tokens // manager.block_size) + 2 for manager in self._managers)
+
+    def _need(self, request: Request, computed: int, hit: Hit | None) -> int:
+        need = self._exact(request, hit, computed)
+        for blocks in hit.blocks if hit else ():
+            for block in blocks:
+                if block.ref_cnt == 0 and not block.is_null:
+                    need -= block.block_id in self._revived
+                    self._revived.add(block.block_id)
+        return need
+
+    def _exact(self, request: Request, hit: Hit | None, computed: int) -> int:
+        """Blocks of the whole prompt, or of its first part if upstream asks for no
+        more, that are not allocated."""
+        scheduler = self._scheduler
+        tokens = min(request.num_tokens, scheduler.max_model_len)
+        first = min(computed + max(self.budget, 1), tokens)
+        ahead = min(first + scheduler.num_lookahead_tokens, scheduler.max_model_len)
+        need = self._count(request, ahead, hit, computed, first, False)
+        if scheduler.scheduler_reserve_full_isl:
+            need = max(need, self._count(request, tokens, hit, computed, tokens, True))
+        return need
+
+    def _count(
+        self,
+        request: Request,
+        tokens: int,
+        hit: Hit | None,
+        computed: int,
+        main: int,
+        capped: bool,
+    ) -> int:
+        return blocks_to_allocate(
+            self._cache,
+            local_tokens=request.num_computed_tokens + (hit.tokens if hit else 0),
+            request_id=request.request_id,
+            num_tokens=tokens,
+            new_computed_blocks=hit.blocks if hit else self._nothing,
+            num_encoder_tokens=0,
+            total_computed_tokens=computed,
+            num_tokens_main_model=main,
+            apply_admission_cap=capped,
+        )
+
+    def _growth(self, request: Request) -> int:
+        """Blocks that a running request needs for its next step."""
+        scheduler = self._scheduler
+        computed = request.num_computed_tokens
+        tokens = request.num_tokens_with_spec + request.num_output_placeholders
+        new = min(tokens - computed, max(self.budget, 1))
+        threshold = scheduler.scheduler_config.long_prefill_token_threshold
+        if 0 < threshold < new:
+            new = threshold
+        new = min(new, scheduler.max_model_len - 1 - computed)
+        if new <= 0:
+            return 0
+        most = min(
+            computed + new + scheduler.num_lookahead_tokens, scheduler.max_model_len
+        )
+        allocated = [
+            len(manager.req_to_blocks.get(request.request_id, ()))
+            for manager in self._managers
+        ]
+        if all(
+            -(-most // manager.block_size) <= number
+            for manager, number in zip(self._managers, allocated, strict=True)
+        ):
+            return 0
+        return self._count(request, most, None, computed, computed + new, False)
+
+    def _preempted(self, needs: dict[Request, int]) -> set[Request]:
+        """Those that upstream preempts: from the end, or of the least priority."""
+        running = list(self._scheduler.running)
+        by_priority = self._scheduler.policy == SchedulingPolicy.PRIORITY
+        free, preempted, index = self._free, set(), 0
+        while index < len(running):
+            request = running[index]
+            while needs[request] > free:
+                victim = running[-1]
+                if by_priority:
+                    victim = max(running, key=lambda r: (r.priority, r.arrival_time))
+                if running.index(victim) < index:
+                    index -= 1
+                    free += needs[victim]
+                running.remove(victim)
+                preempted.add(victim)
+                free += sum(
+                    block.ref_cnt == 1 and not block.is_null
+                    for blocks in self._cache.get_blocks(victim.request_id)
+                    for block in blocks
+                )
+                if victim is request:
+                    return preempted | set(running[index:])
+            free -= needs[request]
+            index += 1
+        return preempted
