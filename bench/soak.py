@@ -59,7 +59,7 @@ def run(policy: str, steps: int) -> dict[str, object]:
         gate.exchange(group, 0, step, active=True, tell_clients=sys.exit)
         for request in waiting[:2]:
             if not gate.holds(request):
-                gate.clip(request, request.num_tokens)
+                gate.clip(request, request.num_tokens, 0)
         if step == steps // 10:
             settled = resident_mb()
     growth = resident_mb() - settled
