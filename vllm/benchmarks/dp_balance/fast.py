@@ -40,8 +40,7 @@ class FastEngine:
         Args:
             limits: the limits of each rank.
             ttft_budget: what the gate of a server would be told, in seconds.
-            async_scheduling: whether a step is scheduled before the one before it
-                has ended.
+            async_scheduling: whether a step is scheduled before the last has ended.
 
         Raises:
             UsageError: the limits name a size of the KV cache.
@@ -75,7 +74,6 @@ class FastEngine:
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
         """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
-        # Columns of the snapshot.
         self._changed = set(self._ranks)
         self._pending = [0] * ranks
         self._pending_tokens = [0] * ranks
@@ -86,8 +84,7 @@ class FastEngine:
         self._held_total = [0] * ranks
         """Steps in which the rank held requests."""
         self._held_since = [0] * ranks
-        """That number when the request that is held longest became pending, or when
-        some of its prompt was computed."""
+        """That number when the hold of the request that is held longest began."""
         self._max_running = (limits.max_num_seqs,) * ranks
         self._max_tokens = (limits.max_num_batched_tokens,) * ranks
         self._zeros = (0,) * ranks
