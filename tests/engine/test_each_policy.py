@@ -27,7 +27,7 @@ def test_each_policy(
     with Server(tmp_path, moe_model, *options) as server:
         for _ in range(ROUNDS):
             assert_equal(server, moe_samples, concurrency=16)
-            held = server.metric("vllm:dp_balance_held_steps_total")
+            held = server.metric("vllm:dp_balance_hold_length_steps_count")
             if policy == "off" or sum(held.values()) > 0:
                 break
         served = server.metric("vllm:request_success_total")

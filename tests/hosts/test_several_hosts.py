@@ -21,6 +21,12 @@ END_S = 60
 ANSWERS = 20
 
 
+def counts(server: Server) -> list[dict[int, float]]:
+    """Decisions, held steps and exchanges by rank, as a server reports them."""
+    names = ("decisions_total", "held_steps_total", "exchange_seconds_count")
+    return list(server.metrics(*(f"vllm:dp_balance_{name}" for name in names)))
+
+
 def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> None:
     """Every server writes what Hugging Face writes, and every rank takes part."""
     with ThreadPoolExecutor() as pool:
@@ -30,10 +36,10 @@ def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> N
     served: dict[int, float] = {}
     held = 0.0
     for server in servers:
-        names = ("decisions_total", "held_steps_total", "exchange_seconds_count")
-        ours, steps, exchanges = server.metrics(
-            *(f"vllm:dp_balance_{n}" for n in names)
-        )
+        ours, steps, exchanges = counts(server)
+        if exchanges != ours:  # read while a report was being counted
+            time.sleep(1)
+            ours, steps, exchanges = counts(server)
         assert exchanges == ours
         decisions |= ours
         held += sum(steps.values())

@@ -117,9 +117,8 @@ class Holds:
         for name in [name for name in self._steps if self._has_ended(requests, name)]:
             ended.append(self._end(name, began))
         now_pending = set(pending)
-        self.held_one = False
+        self.held_one = not now_pending.isdisjoint(held)
         for name in now_pending & self._pending & held:
-            self.held_one = True
             self._steps[name] = self._steps.get(name, 0) + 1
             self._since.setdefault(name, began)
             self._computed[name] = requests[name].num_computed_tokens
