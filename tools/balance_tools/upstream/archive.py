@@ -27,9 +27,11 @@ BROKEN_ARCHIVE = (
 def extract_sdist(archive: Path, dest: Path) -> None:
     """Unpack a .tar.gz whose single top folder becomes `dest`.
 
-    `dest` appears complete or not at all. Raises ToolError for an archive that is
-    broken, has another layout, or has a member that is not a file, a folder or a
-    link below its top folder.
+    `dest` appears complete or not at all.
+
+    Raises:
+        ToolError: the archive is broken, has another layout, or has a member that is
+            not a file, a folder or a link below its top folder.
     """
     if not hasattr(tarfile, "data_filter"):
         raise ToolError(
@@ -49,7 +51,7 @@ def extract_sdist(archive: Path, dest: Path) -> None:
 
 
 def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
-    """Raise ToolError for a member that is not a plain file below the wheel's top."""
+    """Refuse a wheel with a member that is not a plain file below its top."""
     for entry in wheel.infolist():
         _check_name(path, entry.filename)
         kind = stat.S_IFMT(entry.external_attr >> 16)
