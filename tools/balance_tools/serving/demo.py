@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def demo(paths: Paths) -> None:
-    """Run the whole demonstration; ToolError if something is not as it should be."""
+    """Run the whole demonstration; it fails if an answer or the gate is not right."""
     folder = paths.build / "demo"
     remove_tree(folder)
     folder.mkdir(parents=True)
