@@ -45,7 +45,7 @@ def test_the_supported_releases_are_those_of_the_locks() -> None:
 )
 def test_a_signature_is_checked_as_the_page_says(tmp_path: Path) -> None:
     """By the real ssh-keygen, with the commands of the page."""
-    page = (ROOT / "docs/releasing.md").read_text()
+    page = (ROOT / "docs/maintainers.md").read_text()
     commands = [
         line.removeprefix("$ ")
         for line in page.splitlines()
