@@ -80,6 +80,29 @@ def test_a_front_end_takes_the_others_to_send_as_much_as_itself() -> None:
     assert dispatch.choose() == 1, "4 x (300 + 150) tokens are more than 1000"
 
 
+def test_ranks_come_and_go() -> None:
+    dispatch = TokenDispatch(2, slots=8)
+    assert [send(dispatch, i, 1000) for i in range(2)] == [0, 1]
+    dispatch.publish([(0, 0)] * 3)
+    assert send(dispatch, 2, 10) == 2
+    dispatch.publish([(0, 0)])
+    assert send(dispatch, 3, 10) == 0
+    dispatch.publish([(0, 0)] * 3)
+    for request in (1, 2):  # answered late, by ranks that were gone
+        dispatch.ended(request)
+    assert dispatch.own == [Backlog(1010, 2), Backlog(), Backlog()]
+
+
+def test_more_input_of_a_request_goes_where_the_request_is() -> None:
+    dispatch = TokenDispatch(2, slots=8)
+    rank = send(dispatch, 0, 1000)
+    dispatch.first_token(0)
+    assert dispatch.rank_of(0) == rank
+    assert dispatch.rank_of(1) is None
+    dispatch.sent(0, rank, 50)
+    assert dispatch.own[rank] == Backlog(50, 1)
+
+
 def test_random_lives_leave_nothing_behind() -> None:
     """Answers, aborts before and after the first token, and events that come twice,
     for a request that was never taken, or out of order."""

@@ -73,8 +73,18 @@ class TokenDispatch:
         self._published = [Backlog()] * ranks
 
     def publish(self, backlogs: Sequence[tuple[int, int]]) -> None:
-        """Takes what the ranks publish: fields of `Backlog`, of all front-ends."""
+        """Takes what the ranks publish: fields of `Backlog`, of all front-ends.
+
+        Their number may have changed since the last time: requests of ranks that are
+        gone are forgotten.
+        """
         self._published = [Backlog(*backlog) for backlog in backlogs]
+        ranks = len(self._published)
+        for request, sent in list(self._requests.items()):
+            if sent.rank >= ranks:
+                self.ended(request)
+        new = ranks - len(self.own)
+        self.own = self.own[:ranks] + [Backlog()] * new
 
     def choose(self) -> int:
         """The rank for the next request."""
@@ -90,8 +100,17 @@ class TokenDispatch:
             requests = max(requests, published.requests)
         return requests >= self._slots, tokens + REQUEST_TOKENS * requests
 
+    def rank_of(self, request: Hashable) -> int | None:
+        """Where a request that has not ended was sent."""
+        sent = self._requests.get(request)
+        return None if sent is None else sent.rank
+
     def sent(self, request: Hashable, rank: int, prompt_tokens: int) -> None:
-        """A request goes to a rank. The others are taken to send as much as this."""
+        """A request, or more input of it, goes to a rank.
+
+        The other front-ends are taken to send as much as this one.
+        """
+        self.ended(request)
         self._requests[request] = _Sent(rank, prompt_tokens)
         self._add(rank, prompt_tokens, 1)
         tokens, requests = self._published[rank]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Dispatch by prompt tokens in vLLM's own front-end."""
+
+from collections.abc import Iterable, Sequence
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+
+
+def create_balance_dispatch(
+    vllm_config: VllmConfig, engines: int, servers: int, server: int
+) -> "BalanceDispatch | None":
+    """None unless balance scheduling is on.
+
+    Args:
+        vllm_config: of the front-end.
+        engines: how many it sends requests to.
+        servers: front-ends that send requests to the same engines.
+        server: number of this one.
+    """
+    if vllm_config.parallel_config.data_parallel_balance == "off":
+        return None
+    slots = vllm_config.scheduler_config.max_num_seqs
+    return BalanceDispatch(TokenDispatch(engines, slots, servers, server))
+
+
+class BalanceDispatch:
+    """Pins requests to ranks, and forgets them when they end."""
+
+    def __init__(self, dispatch: TokenDispatch) -> None:
+        """Starts without requests."""
+        self.dispatch = dispatch
+        self._published: Sequence[Sequence[int]] | None = None
+
+    def pin(
+        self, request: EngineCoreRequest, published: Sequence[Sequence[int]]
+    ) -> None:
+        """Chooses the rank of a request, unless somebody has.
+
+        Args:
+            request: gets its `data_parallel_rank`. Pooling requests do not: those that
+                belong together go to one rank.
+            published: what the coordinator says of each rank; another list each time.
+        """
+        if request.pooling_params is not None:
+            return
+        if published is not self._published:
+            self._published = published
+            self.dispatch.publish([(each[0], each[1]) for each in published])
+        rank = request.data_parallel_rank
+        if rank is None:
+            rank = self.dispatch.rank_of(request.request_id)
+        if rank is None:
+            rank = request.data_parallel_rank = self.dispatch.choose()
+        self.dispatch.sent(request.request_id, rank, _prompt_tokens(request))
+
+    def see(self, outputs: EngineCoreOutputs) -> None:
+        """Takes first tokens and ends from what an engine answers."""
+        for output in outputs.outputs:
+            if output.new_token_ids:
+                self.dispatch.first_token(output.request_id)
+        self.forget(outputs.finished_requests or ())
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """These have ended or are aborted."""
+        for request in requests:
+            self.dispatch.ended(request)
+
+
+def _prompt_tokens(request: EngineCoreRequest) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    return 0 if request.prompt_embeds is None else len(request.prompt_embeds)
