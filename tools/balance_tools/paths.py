@@ -18,10 +18,7 @@ class Paths:
 
     @classmethod
     def find(cls) -> Paths:
-        """Find the repository from where this module lies.
-
-        Raises ToolError when the module was taken out of a repository.
-        """
+        """Find the repository from where this module lies."""
         root = Path(__file__).resolve().parents[2]
         if not (root / "tools" / "balance_tools").is_dir():
             raise ToolError(

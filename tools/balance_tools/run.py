@@ -44,7 +44,11 @@ def capture(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Outcome:
-    """Run a program that may fail; raises ToolError only if it is not installed."""
+    """Run a program that may fail.
+
+    Raises:
+        ToolError: it is not installed.
+    """
     words = list(map(str, command))
     try:
         run = subprocess.run(
@@ -65,7 +69,11 @@ def output_of(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """The output of a program; raises ToolError with the end of it on failure."""
+    """The output of a program.
+
+    Raises:
+        ToolError: it fails; quotes the end of what it wrote.
+    """
     words = list(map(str, command))
     outcome = capture(words, env=env, cwd=cwd)
     if outcome.status != 0:

@@ -28,7 +28,7 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
     """Compile the kernels of one wheel where the build of the wheel looks for them.
 
     Nothing is compiled again while the sources, the choice and the toolchain are the
-    same; a build that was stopped goes on. Raises ToolError.
+    same; a build that was stopped goes on.
     """
     pristine = ensure_pristine(lock.vllm_ascend, paths)
     toolchain = find_toolchain(pristine, choice)
@@ -49,10 +49,7 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
 
 
 def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:
-    """Run the CMakeLists.txt of `root` on `work/source`; its output goes to a log.
-
-    Raises ToolError with the end of the log.
-    """
+    """Run the CMakeLists.txt of `root` on `work/source`; its output goes to a log."""
     source, build, log = work / "source", work / "superbuild", work / "build.log"
     definitions = {
         "KERNELS_SOURCE": source,
@@ -123,7 +120,7 @@ def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
 
 
 def _check(built: Path, soc: str, work: Path) -> None:
-    """Raise ToolError unless the build made all that the plugin loads.
+    """Refuse a build that did not make all that the plugin loads.
 
     The script for the operators ends well when it knows none for a chip.
     """

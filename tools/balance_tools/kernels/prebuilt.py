@@ -61,10 +61,7 @@ def tree_sha256(hashes: Mapping[str, str]) -> str:
 
 
 def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
-    """Show that the kernels' csrc is the pinned one; returns its tree hash.
-
-    Raises ToolError that names the first files that differ.
-    """
+    """Show that the kernels' csrc is the pinned one; returns its tree hash."""
     built_from = kernel_sdist(lock)
     one = tree_hashes(ensure_pristine(lock.vllm_ascend, paths, get) / "csrc")
     other = tree_hashes(ensure_pristine(built_from, paths, get) / "csrc")
@@ -87,7 +84,11 @@ def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
 
 
 def kernel_sdist(lock: Lock) -> Artifact:
-    """The sdist of the kernel wheels' release; ToolError if there are no kernels."""
+    """The sdist of the kernel wheels' release.
+
+    Raises:
+        ToolError: no kernel wheels are locked.
+    """
     if lock.kernel_sdist is None:
         raise ToolError(
             "upstream.toml: expected kernel wheels to be locked, found none, for "
@@ -107,8 +108,9 @@ def fetch_kernels(
 ) -> KernelWheel:
     """Fetch the kernel wheel for an interpreter and a machine, and prove it.
 
-    Raises ToolError when there is none, it cannot be had, or it does not belong to
-    the pinned sources.
+    Raises:
+        ToolError: there is none, it cannot be had, or it does not belong to the pinned
+            sources.
     """
     paths = paths or Paths.find()
     csrc = prove_same_csrc(lock, paths, get)
@@ -169,7 +171,8 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
     """Fetch, prove and unpack the kernels of one wheel where the build looks for them.
 
-    Raises ToolError, also when their build generated what ours would not.
+    Raises:
+        ToolError: as `fetch_kernels`, or their build generated what ours would not.
     """
     artifact = lock.kernel_wheel(choice.python, choice.arch)
     kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)

@@ -81,7 +81,8 @@ def build_info_text(device_type: str) -> str:
 def add_kernels(stage: Stage, wheel_root: Path) -> None:
     """Copy staged kernels into an unpacked wheel and generate what their build does.
 
-    Raises ToolError when they are not staged or one is already a file of the tree.
+    Raises:
+        ToolError: they are not staged, or one is already a file of the tree.
     """
     if stage.made_from() is None:
         raise ToolError(

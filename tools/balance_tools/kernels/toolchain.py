@@ -96,7 +96,11 @@ class Toolchain:
 
 
 def python_tag() -> str:
-    """The tag of the `python3` on PATH; ToolError when there is none that runs."""
+    """The tag of the `python3` on PATH.
+
+    Raises:
+        ToolError: there is none that runs.
+    """
     found = _ask_python()
     if found is None:
         raise ToolError(NO_PYTHON)
@@ -106,8 +110,12 @@ def python_tag() -> str:
 def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     """Everything that compiling the kernels for `choice` needs, from the environment.
 
-    `pristine` is the plugin's unpacked sdist, which says what it needs. Raises one
-    ToolError that names all that is missing.
+    Args:
+        pristine: The plugin's unpacked sdist, which says what it needs.
+        choice: The wheel.
+
+    Raises:
+        ToolError: names all that is missing.
     """
     wanted = _build_requirements(pristine)
     python = _ask_python()

@@ -27,6 +27,7 @@ from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
 from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
 from balance_tools.rebase.sources import PristineTree, plans_between
 from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.upstream.archive import check_tar, extract_member
 from balance_tools.upstream.fetch import default_index, fetch
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
@@ -173,12 +174,18 @@ def _one(
 def unpack_python(archive: Path, folder: Path) -> Path:
     """Unpack the package's Python files and return the top folder."""
     with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            parts = PurePosixPath(member.name).parts
-            if len(parts) > 2 and parts[1] == PACKAGE and parts[-1].endswith(".py"):
-                tar.extract(member, folder, filter="data")
+        members = [member for member in tar if _is_python(PurePosixPath(member.name))]
+        check_tar(archive, members)
+        for member in members:
+            extract_member(tar, member, folder)
     (top,) = folder.iterdir()
     return top
+
+
+def _is_python(path: PurePosixPath) -> bool:
+    return (
+        path.suffix == ".py" and path.parts[1:2] == (PACKAGE,) and len(path.parts) > 2
+    )
 
 
 def _rebase(

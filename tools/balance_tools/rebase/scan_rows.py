@@ -31,24 +31,22 @@ class ScannedPatch:
 
 @dataclass(frozen=True)
 class ScannedRelease:
-    """One release.
-
-    Attributes:
-        version: Of upstream.
-        cells: Its patches, in the order of the series.
-        seconds: The time it took.
-        fit: Label of a status: whether our files and hooks fit; "" if a patch has no
-            place, so that there was nothing to check.
-        findings: What does not fit.
-        runs: What serving a model on it showed; "" if that was not tried.
-    """
+    """One release."""
 
     version: str
+    """Of upstream."""
     cells: tuple[ScannedPatch, ...]
+    """Its patches, in the order of the series."""
     seconds: float
+    """The time it took."""
     fit: str = ""
+    """Label of a status: whether our files and hooks fit; "" if a patch has no place,
+    so that there was nothing to check.
+    """
     findings: tuple[str, ...] = ()
+    """What does not fit."""
     runs: str = ""
+    """What serving a model on it showed; "" if that was not tried."""
 
     @property
     def placed(self) -> bool:

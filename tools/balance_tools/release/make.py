@@ -47,7 +47,7 @@ class Release:
 
 
 def plan_release(paths: Paths, *, trial: bool) -> Release:
-    """Check all that can be checked before the long part; raises ToolError."""
+    """Check all that can be checked before the long part."""
     lock = load_lock(paths.lock)
     settings = load_settings(paths.root / SETTINGS_NAME)
     version = settings.version(lock.vllm.version)
@@ -76,8 +76,7 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
 def make_release(release: Release, *, verify: bool = True) -> Path:
     """Build, verify and name the release; returns its folder.
 
-    A failure leaves no folder and raises ToolError. One that is there already must hold
-    the same bytes.
+    A failure leaves no folder. One that is there already must hold the same bytes.
     """
     hidden = release.folder.with_name(f".{release.folder.name}.part")
     with exclusive(release.paths.build / ".release.lock"), disk_errors(hidden):
@@ -122,7 +121,7 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
 
 
 def inspect_wheels(paths: Paths, folder: Path) -> None:
-    """Run the tests that need only the wheels; raises ToolError when one fails."""
+    """Run the tests that need only the wheels; all must pass."""
     tests = [str(paths.root / "tests" / "wheel" / name) for name in INSPECTIONS]
     command = [sys.executable, "-m", "pytest", "--quiet", f"--release={folder}"]
     with progress("inspecting the wheels", 1, "pass"):
@@ -135,7 +134,7 @@ def inspect_wheels(paths: Paths, folder: Path) -> None:
 
 
 def try_reference_wheel(folder: Path) -> None:
-    """Install, serve with and uninstall the reference wheel; raises ToolError."""
+    """Install, serve with and uninstall the reference wheel."""
     (reference,) = folder.glob("*reference*.whl")
     with tempfile.TemporaryDirectory(prefix="release-") as scratch:
         copy = shutil.copytree(folder, Path(scratch, "release"))

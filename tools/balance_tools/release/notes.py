@@ -16,8 +16,10 @@ _UNRELEASED = re.compile(r"Unreleased(?: \((\S+)\))?")
 def release_notes(changelog: str, version: str, lock: Lock, *, trial: bool) -> str:
     """The text of the notes.
 
-    A trial may take the section that says Unreleased. Raises ToolError when there is no
-    section of this version, or it is empty.
+    A trial may take the section that says Unreleased.
+
+    Raises:
+        ToolError: there is no section of this version, or it is empty.
     """
     heading, body = _section(changelog, version, trial=trial)
     if not body:

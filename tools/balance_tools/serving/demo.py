@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def demo(paths: Paths) -> None:
-    """Run the whole demonstration; raises ToolError if the gate did not act."""
+    """Run the whole demonstration; it fails if the gate did not act."""
     folder = paths.build / "demo"
     remove_tree(folder)
     folder.mkdir(parents=True)
@@ -153,7 +153,7 @@ def _by_rank(values: dict[int, float]) -> str:
 
 
 def _call(folder: Path, python: Path, *arguments: str) -> None:
-    """Run a Python command quietly; ToolError with the end of its output on failure."""
+    """Run a Python command quietly."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / f"{arguments[1].rpartition('.')[2]}.log"
     log.unlink(missing_ok=True)

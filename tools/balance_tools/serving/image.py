@@ -88,9 +88,16 @@ class Image:
 
 
 def plan_image(paths: Paths, wheel: Path, system: str, base: str | None) -> Image:
-    """Work out the image for a wheel; ToolError where the two do not fit.
+    """Work out the image for a wheel.
 
-    `system` is one of SYSTEMS; `base` replaces the base image that upstream names.
+    Args:
+        paths: The repository.
+        wheel: One of ours.
+        system: One of SYSTEMS.
+        base: Replaces the base image that upstream names.
+
+    Raises:
+        ToolError: the image and the wheel do not fit.
     """
     wheel = wheel.resolve()
     dist = paths.root / "dist"
@@ -148,7 +155,7 @@ def choose_base(
 
 
 def read_record(wheel: Path) -> dict[str, Any]:
-    """The build record in a wheel of ours; ToolError where it is no such wheel."""
+    """The build record in a wheel, which must be one of ours."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             record: dict[str, Any] = json.loads(archive.read(BUILD_RECORD))

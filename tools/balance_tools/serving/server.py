@@ -40,8 +40,8 @@ class Server(ServeProcess):
 
     It listens on `address` and `port`, by default a free one of the loopback interface;
     for the rest see `ServeProcess`. On exit all its processes are ended; those that
-    outlive the server's own shutdown are killed and reported as an AssertionError. If
-    the body fails, the end of the log goes to stderr.
+    outlive the server's own shutdown are killed and reported as a failure. If the body
+    fails, the end of the log goes to stderr.
     """
 
     def __init__(
@@ -152,7 +152,11 @@ class Server(ServeProcess):
         assert self.post("/reset_prefix_cache").status_code == 200
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers; RuntimeError if it exits or takes too long."""
+        """Wait until it answers.
+
+        Raises:
+            RuntimeError: it exits or takes too long.
+        """
         start = time.monotonic()
         said = 0.0
         while True:

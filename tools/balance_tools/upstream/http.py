@@ -45,9 +45,13 @@ class Http:
             self._session.trust_env = False
 
     def open(self, url: str, headers: dict[str, str]) -> requests.Response:
-        """Begin one GET, without the body; raises BrokenError or RefusedError.
+        """Begin one GET, without the body.
 
         A login in a URL is used for every later URL of that host, as pip does.
+
+        Raises:
+            BrokenError: it failed in a way that may pass.
+            RefusedError: it failed for good.
         """
         clean, host = self._learn_login(url)
         try:
@@ -87,20 +91,24 @@ class Http:
 
     @staticmethod
     def check(response: requests.Response) -> None:
-        """Raise RefusedError unless the answer is a success."""
+        """Refuse an answer that is no success."""
         if not response.ok:
             raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
     @staticmethod
     def chunks(response: requests.Response) -> Iterator[bytes]:
-        """The body as it was sent; raises BrokenError when the transfer breaks off."""
+        """The body as it was sent.
+
+        Raises:
+            BrokenError: the transfer breaks off.
+        """
         try:
             yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
         except (urllib3.exceptions.HTTPError, ConnectionError) as error:
             raise BrokenError("the transfer broke off") from error
 
     def retry(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it does not raise BrokenError, with growing pauses."""
+        """Repeat `attempt` while what breaks may pass, with growing pauses."""
         left = Retry(
             self.config.retries,
             backoff_factor=self.backoff_s,

@@ -45,7 +45,8 @@ class Index:
     def links(self, source: Source, project: str) -> tuple[Link, ...]:
         """The files of `project` that `source` lists; none is not an error.
 
-        Raises RefusedError with a clause that says why the source is no help.
+        Raises:
+            RefusedError: a clause that says why the source is no help.
         """
         name = canonicalize_name(project)
         scheme = urlsplit(source.location).scheme

@@ -88,7 +88,11 @@ class Lock:
         return hashlib.sha256(dump_lock(self).encode()).hexdigest()
 
     def kernel_wheel(self, python: str, arch: str) -> Artifact:
-        """The kernel wheel for e.g. `cp311` and `x86_64`; ToolError if none."""
+        """The kernel wheel for e.g. `cp311` and `x86_64`.
+
+        Raises:
+            ToolError: none is locked.
+        """
         for wheel in self.kernel_wheels:
             if wheel.fits(python, arch):
                 return wheel
@@ -101,7 +105,7 @@ class Lock:
 
 
 def load_lock(path: Path) -> Lock:
-    """Read and check a lock file; ToolError names the entry that is wrong."""
+    """Read and check a lock file."""
     if not path.exists():
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git or "

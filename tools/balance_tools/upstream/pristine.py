@@ -16,10 +16,7 @@ Fetch = Callable[[Artifact, Paths], Path]
 
 
 def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Path:
-    """The folder with an sdist's files, unpacked again when it is not as it was.
-
-    Raises ToolError when the sdist cannot be had or must not be unpacked.
-    """
+    """The folder with an sdist's files, unpacked again when it is not as it was."""
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}

@@ -25,7 +25,9 @@ def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
 
     Without `kernels`, the wheels are those of `ascend` itself or else of the release
     that it is a post-release of; when neither has any, the lock has no kernels.
-    Raises ToolError for a version that the index lacks or a source that fails.
+
+    Raises:
+        ToolError: the index lacks a version, or a source fails.
     """
     vllm_links = all_links(index, "vllm")
     ascend_links = all_links(index, "vllm-ascend")
@@ -57,8 +59,9 @@ def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
 def all_links(index: Index, project: str) -> list[Link]:
     """Every file of a project, from all sources, one link for each file name.
 
-    Raises ToolError when a source cannot be asked, for the answer would be a guess,
-    and when two sources list one file name with different hashes.
+    Raises:
+        ToolError: a source cannot be asked, for the answer would be a guess, or two
+            sources list one file name with different hashes.
     """
     found: dict[str, Link] = {}
     for source in index.sources:

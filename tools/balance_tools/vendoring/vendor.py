@@ -47,8 +47,10 @@ def vendor(
 ) -> list[str]:
     """Bring the named packages up to date; returns one line on each.
 
-    Nothing is written when all is as it should be. Raises ToolError and leaves the
-    old tree when something is in the way or fails.
+    Nothing is written when all is as it should be.
+
+    Raises:
+        ToolError: something is in the way or fails; the old tree is left.
     """
     with exclusive(paths.vendor_lock), disk_errors(paths.staging):
         settle(paths, lock)
@@ -95,7 +97,7 @@ def materialise(
 
 
 def is_up_to_date(package: Package, discard_edits: bool) -> bool:
-    """Whether nothing is to be done; raises ToolError if something is in the way."""
+    """Whether nothing is to be done; what is in the way is refused."""
     if not package.is_current or package.manifest is None:
         return False
     edited = [] if discard_edits else package.manifest.changed(package.tree)
@@ -161,7 +163,7 @@ def in_the_way(path: str, new: Path) -> bool:
 
 
 def refuse_edits(package: Package, edited: Sequence[str]) -> None:
-    """Raise ToolError when upstream's files were edited in the tree."""
+    """Refuse a tree in which upstream's files were edited."""
     if edited:
         raise ToolError(
             f"{_list(package, edited)}: expected the content that `vendor` wrote, "
@@ -171,7 +173,7 @@ def refuse_edits(package: Package, edited: Sequence[str]) -> None:
 
 
 def refuse_tracked(package: Package, both: frozenset[str] | set[str]) -> None:
-    """Raise ToolError when git tracks files that upstream has too."""
+    """Refuse a repository that tracks files that upstream has too."""
     if both:
         raise ToolError(
             f"{_list(package, sorted(both))}: expected only files of ours to be "

@@ -53,21 +53,18 @@ _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
 
 @dataclass(frozen=True)
 class ReleaseUnderTest:
-    """What is verified.
-
-    Attributes:
-        name: Of the release, also of lines/; the folder below build/verify.
-        label: For people, "vllm 0.30.0".
-        lock: Text of the lock.
-        series: Folder with the series of each package.
-        tree: Pristine tree of the same release.
-    """
+    """What is verified."""
 
     name: str
+    """Of the release, also of lines/; the folder below build/verify."""
     label: str
+    """For people, "vllm 0.30.0"."""
     lock: str
+    """Text of the lock."""
     series: Path
+    """Folder with the series of each package."""
     tree: Path
+    """Pristine tree of the same release."""
 
 
 @dataclass(frozen=True)

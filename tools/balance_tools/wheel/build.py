@@ -42,8 +42,7 @@ def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
     """Build one wheel into `out`; returns its path.
 
     Brings the vendored trees up to date and fetches or compiles kernels first. An
-    older wheel of the same name is replaced when the new one is complete. Raises
-    ToolError.
+    older wheel of the same name is replaced when the new one is complete.
     """
     target = load_settings(paths.root / SETTINGS_NAME).targets[choice.target]
     lock = load_lock(paths.lock)

@@ -29,7 +29,8 @@ FIRST_LINES = {
 def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
     """Path below licenses/ to source, for the packages in `pristine` (their sdists).
 
-    Raises ToolError when a file is missing or is another licence than expected.
+    Raises:
+        ToolError: a file is missing or is another licence than expected.
     """
     files = {name: root / name for name in OURS}
     for package, folder in pristine.items():

@@ -105,8 +105,10 @@ class WheelPlan:
         """Python, ABI and platform tag; those of the kernel wheel where there is one.
 
         Kernels from source are for this machine: nobody has checked which older
-        systems they would load on. Raises ToolError where the kernel wheel's name does
-        not hold one tag.
+        systems they would load on.
+
+        Raises:
+            ToolError: the kernel wheel's name does not hold one tag.
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
@@ -143,8 +145,10 @@ def package_folders(
 ) -> list[Path]:
     """The folders of a package that hold a file, relative to `root`, sorted.
 
-    Raises ToolError when there is no such package. `excludes` are posix paths below
-    `root` that are left out with all they hold.
+    Args:
+        root: The folder that holds the package.
+        package: Its name.
+        excludes: Posix paths below `root` that are left out with all they hold.
     """
     if not (root / package).is_dir():
         raise ToolError(
@@ -166,7 +170,7 @@ def package_folders(
 
 
 def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
-    """Raise ToolError for an entry point whose module is not there."""
+    """Refuse an entry point whose module is not there."""
     for group, entries in entry_points.items():
         for name, reference in entries.items():
             module = root.joinpath(*reference.partition(":")[0].split("."))
@@ -181,7 +185,7 @@ def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
 
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
-    """Work out one wheel; ToolError where something is missing or contradicts."""
+    """Work out one wheel."""
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
     target = settings.targets[choice.target]

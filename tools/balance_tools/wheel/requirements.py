@@ -41,7 +41,7 @@ class Wanted:
 
 
 def read_requirements(path: Path, source: str) -> list[Wanted]:
-    """Read a requirements file of plain lines; ToolError on options such as `-r`."""
+    """Read a requirements file of plain lines, without options such as `-r`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def read_requirements(path: Path, source: str) -> list[Wanted]:
 
 
 def parse_requirement(line: str, source: str) -> Wanted:
-    """Read one line; ToolError names `source` where it is not a requirement."""
+    """Read one line of `source`."""
     try:
         return Wanted(source, Requirement(line))
     except InvalidRequirement as error:

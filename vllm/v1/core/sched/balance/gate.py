@@ -62,8 +62,11 @@ def create_balance_gate(
 
 
 def _timeout(parallel_config: "ParallelConfig") -> float:
-    """Seconds that a rank waits for the others: what the operator allows the
-    collective calls on the CPU, or else what upstream allows a step of the model."""
+    """Seconds that a rank waits for the others.
+
+    What the operator allows the collective calls on the CPU, or else what upstream
+    allows a step of the model.
+    """
     seconds = parallel_config.cpu_distributed_timeout_seconds
     return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
@@ -240,8 +243,10 @@ class BalanceGate:
         )
 
     def _longest_wait(self, pending: list[Pending], now: float) -> float:
-        """Seconds since the arrival of the oldest request that still can keep the TTFT
-        budget; without a budget, of the oldest that has no token yet."""
+        """Seconds since the oldest request arrived that can keep the TTFT budget.
+
+        Without a budget, of the oldest that has no token yet.
+        """
         waits = [
             self._arrivals.wait(request.request_id, now)
             for request, _ in pending

@@ -1,0 +1,48 @@
+"""Docstrings have one form: what ruff's pydocstyle rules do not see of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROSE = re.compile(r"\braises? [A-Z]\w*(Error|Exception)\b", re.IGNORECASE)
+FIELDS = re.compile(r"^(Attributes|Parameters|Return|Yield):$|:(param|return|raises)\b")
+
+
+def deviations(text: str) -> list[str]:
+    """Names of what has a docstring of another form."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
+            words = " ".join(docstring.split())
+            fields = any(FIELDS.search(line) for line in docstring.splitlines())
+            if PROSE.search(words) or fields:
+                found.append(getattr(node, "name", "module"))
+    return found
+
+
+def test_exceptions_have_a_section_and_fields_have_strings() -> None:
+    listing = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "*.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    names = [name for name in listing if not name.startswith("tests/")]
+    assert "tools/balance_tools/run.py" in names
+    found = {name: deviations((ROOT / name).read_text()) for name in names}
+    assert {name: those for name, those in found.items() if those} == {}
+
+
+def test_another_form_is_seen() -> None:
+    def text(*lines: str) -> str:
+        return "\n".join(["def f():", '    """Do it.', "", *lines, '    """'])
+
+    assert deviations(text("    Raises:", "        ValueError: if not.")) == []
+    assert deviations(text("    Raises", "    ValueError if not.")) == ["f"]
+    assert deviations(text("    :param x: a number")) == ["f"]
+    assert deviations('class C:\n    """A pair.\n\n    Attributes:\n    """') == ["C"]
