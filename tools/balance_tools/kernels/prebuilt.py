@@ -192,16 +192,14 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
         stage.finish()
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `kernels`."""
-    summary = "Fetch prebuilt kernels and prove that they belong to the pinned sources."
-    parser = subparsers.add_parser("kernels", help=summary, description=summary)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `kernels`."""
     parser.add_argument("--python", default="cp311", help="interpreter tag: cp311")
     parser.add_argument("--arch", default="x86_64", help="machine: x86_64, aarch64")
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `kernels`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     wheel = fetch_kernels(lock, args.python, args.arch, paths=paths)

@@ -164,11 +164,8 @@ def _commit_of_tag(root: Path, tag: str) -> str | None:
     return found.text.strip() or None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `release`."""
-    summary = "Make and verify everything that a release has, in dist/release-VERSION."
-    parser = subparsers.add_parser("release", help=summary, description=summary)
-    parser.set_defaults(run=_run, parser=parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `release`."""
     parser.add_argument(
         "--trial",
         action="store_true",
@@ -182,7 +179,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `release`."""
     if args.no_verify and not args.trial:
         args.parser.error("--no-verify is for a trial: add --trial")
     release = plan_release(Paths.find(), trial=args.trial)

@@ -168,13 +168,7 @@ def _call(folder: Path, python: Path, *arguments: str) -> None:
         )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `demo`."""
-    summary = "Build, serve a tiny MoE model on two ranks, compare balance off and on."
-    parser = subparsers.add_parser("demo", help=summary, description=summary)
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `demo`."""
     demo(Paths.find())
     return 0

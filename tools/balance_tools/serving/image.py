@@ -167,10 +167,8 @@ def read_record(wheel: Path) -> dict[str, Any]:
     return record
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `image`."""
-    summary = "Build one container image from a wheel in dist/."
-    parser = subparsers.add_parser("image", help=summary, description=summary)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `image`."""
     parser.add_argument("wheel", type=Path, metavar="WHEEL")
     parser.add_argument("--os", default="ubuntu", help="ubuntu (default) or openeuler")
     parser.add_argument("--base", help="base image; a digest pins it: NAME@sha256:…")
@@ -183,10 +181,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="",
         help="more options for the engine, in one word: '--secret id=pip,src=FILE'",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `image`."""
     paths = Paths.find()
     image = plan_image(paths, args.wheel, args.os, args.base)
     engine = args.engine or next(filter(shutil.which, ENGINES), None)

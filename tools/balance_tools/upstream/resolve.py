@@ -169,9 +169,8 @@ def _measure(index: Index, link: Link) -> tuple[int, str]:
     return index.http.retry(once)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `lock`."""
-    parser = subparsers.add_parser("lock", help=__doc__, description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lock`."""
     parser.add_argument("--vllm", required=True, metavar="VERSION")
     parser.add_argument("--ascend", required=True, metavar="VERSION")
     parser.add_argument(
@@ -183,10 +182,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--write", action="store_true", help="replace upstream.toml, do not print"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `lock`."""
     lock = resolve(args.vllm, args.ascend, args.kernels, default_index())
     if args.write:
         path = Paths.find().lock

@@ -190,9 +190,8 @@ def _list(package: Package, paths: Sequence[str]) -> str:
     return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `vendor`."""
-    parser = subparsers.add_parser("vendor", help=__doc__, description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `vendor`."""
     parser.add_argument(
         "--only", choices=("vllm", "vllm_ascend"), help="this package alone"
     )
@@ -206,10 +205,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="overwrite upstream's files that were edited by hand",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `vendor`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     names = [args.only] if args.only else list(lock.packages)
