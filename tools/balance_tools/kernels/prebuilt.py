@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, named_in_part, sha256_of
-from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
+from balance_tools.kernels.stage import BUILD_INFO, build_info_text, stage_of
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.archive import check_wheel
@@ -174,19 +174,17 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     Raises:
         ToolError: as `fetch_kernels`, or their build generated what ours would not.
     """
-    artifact = lock.kernel_wheel(choice.python, choice.arch)
     kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
     with zipfile.ZipFile(kernels.path) as archive:
         generated = {name: archive.read(name).decode() for name in kernels.generated}
-    expected = {BUILD_INFO: build_info_text(device_type)}
-    if generated != expected:
+    if generated != {BUILD_INFO: build_info_text(device_type)}:
         raise ToolError(
-            f"{artifact.filename}: expected its build to have generated only "
+            f"{kernels.artifact.filename}: expected its build to have generated only "
             f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
         )
-    stage = prebuilt_stage(paths, artifact, device_type)
-    if stage.made_from() is None:
+    stage = stage_of(paths, lock, choice, device_type)
+    if stage is not None and stage.made_from() is None:
         stage.clear()
         extract_kernels(kernels, stage.folder)
         stage.finish()

@@ -173,11 +173,8 @@ def lint_series(series: Series, limits: Limits, tree: Path | None) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lint-series`."""
-    parser.add_argument(
-        "--text-only",
-        action="store_true",
-        help="leave out what needs the pristine trees (nothing is fetched)",
-    )
+    text = "leave out what needs the pristine trees (nothing is fetched)"
+    parser.add_argument("--text-only", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

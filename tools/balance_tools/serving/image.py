@@ -169,18 +169,14 @@ def read_record(wheel: Path) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `image`."""
-    parser.add_argument("wheel", type=Path, metavar="WHEEL")
-    parser.add_argument("--os", default="ubuntu", help="ubuntu (default) or openeuler")
-    parser.add_argument("--base", help="base image; a digest pins it: NAME@sha256:…")
-    parser.add_argument("--engine", choices=ENGINES, help="default: the first found")
-    parser.add_argument(
-        "--print", action="store_true", help="print the command, do not run it"
-    )
-    parser.add_argument(
-        "--options",
-        default="",
-        help="more options for the engine, in one word: '--secret id=pip,src=FILE'",
-    )
+    add = parser.add_argument
+    add("wheel", type=Path, metavar="WHEEL")
+    add("--os", default="ubuntu", help="ubuntu (default) or openeuler")
+    add("--base", help="base image; a digest pins it: NAME@sha256:…")
+    add("--engine", choices=ENGINES, help="default: the first found")
+    add("--print", action="store_true", help="print the command, do not run it")
+    text = "more options for the engine, in one word: '--secret id=pip,src=FILE'"
+    add("--options", default="", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

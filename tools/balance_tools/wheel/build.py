@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.distribution import (
@@ -23,9 +22,8 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
-from balance_tools.kernels.from_source import build_kernels
+from balance_tools.kernels.from_source import build_kernels, for_python3
 from balance_tools.kernels.prebuilt import stage_kernels
-from balance_tools.kernels.toolchain import python_tag
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import tail_of, to_log
@@ -110,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     variables = {**os.environ, **chosen}
     choice = choice_from(variables)
     if choice.from_source and not variables.get(f"{VARIABLE_PREFIX}PYTHON"):
-        choice = replace(choice, python=python_tag())
+        choice = for_python3(choice)
     return build_wheels([choice], args.out)
 
 
