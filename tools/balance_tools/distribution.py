@@ -194,7 +194,10 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
         device_type=entry.get("device-type"),
         policy=RequirementPolicy(
             drops={drop["name"]: drop["reason"] for drop in entry.get("drop", ())},
-            overrides=tuple(Override(**one) for one in entry.get("override", ())),
+            overrides=tuple(
+                Override(winner["name"], winner["specifier"], winner["reason"])
+                for winner in entry.get("override", ())
+            ),
         ),
     )
 
