@@ -28,7 +28,7 @@ COMMANDS = {
     "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
     "env": ("serving.env", "Install the reference wheel; print its environment."),
     "image": ("serving.image", "Build one container image from a wheel in dist/."),
-    "demo": ("serving.demo", "Serve a tiny model, with balance off and on."),
+    "demo": ("serving.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it

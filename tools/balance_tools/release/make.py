@@ -70,7 +70,7 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
     if tagged not in (None, state.commit) and not trial:
         raise ToolError(
             f"{SETTINGS_NAME}: expected a version without a tag, found v{version} on "
-            f"commit {tagged}; raise the revision, as docs/releasing.md says"
+            f"commit {tagged}; raise the revision, as docs/maintainers.md says"
         )
     return Release(paths, lock, version, notes, trial)
 
