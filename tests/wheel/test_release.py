@@ -25,6 +25,7 @@ from balance_tools.release import make
 from balance_tools.release.sbom import Content, render_sbom
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
+from balance_tools.upstream.archive import extract_sdist
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.source_state import source_files
 from conftest import ROOT, VERSION
@@ -117,9 +118,8 @@ def test_elsewhere_it_is_the_same(release: Path, tmp_path: Path) -> None:
 
 def test_the_source_archive_gives_the_same_wheel(release: Path, tmp_path: Path) -> None:
     (archive,) = release.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
     root = tmp_path / f"{NAME}-{VERSION}"
+    extract_sdist(archive, root)
     link_downloads(root)
     output = run_in(root, "-m", "balance_tools", "wheel")
     (wheel,) = release.glob("*.whl")

@@ -28,3 +28,26 @@ def test_some_page_names_tests():
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can point to in a page: its headings, as GitHub names them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    kept = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.replace(" ", "-") for title in kept}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_to_headings(page):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    assert [
+        (file, heading)
+        for file, heading in links
+        if heading not in anchors(page.parent / file if file else page)
+    ] == []
+
+
+def test_some_links_lead_to_headings():
+    assert any("](operations.md#" in page.read_text() for page in PAGES)

@@ -51,5 +51,5 @@ def _section(changelog: str, version: str, *, trial: bool) -> tuple[str, str]:
     found = f"'## {unreleased}'" if unreleased else "none"
     raise ToolError(
         f"{CHANGELOG}: expected a section '## {version} (YYYY-MM-DD)', found {found}; "
-        "write it, as docs/releasing.md says, or make a trial with --trial"
+        "write it, as docs/maintainers.md says, or make a trial with --trial"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -13,22 +13,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index, Link
-from balance_tools.upstream.lock import release_of
-from balance_tools.upstream.resolve import all_links
 
 
 @dataclass(frozen=True)
 class Instead:
-    """A version that is taken although the wheel requires a newer one.
-
-    Attributes:
-        requirement: Of the wheel.
-        version: The newest final release on the index.
-    """
+    """A version that is taken although the wheel requires a newer one."""
 
     requirement: Requirement
+    """Of the wheel."""
     version: Version
+    """The newest final release on the index."""
 
     def __str__(self) -> str:
         wanted = self.requirement
@@ -54,7 +48,9 @@ def _is_own(folder: str, wheel: str) -> bool:
 
 
 def too_new(
-    requirements: Iterable[Requirement], names: Sequence[str], index: Index
+    requirements: Iterable[Requirement],
+    names: Sequence[str],
+    releases: Callable[[str], Collection[Version]],
 ) -> list[Instead]:
     """Return the named requirements that no release on the index meets.
 
@@ -62,7 +58,7 @@ def too_new(
         requirements: Of a wheel.
         names: Projects for which an older release may be taken; others are not looked
             up.
-        index: Where pip looks.
+        releases: The final releases of a project that pip finds.
 
     Raises:
         ToolError: the index cannot be asked, or has no release at all.
@@ -72,21 +68,15 @@ def too_new(
     for wanted in requirements:
         if canonicalize_name(wanted.name) not in allowed:
             continue
-        versions = _final_versions(all_links(index, wanted.name))
+        versions = releases(wanted.name)
         if not versions:
             raise ToolError(
                 f"--newest {wanted.name}: expected a release on pip's configured "
                 "sources, found none; correct the name"
             )
-        if not any(wanted.specifier.contains(version) for version in versions):
+        if not any(map(wanted.specifier.contains, versions)):
             found.append(Instead(wanted, max(versions)))
     return found
-
-
-def _final_versions(links: Iterable[Link]) -> set[Version]:
-    releases = (release_of(link.filename) for link in links)
-    versions = {release[1] for release in releases if release}
-    return {version for version in versions if not version.is_prerelease}
 
 
 def lines_with(

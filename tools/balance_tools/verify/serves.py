@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.serving.env import pip
 from balance_tools.upstream.fetch import default_index
+from balance_tools.upstream.resolve import final_releases
 from balance_tools.verify.environments import layered_environment
 from balance_tools.verify.ledger import Data, Entry
 from balance_tools.verify.newest import lines_with, requirements_of, too_new
@@ -23,16 +25,13 @@ SECONDS = 1800
 
 @dataclass(frozen=True)
 class Served:
-    """What serving a model showed.
-
-    Attributes:
-        tests: The result of each test.
-        instead: What was taken instead of a requirement that the index cannot meet, in
-            words; "" if nothing was.
-    """
+    """What serving a model showed."""
 
     tests: Entry
+    """The result of each test."""
     instead: str
+    """What was taken instead of a requirement that the index cannot meet, in words; ""
+    if nothing was."""
 
     @property
     def failed(self) -> list[str]:
@@ -61,7 +60,11 @@ def serves(bench: Bench, base: Path, newest: Sequence[str] = ()) -> Served:
         root = patched_root(bench)
         wheel = Path(wheel_stage(bench, root).data["path"])
         wanted = requirements_of(wheel)
-        instead = too_new(wanted, newest, default_index()) if newest else []
+        instead = (
+            too_new(wanted, newest, partial(final_releases, default_index()))
+            if newest
+            else []
+        )
         lines = lines_with(wanted, instead) if instead else []
         setup = Setup("serves", root.env / "serves" / "bin" / "python", root.root)
 
