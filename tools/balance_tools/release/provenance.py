@@ -1,7 +1,7 @@
 """The provenance of a release: which commit and lock, and which files came of them.
 
-A statement of in-toto with the predicate of SLSA 1.0. It is not signed itself: SHA256SUMS
-covers it, and that is.
+A statement of in-toto with the predicate of SLSA 1.0. It is not signed itself:
+SHA256SUMS covers it, and that is.
 """
 
 from __future__ import annotations
