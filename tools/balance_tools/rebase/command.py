@@ -24,10 +24,8 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `rebase`."""
-    text = "move the patch series to another upstream release"
-    parser = subparsers.add_parser("rebase", help=text, description=text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `rebase`."""
     add = parser.add_argument
     add("version", nargs="?", help="release of vllm; or a name for --sdist")
     add("--ascend", metavar="VERSION", help="release of vllm-ascend")
@@ -59,10 +57,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ):
         name = f"{flag.replace('-', '_')}_"
         what.add_argument(f"--{flag}", dest=name, action="store_true", help=text)
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `rebase`."""
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     with exclusive(root / ".lock"), disk_errors(root):

@@ -87,7 +87,7 @@ def measure(
 
 
 def check(run: Run) -> None:
-    """Raises ToolError if a request failed, or the gate is not what the policy says."""
+    """Refuse a failed request, and a gate that is not what the policy says."""
     if run.bench["failed"] or not run.bench["completed"]:
         raise ToolError(
             f"demo: expected every request to complete with balance {run.policy}, "

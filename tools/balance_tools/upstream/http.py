@@ -54,6 +54,7 @@ class Http:
             RefusedError: it failed for good.
         """
         clean, host = self._learn_login(url)
+        proxy = self.config.proxy
         try:
             response = self._session.get(
                 clean,
@@ -64,7 +65,7 @@ class Http:
                 timeout=self.config.timeout_s,
                 verify=self.verify(clean),
                 cert=self.config.client_cert,
-                proxies=self._proxies(),
+                proxies=dict.fromkeys(("http", "https"), proxy) if proxy else None,
             )
         except requests.RequestException as error:
             raise _failure(error, self.config.timeout_s) from error
@@ -139,10 +140,6 @@ class Http:
         if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
             return False
         return self.config.cert or True
-
-    def _proxies(self) -> dict[str, str] | None:
-        proxy = self.config.proxy
-        return {"http": proxy, "https": proxy} if proxy else None
 
 
 def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
