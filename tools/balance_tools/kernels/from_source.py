@@ -113,7 +113,11 @@ def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
     remove_tree(work)
     for name in COPIED:
         if (pristine / name).is_dir():
-            shutil.copytree(pristine / name, source / name, symlinks=True)
+            # A Python that ran there may have left its cache.
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(
+                pristine / name, source / name, symlinks=True, ignore=ignore
+            )
         elif (pristine / name).is_file():
             source.mkdir(parents=True, exist_ok=True)
             shutil.copy2(pristine / name, source / name)

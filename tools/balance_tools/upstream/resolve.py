@@ -161,7 +161,6 @@ def _measure(index: Index, link: Link) -> tuple[int, str]:
 
     def once() -> tuple[int, str]:
         with index.http.open(link.url, {}) as response:
-            index.http.check(response)
             length = response.headers.get("Content-Length")
             if length is not None and link.sha256 is not None:
                 return int(length), link.sha256
