@@ -35,6 +35,7 @@ from balance_tools.rebase.sources import (
     pinned_trees,
     plans_between,
 )
+from balance_tools.rebase.tracing import with_culprits
 from balance_tools.series.apply import Series, load_series, patched_steps
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 from balance_tools.verify.verdict import Verdict
@@ -80,6 +81,10 @@ def advance(
         work.save(session)
     if session.stage == PATCHES:
         session = _place_patches(work, session, series, args.stop_after)
+        if args.upstream_git:
+            clone = args.upstream_git
+            session = with_culprits(work, session, series["vllm"], clone)
+            work.save(session)
         if session.pending or session.stopped:
             return _stop(work, session)
         session = _export(work, session, series)
