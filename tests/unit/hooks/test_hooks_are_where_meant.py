@@ -123,6 +123,7 @@ def scanned() -> dict[str, ScannedRelease]:
     return {row.version: row for row in rows}
 
 
+@pytest.mark.timeout(1200)  # the first one scans: a minute on two quiet cores
 def test_supported_releases_are_placed_and_fit(
     scanned: dict[str, ScannedRelease],
 ) -> None:

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
@@ -174,7 +175,7 @@ def _one(
 def _of_another_layout(paths: Paths, version: str, why: str) -> ScannedRelease:
     patches = load_series(paths.patches(PACKAGE)).patches
     gone = Status.TARGET_DELETED.label
-    cells = [ScannedPatch(patch.name, gone, (why,), {}) for patch in patches]
+    cells = [ScannedPatch(patch.name, gone, (why,), {}, {}) for patch in patches]
     return ScannedRelease(version, tuple(cells), 0.0)
 
 
@@ -259,5 +260,6 @@ def _cells(session: Session) -> list[ScannedPatch]:
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
         placed, label = placed_by(result.hooks), result.status.label
-        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
+        git = dict(Counter(hook.git or "right" for hook in result.hooks))
+        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed, git))
     return cells
