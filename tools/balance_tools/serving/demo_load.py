@@ -38,7 +38,7 @@ BENCH = (
 )
 REQUESTS = 160
 STEADY = "steady_output_throughput"
-"""Of a result: tokens per second until the last request is sent, while slots are full."""
+"""Of a result: tokens per second until the last request is sent, with full slots."""
 
 
 @dataclass(frozen=True)
