@@ -127,7 +127,7 @@ def check(run: Run) -> None:
 
 
 def call(folder: Path, python: Path, *arguments: str) -> None:
-    """Run a Python command quietly; ToolError with the end of its output on failure."""
+    """Run a Python command quietly."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / f"{arguments[1].rpartition('.')[2]}.log"
     log.unlink(missing_ok=True)
