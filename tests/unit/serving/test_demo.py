@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,3 +165,14 @@ def test_the_end_says_what_is_emulated_and_what_is_next() -> None:
     for page in ("docs/results.md", "docs/operations.md", "docs/simulate.md"):
         assert page in text
         assert (root / page).is_file()
+
+
+def test_a_server_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(paths: object) -> None:
+        raise RuntimeError("server.log: the server was not ready in 150 s")
+
+    monkeypatch.setattr(demo, "demo", late)
+    with pytest.raises(ToolError, match="not ready in 150 s; .* again when it is not"):
+        demo.run(argparse.Namespace())

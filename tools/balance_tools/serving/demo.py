@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.serving.demo_answers import answers, compare
@@ -132,5 +133,12 @@ def epilogue(python: Path) -> str:
 def run(args: argparse.Namespace) -> int:
     """Run `demo`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    demo(Paths.find())
+    try:
+        demo(Paths.find())
+    except (RuntimeError, AssertionError) as error:
+        # Of a server that did not start in time, or did not end.
+        raise ToolError(
+            f"{error}; the end of its log is above. If the machine was busy, run this "
+            "again when it is not"
+        ) from None
     return 0
