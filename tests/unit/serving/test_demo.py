@@ -174,5 +174,5 @@ def test_a_server_that_does_not_start_is_one_sentence(
         raise RuntimeError("server.log: the server was not ready in 150 s")
 
     monkeypatch.setattr(demo, "demo", late)
-    with pytest.raises(ToolError, match="not ready in 150 s; .* again when it is not"):
+    with pytest.raises(ToolError, match=r"not ready in 150 s; .* again when it is not"):
         demo.run(argparse.Namespace())
