@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scan", metavar="A..B", help="try every final release in a range")
     text = "with --scan: build each release that fits, and serve with each policy"
     add("--run", dest="run_", action="store_true", help=text)
+    text = "with --run: take its newest release if the index has not what is required"
+    add("--newest", action="append", default=[], metavar="PROJECT", help=text)
     add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
     text = "clone of upstream, to say which commit took a name away"
     add("--upstream-git", type=Path, metavar="PATH", help=text)
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         if args.renew_line:
             return _renew(paths, args.renew_line)
         if args.scan:
-            return _scan(paths, args.scan, args.run_)
+            return _scan(paths, args)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -116,14 +118,14 @@ def _renew(paths: Paths, name: str) -> int:
     return 0
 
 
-def _scan(paths: Paths, text: str, run: bool) -> int:
+def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
-    artifacts = releases(paths, *parse_range(text))
+    artifacts = releases(paths, *parse_range(args.scan))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
     rows = scan(paths, lock, artifacts)
-    if run:
-        rows = run_rows(paths, lock, artifacts, rows)
+    if args.run_:
+        rows = run_rows(paths, lock, artifacts, rows, args.newest)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")

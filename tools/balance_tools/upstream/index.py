@@ -34,6 +34,8 @@ class Link:
     sha256: str | None
     size: int | None
     """Bytes."""
+    yanked: str | None = None
+    """Why its release was taken back, "" for no reason; None if it was not."""
 
     @property
     def release(self) -> tuple[str, Version | None]:
@@ -125,6 +127,7 @@ def _links(source: Source, packages: Iterable[DistributionPackage]) -> list[Link
             package.url,
             package.digests.get("sha256"),
             package.size,
+            (package.yanked_reason or "") if package.is_yanked else None,
         )
         for package in packages
     ]

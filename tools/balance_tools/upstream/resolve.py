@@ -84,6 +84,21 @@ def all_links(index: Index, project: str) -> list[Link]:
     return list(found.values())
 
 
+def final_releases(index: Index, project: str) -> set[Version]:
+    """Return the final releases of a project that the index has.
+
+    Args:
+        index: Where pip looks.
+        project: Its name.
+
+    Raises:
+        ToolError: a source cannot be asked.
+    """
+    links = all_links(index, project)
+    versions = {link.release[1] for link in links if link.yanked is None}
+    return {one for one in versions if one is not None and not one.is_prerelease}
+
+
 def _version(flag: str, text: str) -> Version:
     try:
         return Version(text)
@@ -100,7 +115,14 @@ def _sdist(
         link.release[1]: link for link in links if link.filename.endswith(".tar.gz")
     }
     if version in sdists:
-        return artifact_of_link(index, sdists[version])
+        link = sdists[version]
+        if link.yanked is not None:
+            raise ToolError(
+                f"{project} {version}: expected a release that stands, found that it "
+                f"was yanked ({link.yanked or 'no reason given'}); take another, or "
+                f"give its archive with --{'' if project == 'vllm' else 'ascend-'}sdist"
+            )
+        return artifact_of_link(index, link)
     newest = ", ".join(map(str, sorted(filter(None, sdists))[-5:])) or "none"
     raise ToolError(
         f"{project} {version}: expected an sdist on pip's configured sources, found "

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from balance_tools.distribution import (
     SETTINGS_NAME,
     Choice,
@@ -23,7 +25,7 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.kernels.stage import Stage, stage_of
-from balance_tools.paths import Paths
+from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.licences import licence_files
 from balance_tools.wheel.requirements import (
@@ -184,6 +186,23 @@ def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
                 )
 
 
+def check_pair(lock: Lock) -> None:
+    """Check that the plugin is made for this vLLM, which its version says.
+
+    Args:
+        lock: Of the release.
+
+    Raises:
+        ToolError: it is for another one.
+    """
+    vllm, plugin = (Version(one.version) for one in (lock.vllm, lock.vllm_ascend))
+    if vllm.release[:2] != plugin.release[:2]:
+        raise ToolError(
+            f"{LOCK_NAME}: expected a vllm-ascend for vllm {vllm}, found {plugin}; "
+            "until there is one, this release has the target reference alone"
+        )
+
+
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     """Work out one wheel."""
     settings = load_settings(paths.root / SETTINGS_NAME)
@@ -191,6 +210,8 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     target = settings.targets[choice.target]
     for entry_points in (target.entry_points, settings.guard_entry_points):
         check_our_entry_points(paths.root, entry_points)
+    if PLUGIN in target.packages:
+        check_pair(lock)
     check_trees(paths, lock, target.packages)
     pristine = {
         package: paths.unpacked(artifact.project, artifact.version)
