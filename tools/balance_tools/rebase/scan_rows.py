@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class ScannedPatch:
     """Why a person must decide."""
     placed_by: dict[str, int]
     """How many hooks were placed by whom."""
-    git: dict[str, int]
+    git: dict[str, int] = field(default_factory=dict)
     """How many hooks git alone had right, unproven, or stopped at."""
 
 
