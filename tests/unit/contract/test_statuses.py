@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 from balance_tools.contract.check import Finding
 from balance_tools.hooks.model import Status
 from balance_tools.rebase.fitting import is_later, status_of
+from balance_tools.rebase.scan_picture import BAD, GOOD, UNTRIED, scan_picture
 from balance_tools.rebase.scan_rows import (
     RUNS,
     ScannedPatch,
@@ -12,6 +15,7 @@ from balance_tools.rebase.scan_rows import (
     scan_markdown,
 )
 
+SVG = "{http://www.w3.org/2000/svg}"
 SYMBOL = Finding("", 0, "vllm.a.B.c", "gate.patch: Relies-On vllm.a.B.c is gone")
 NAME = Finding("vllm/gate.py", 7, "vllm.a.B.d", "vllm.a.B.d is gone", "new in B: e")
 PLACED = ScannedPatch(
@@ -71,3 +75,23 @@ def test_what_it_ran_with_is_in_the_table() -> None:
     row = ScannedRelease("0.4", (PLACED,), 1.0, "untouched", runs=RUNS, instead=said)
     assert "Runs: 1 of 1 tried." in scan_markdown([row], "0.4")
     assert f"| yes | yes, with {said} | 1.0 |" in scan_markdown([row], "0.4")
+
+
+def test_the_picture_shows_the_three() -> None:
+    rows = [
+        ScannedRelease("0.1", (CONFLICT,), 1.0),
+        ScannedRelease("0.2", (PLACED,), 1.0, "does-not-fit", (str(NAME),)),
+        ScannedRelease("0.3", (PLACED,), 1.0, "untouched", runs="no: test_x"),
+        ScannedRelease("0.4", (PLACED,), 1.0, "untouched", runs=RUNS),
+    ]
+    root = ElementTree.fromstring(scan_picture(rows, "0.3"))
+    shown = {
+        title.text: square.get("fill")
+        for square in root.iter(f"{SVG}rect")
+        for title in square.iter(f"{SVG}title")
+    }
+    assert shown["0.1 checked: "] == shown["0.2 runs: "] == UNTRIED
+    assert shown["0.2 checked: does-not-fit"] == shown["0.3 runs: no: test_x"] == BAD
+    assert shown["0.4 checked: untouched"] == shown["0.4 runs: yes"] == GOOD
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts.count("git 1, syntax 2") == 3
