@@ -8,7 +8,10 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROSE = re.compile(r"\braises? [A-Z]\w*(Error|Exception)\b", re.IGNORECASE)
+PROSE = re.compile(
+    r"\b[Rr]aises? (a )?\w*(Error|Exception)\b"
+    r"|\b[A-Z]\w*Error (if|where|when|unless|names|with|on|for)\b"
+)
 FIELDS = re.compile(r"^(Attributes|Parameters|Return|Yield):$|:(param|return|raises)\b")
 
 
@@ -44,5 +47,6 @@ def test_another_form_is_seen() -> None:
 
     assert deviations(text("    Raises:", "        ValueError: if not.")) == []
     assert deviations(text("    Raises", "    ValueError if not.")) == ["f"]
+    assert deviations(text("    ValueError if not.")) == ["f"]
     assert deviations(text("    :param x: a number")) == ["f"]
     assert deviations('class C:\n    """A pair.\n\n    Attributes:\n    """') == ["C"]

@@ -47,6 +47,8 @@ class ScannedRelease:
     """What does not fit."""
     runs: str = ""
     """What serving a model on it showed; "" if that was not tried."""
+    instead: str = ""
+    """What it ran with, where the index has nothing as new as it requires."""
 
     @property
     def placed(self) -> bool:
@@ -138,7 +140,8 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
 def _cells(row: ScannedRelease) -> list[str]:
     statuses = [cell.status for cell in row.cells]
     checked = "yes" if row.checked else row.fit or NOT_TRIED
-    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
+    runs = ", with ".join(filter(None, (row.runs or NOT_TRIED, row.instead)))
+    told = [row.by(), checked, runs, f"{row.seconds:.1f}"]
     return [row.version, *statuses, *told]
 
 

@@ -171,18 +171,14 @@ def lint_series(series: Series, limits: Limits, tree: Path | None) -> list[str]:
     return problems
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `lint-series`."""
-    parser = subparsers.add_parser("lint-series", help=__doc__, description=__doc__)
-    parser.add_argument(
-        "--text-only",
-        action="store_true",
-        help="leave out what needs the pristine trees (nothing is fetched)",
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lint-series`."""
+    text = "leave out what needs the pristine trees (nothing is fetched)"
+    parser.add_argument("--text-only", action="store_true", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `lint-series`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     problems: list[str] = []

@@ -128,14 +128,8 @@ def epilogue(python: Path) -> str:
     )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `demo`."""
-    summary = "Build, serve with balance off and adaptive, compare answers and speed."
-    parser = subparsers.add_parser("demo", help=summary, description=summary)
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `demo`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     demo(Paths.find())
     return 0

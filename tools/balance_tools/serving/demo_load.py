@@ -87,7 +87,7 @@ def measure(
 
 
 def check(run: Run) -> None:
-    """Raises ToolError if a request failed, or the gate is not what the policy says."""
+    """Refuse a failed request, and a gate that is not what the policy says."""
     if run.bench["failed"] or not run.bench["completed"]:
         raise ToolError(
             f"demo: expected every request to complete with balance {run.policy}, "
@@ -109,7 +109,7 @@ def check(run: Run) -> None:
 
 
 def call(folder: Path, python: Path, *arguments: str) -> None:
-    """Run a Python command quietly; ToolError with the end of its output on failure."""
+    """Run a Python command quietly."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / f"{arguments[1].rpartition('.')[2]}.log"
     log.unlink(missing_ok=True)

@@ -113,13 +113,12 @@ def load_lock(path: Path) -> Lock:
         )
     try:
         with disk_errors(path):
-            text = path.read_text(encoding="utf-8")
+            return parse_lock(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise ToolError(
             f"{path}: expected UTF-8 text, found {error.reason}; restore the file "
             "from git"
         ) from error
-    return parse_lock(text, str(path))
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
@@ -139,14 +138,9 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
     wheels = data.get("kernel_wheels", [])
     if not isinstance(wheels, list):
         raise ToolError(f"{name}: kernel_wheels must be a list of tables; restore it")
+    sdists = {"vllm", "vllm_ascend", *data} - {"kernel_wheels"}
     return Lock(
-        vllm=_artifact(data.get("vllm"), f"{name}: vllm"),
-        vllm_ascend=_artifact(data.get("vllm_ascend"), f"{name}: vllm_ascend"),
-        kernel_sdist=(
-            _artifact(data["kernel_sdist"], f"{name}: kernel_sdist")
-            if "kernel_sdist" in data
-            else None
-        ),
+        **{key: _artifact(data.get(key), f"{name}: {key}") for key in sorted(sdists)},
         kernel_wheels=tuple(
             _artifact(entry, f"{name}: kernel_wheels[{i}]")
             for i, entry in enumerate(wheels)
@@ -159,12 +153,8 @@ def dump_lock(lock: Lock) -> str:
     document = tomlkit.document()
     for line in HEADER.splitlines():
         document.add(tomlkit.comment(line))
-    for name, artifact in (
-        ("vllm", lock.vllm),
-        ("vllm_ascend", lock.vllm_ascend),
-        ("kernel_sdist", lock.kernel_sdist),
-    ):
-        if artifact is not None:
+    for name in ("vllm", "vllm_ascend", "kernel_sdist"):
+        if (artifact := getattr(lock, name)) is not None:
             document.add(name, _table(artifact, NOTES[name]))
     if lock.kernel_wheels:
         wheels = tomlkit.aot()
