@@ -43,6 +43,16 @@ def published(document: Document) -> Rows:
     return rows
 
 
+def whole_gain(document: Document) -> tuple[float, float]:
+    """Gain of `cap` in the throughput of the whole run: published, and simulated."""
+    (case,) = document["cases"].values()
+    name, told = "output_throughput", document["published"]
+    found = (
+        case["policies"]["cap"]["mean"][name] / case["policies"]["off"]["mean"][name]
+    )
+    return told["cap"][name] / told["off"][name] - 1, found - 1
+
+
 def policies(document: Document, *left_out: str) -> list[str]:
     """Names of the policies that were compared, without some."""
     first = next(iter(document["cases"].values()))

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ BENCH = (
     *("--percentile-metrics", "ttft,tpot,itl,e2el"),
 )
 REQUESTS = 160
+STEADY = "steady_output_throughput"
+"""Of a result: tokens per second until the last request is sent, with full slots."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,26 @@ def measure(
             *("-m", "vllm.entrypoints.cli.main", "bench", "serve"),
             *("--model", str(model), "--port", str(server.port)),
             *(*BENCH, "--num-prompts", str(requests)),
-            *("--save-result", "--result-filename", str(result)),
+            *("--save-result", "--save-detailed", "--result-filename", str(result)),
         )
         held = server.metric("vllm:dp_balance_held_steps_total")
-    run = Run(policy, json.loads(result.read_text()), read_steps(steps, DEVICE), held)
+    bench = json.loads(result.read_text())
+    bench[STEADY] = steady_throughput(bench)
+    run = Run(policy, bench, read_steps(steps, DEVICE), held)
     check(run)
     return run
+
+
+def steady_throughput(bench: Mapping[str, Sequence[Any]]) -> float:
+    """Output tokens per second until the last request was sent; 0 for one request."""
+    start, last = min(bench["start_times"]), max(bench["start_times"])
+    times = zip(bench["start_times"], bench["ttfts"], bench["itls"], strict=True)
+    tokens = sum(
+        sent + offset <= last
+        for sent, ttft, itls in times
+        for offset in accumulate(itls, initial=ttft)
+    )
+    return tokens / (last - start) if last > start else 0.0
 
 
 def check(run: Run) -> None:
