@@ -74,6 +74,10 @@ class FastEngine:
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
         """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
+        self._held_slots = [0] * ranks
+        """Requests at the head of the queue that were held in the step."""
+        self._new: set[int] = set()
+        """Requests that arrived in the step, by `id`."""
         self._changed = set(self._ranks)
         self._pending = [0] * ranks
         self._pending_tokens = [0] * ranks
@@ -109,6 +113,7 @@ class FastEngine:
         """Hands a request to a rank."""
         request.rank = rank
         self._waiting[rank].append(request)
+        self._new.add(id(request))
         self._changed.add(rank)
         self._unfinished += 1
 
@@ -142,6 +147,7 @@ class FastEngine:
         self._prefill = [0] * len(self._ranks)
         self._attended = [0.0] * len(self._ranks)
         self.held = [False] * len(self._ranks)
+        self._held_slots = [0] * len(self._ranks)
         max_running = self._limits.max_num_seqs
         for rank in self._ranks:
             if self._partial[rank] is not None or (
@@ -171,6 +177,7 @@ class FastEngine:
         while waiting and budget > 0 and running < self._limits.max_num_seqs:
             if not admit or allowed == 0:
                 self.held[rank] = True
+                self._held_slots[rank] = self._limits.max_num_seqs - running
                 break
             request = waiting.popleft()
             if request.hash_ids:
@@ -235,6 +242,7 @@ class FastEngine:
         for rank in self._changed:
             self._measure_pending(rank, now)
         self._changed.clear()
+        self._new.clear()
         since = now if self._last_exchange is None else self._last_exchange
         self._last_exchange = now
         ranks = len(self._ranks)
@@ -285,9 +293,13 @@ class FastEngine:
     def _measure_pending(self, rank: int, now: float) -> None:
         slots = self._limits.max_num_seqs - self._running(rank)
         pending = list(islice(self._waiting[rank], slots))
+        total = self._held_total[rank]
+        for request in pending[: self._held_slots[rank]]:
+            if id(request) in self._new:
+                request.pending_since = now
+                request.held_since = total - 1
         if (partial := self._partial[rank]) is not None:
             pending.insert(0, partial)
-        total = self._held_total[rank]
         for request in pending:
             if math.isnan(request.pending_since):
                 request.pending_since = now
