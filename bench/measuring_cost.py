@@ -74,8 +74,8 @@ STATES = {
 }
 
 
-def make(model: Path, state: State) -> Any:
-    """A scheduler in that state; its KV cache has the shared prefix."""
+def empty(model: Path, state: State) -> Any:
+    """A scheduler without requests."""
     config = EngineArgs(
         model=str(model),
         max_num_seqs=SLOTS,
@@ -90,38 +90,32 @@ def make(model: Path, state: State) -> Any:
         data_parallel_balance="cap",
         **state.arguments,
     ).create_engine_config()
-    layers: list[Any] = [FULL_ATTENTION]
-    if state.sliding_window:
-        layers.append(
-            SlidingWindowSpec(
-                block_size=BLOCK_SIZE,
-                num_kv_heads=1,
-                head_size=8,
-                dtype=torch.float32,
-                sliding_window=512,
-            )
-        )
-    used = (PROMPT + 1) // BLOCK_SIZE + 1 + state.running * (
-        SHORT_PROMPT // BLOCK_SIZE + 1
+    window = SlidingWindowSpec(
+        block_size=BLOCK_SIZE,
+        num_kv_heads=1,
+        head_size=8,
+        dtype=torch.float32,
+        sliding_window=512,
     )
-    scheduler = make_scheduler(config, 1 + used + state.free_blocks, layers=layers)
+    layers = (FULL_ATTENTION, window) if state.sliding_window else (FULL_ATTENTION,)
+    short = SHORT_PROMPT // BLOCK_SIZE + 1
+    used = PROMPT // BLOCK_SIZE + 1 + state.running * short
+    return make_scheduler(config, 1 + used + state.free_blocks, layers=layers)
+
+
+def make(model: Path, state: State) -> Any:
+    """A scheduler in that state; its KV cache has the shared prefix."""
+    scheduler = empty(model, state)
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
     shared = [1] * SHARED
 
     def add(number: int, long: bool) -> None:
-        own = [2 + number] * ((PROMPT - SHARED) if long else SHORT_PROMPT)
+        own = [2 + number] * (PROMPT - SHARED if long else SHORT_PROMPT)
         prompt = shared + own if long else own
-        scheduler.add_request(
-            make_request(
-                str(number),
-                len(prompt),
-                1000,
-                prompt,
-                block_hasher=hasher,
-                arrival_time=float(number),
-            )
-        )
+        arguments = {"block_hasher": hasher, "arrival_time": float(number)}
+        request = make_request(str(number), len(prompt), 1000, prompt, **arguments)
+        scheduler.add_request(request)
 
     add(0, long=True)
     scheduler.schedule()

@@ -71,13 +71,11 @@ class FastEngine:
         self._prefill = [0] * ranks
         self._attended = [0.0] * ranks
         self._cache = [PrefixCache() for _ in self._ranks]
+        # Prompt tokens of the step that ends next, and of those after it.
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
-        """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
-        self._held_slots = [0] * ranks
-        """Requests at the head of the queue that were held in the step."""
-        self._new: set[int] = set()
-        """Requests that arrived in the step, by `id`."""
+        self._held_slots = [0] * ranks  # for requests at the head of the queue
+        self._new: set[int] = set()  # by `id`, those that arrived in the step
         self._changed = set(self._ranks)
         self._pending = [0] * ranks
         self._pending_tokens = [0] * ranks
@@ -85,10 +83,8 @@ class FastEngine:
         """When the oldest pending request was first seen pending."""
         self._sent: list[list[float]] = [[] for _ in self._ranks]
         """When the pending requests were sent."""
-        self._held_total = [0] * ranks
-        """Steps in which the rank held requests."""
-        self._held_since = [0] * ranks
-        """That number when the hold of the request that is held longest began."""
+        # Steps in which the rank held requests, and when its longest hold began.
+        self._held_total, self._held_since = [0] * ranks, [0] * ranks
         self._max_running = (limits.max_num_seqs,) * ranks
         self._max_tokens = (limits.max_num_batched_tokens,) * ranks
         self._zeros = (0,) * ranks

@@ -53,9 +53,7 @@ class Arrivals:
         self._arrived: dict[str, float] = {}
         self._seen_at = deque([-math.inf, -math.inf], maxlen=2)
 
-    def observe(
-        self, requests: dict[str, Any], now: float, wall: float
-    ) -> list[str]:
+    def observe(self, requests: dict[str, Any], now: float, wall: float) -> list[str]:
         """Notes new requests, and returns their names.
 
         Args:
@@ -151,7 +149,9 @@ class Holds:
                 self._since[name] = began
             computed[name] = requests[name].num_computed_tokens
         self._pending = now_pending
-        self.longest = max([n for name, n in steps.items() if name in now_pending], default=0)
+        self.longest = max(
+            [n for name, n in steps.items() if name in now_pending], default=0
+        )
         return ended
 
     def end_all(self, now: float) -> list[tuple[int, float]]:

@@ -4,6 +4,7 @@
 
 import sys
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.prefix_hits import Hit, PrefixHits
@@ -46,9 +47,12 @@ class FreeBlocks:
         self._cache = scheduler.kv_cache_manager.coordinator
         self._managers = self._cache.single_type_managers
         self._sizes = [manager.block_size for manager in self._managers]
-        self._one_full_attention = len(self._managers) == 1 and isinstance(
-            self._managers[0], FullAttentionManager
-        )
+        self._windows = [
+            manager
+            for manager in self._managers
+            if not isinstance(manager, FullAttentionManager)
+        ]
+        self._one_full_attention = len(self._managers) == 1 and not self._windows
         self._nothing = scheduler.kv_cache_manager.empty_kv_cache_blocks.blocks
         self._ahead = scheduler.num_lookahead_tokens
         self._free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -72,7 +76,7 @@ class FreeBlocks:
         if self._roomy >= sum(map(self._most, chunks)):
             return set()
         needs = {request: self._growth(request) for request in running}
-        if sum(needs.values()) <= self._free:
+        if max(accumulate(needs.values()), default=0) <= self._free:
             return set()
         return self._preempted(needs)
 
@@ -91,10 +95,14 @@ class FreeBlocks:
             return True
         if not self.tight:
             self.tight = True
-            self.most_left += self._free - self._roomy - sum(
-                self._growth(decode)
-                for decode in self._scheduler.running
-                if not decode.is_prefill_chunk
+            self.most_left += (
+                self._free
+                - self._roomy
+                - sum(
+                    self._growth(decode)
+                    for decode in self._scheduler.running
+                    if not decode.is_prefill_chunk
+                )
             )
         while self.most_left < 0 and self._inexact and self._exact_left > 0:
             self._exact_left -= 1
@@ -112,7 +120,7 @@ class FreeBlocks:
     def _need(self, request: Request, computed: int, hit: Hit | None) -> int:
         need = self._exact(request, hit, computed)
         if hit is None:
-            return need
+            return need - self._left_behind(request)
         for block in self._hits.unused(request, hit):
             again = block.block_id in self._revived
             need += self._one_full_attention - again
@@ -159,7 +167,24 @@ class FreeBlocks:
         )
 
     def _growth(self, request: Request) -> int:
-        """Blocks that a running request needs for its next step."""
+        """Free blocks that the next step of a running request takes; less than 0 if
+        more leave its window."""
+        return self._needed(request) - self._left_behind(request)
+
+    def _left_behind(self, request: Request) -> int:
+        """Blocks of a running request that only it uses, and that upstream frees when
+        it schedules the request: no window of attention will reach them again."""
+        count = 0
+        for manager in self._windows:
+            tokens = manager.get_num_skipped_tokens(request.num_computed_tokens)
+            blocks = manager.req_to_blocks.get(request.request_id, ())
+            for block in reversed(blocks[: tokens // manager.block_size]):
+                if block.is_null:
+                    break
+                count += block.ref_cnt == 1
+        return count
+
+    def _needed(self, request: Request) -> int:
         scheduler = self._scheduler
         computed = request.num_computed_tokens
         tokens = request.num_tokens_with_spec + request.num_output_placeholders
@@ -170,9 +195,7 @@ class FreeBlocks:
         new = min(new, scheduler.max_model_len - 1 - computed)
         if new <= 0:
             return 0
-        most = min(
-            computed + new + self._ahead, scheduler.max_model_len
-        )
+        most = min(computed + new + self._ahead, scheduler.max_model_len)
         allocated = [
             len(manager.req_to_blocks.get(request.request_id, ()))
             for manager in self._managers

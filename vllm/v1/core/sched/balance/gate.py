@@ -216,9 +216,7 @@ class BalanceGate:
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
-            self._holds.end_step(
-                scheduler.requests, names, permit.held_ids, new, since
-            )
+            self._holds.end_step(scheduler.requests, names, permit.held_ids, new, since)
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
@@ -246,7 +244,9 @@ class BalanceGate:
         """Seconds since the arrival of the oldest request that still can keep the TTFT
         budget; without a budget, of the oldest that has no token yet."""
         names = [
-            request.request_id for request, _ in pending if not request.num_output_tokens
+            request.request_id
+            for request, _ in pending
+            if not request.num_output_tokens
         ]
         budget = math.inf if self.ttft_budget is None else self.ttft_budget
         return self._arrivals.longest_wait(names, now, less=budget)
