@@ -149,6 +149,8 @@ def measure(name: str, model: Path, calls: int) -> dict[str, Any]:
     assert row is not None
     return {
         "state": name,
+        "prompt": PROMPT,
+        "goal_us": GOAL_US,
         "pending": row.pending,
         "pending_tokens": row.pending_tokens,
         **record.spread(times[calls // 10 :]),

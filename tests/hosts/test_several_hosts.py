@@ -1,7 +1,7 @@
 """Hosts that serve one model together, in every way of balancing the load over them.
 
 The tests of a group run in this order, on the same processes; the last one ends them.
-What they print is measured, and in docs/several-hosts.md.
+What they print is measured, and in docs/deployment.md.
 """
 
 import time

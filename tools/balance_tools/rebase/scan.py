@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tarfile
 import tempfile
 import time
@@ -36,6 +37,8 @@ from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
+ROOMS = ("contract", "hooks", "rebase", "series")
+"""The tools that a row depends on."""
 
 
 def parse_range(text: str) -> tuple[Version, Version]:
@@ -75,8 +78,16 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
             continue
         version = release[1]
         final = not version.is_prerelease and not version.is_postrelease
-        if final and first <= version <= last:
+        if not final or not first <= version <= last:
+            continue
+        if link.yanked is None:
             found[version] = artifact_of_link(index, link)
+        else:
+            why = link.yanked or "no reason given"
+            print(
+                f"note: {PACKAGE} {version} was yanked ({why}); left out",
+                file=sys.stderr,
+            )
     if not found:
         raise ToolError(f"--scan: no final release with an sdist in {first}..{last}")
     artifacts = [found[version] for version in sorted(found)]
@@ -101,7 +112,8 @@ def scan(
     """
     folder = work_root(paths) / "scan"
     pin = read_pin(paths, lock)
-    tools = Path(__file__).resolve().parents[1].rglob("*.py")
+    top = Path(__file__).resolve().parents[1]
+    tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
     ours = [paths.root / name for name in pin.files] if pin else []
     key = series_sha256(paths.root, PACKAGE) + _hash([*sorted(tools), *ours])
     rows: dict[str, ScannedRelease] = {}

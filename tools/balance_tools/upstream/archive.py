@@ -28,9 +28,11 @@ BROKEN_ARCHIVE = (
 def extract_sdist(archive: Path, dest: Path) -> None:
     """Unpack a .tar.gz whose single top folder becomes `dest`.
 
-    `dest` appears complete or not at all. Raises ToolError for an archive that is
-    broken, has another layout, or has a member that is not a file, a folder or a
-    link below its top folder.
+    `dest` appears complete or not at all.
+
+    Raises:
+        ToolError: the archive is broken, has another layout, or has a member that is
+            not a file, a folder or a link below its top folder.
     """
     with _partial(dest) as partial, _archive_errors(archive, dest):
         with tarfile.open(archive, "r:gz") as tar:
@@ -64,7 +66,7 @@ def extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) ->
 
 
 def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
-    """Raise ToolError for a member that is not a plain file below the wheel's top."""
+    """Refuse a wheel with a member that is not a plain file below its top."""
     for entry in wheel.infolist():
         _check_name(path, entry.filename)
         kind = stat.S_IFMT(entry.external_attr >> 16)
@@ -98,7 +100,7 @@ def _archive_errors(archive: Path, dest: Path) -> Iterator[None]:
 
 
 def check_tar(archive: Path, members: list[tarfile.TarInfo]) -> None:
-    """Raise ToolError for a member that is written, or leads, outside the folder."""
+    """Refuse a member that is written, or leads, outside the folder."""
     links: set[PurePosixPath] = set()
     for member in members:
         path = _check_name(archive, member.name)

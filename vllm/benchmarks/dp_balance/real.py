@@ -108,8 +108,11 @@ class _Rank:
         )
 
     def schedule(self) -> tuple[int, int, int, float]:
-        """Starts a step; returns prompt tokens, decodes, their context, and what the
-        prompt tokens attend to."""
+        """Starts a step.
+
+        Returns:
+            Prompt tokens, decodes, their context, and what the prompt tokens attend to.
+        """
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
             return 0, 0, 0, 0.0

@@ -183,8 +183,7 @@ class Adaptive:
 
     @staticmethod
     def _first_decode(snapshot: Snapshot) -> Decision:
-        """While a step without prefill has never been timed: makes one, as soon as
-        there is something to decode."""
+        """Makes a step without prefill, if none has been timed and some can decode."""
         if any(
             active > n
             for active, n in zip(snapshot.running, snapshot.pending, strict=True)
@@ -241,8 +240,10 @@ class Adaptive:
 
     @staticmethod
     def _overdue(snapshot: Snapshot, limit: int, deadline: float) -> int:
-        """Pending tokens of the rank whose oldest request has been pending longest,
-        if that is longer than the deadline (seconds); else 0."""
+        """Pending tokens of the rank whose oldest request has been pending longest.
+
+        0 unless that is longer than the deadline (seconds).
+        """
         age, work = max(
             zip(snapshot.pending_age_us, snapshot.pending_tokens, strict=True)
         )

@@ -128,8 +128,10 @@ class FreeBlocks:
         return need
 
     def _exact(self, request: Request, hit: Hit | None, computed: int) -> int:
-        """Blocks of the whole prompt, or of its first part if upstream asks for no
-        more, that are not allocated."""
+        """Blocks of the prompt that are not allocated.
+
+        Of the whole prompt, or of its first part if upstream asks for no more.
+        """
         scheduler = self._scheduler
         tokens = min(request.num_tokens, scheduler.max_model_len)
         first = min(computed + max(self.budget, 1), tokens)

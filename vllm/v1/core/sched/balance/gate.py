@@ -63,8 +63,11 @@ def create_balance_gate(
 
 
 def _timeout(parallel_config: "ParallelConfig") -> float:
-    """Seconds that a rank waits for the others: what the operator allows the
-    collective calls on the CPU, or else what upstream allows a step of the model."""
+    """Seconds that a rank waits for the others.
+
+    What the operator allows the collective calls on the CPU, or else what upstream
+    allows a step of the model.
+    """
     seconds = parallel_config.cpu_distributed_timeout_seconds
     return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
@@ -241,8 +244,10 @@ class BalanceGate:
         )
 
     def _longest_wait(self, pending: list[Pending], now: float) -> float:
-        """Seconds since the arrival of the oldest request that still can keep the TTFT
-        budget; without a budget, of the oldest that has no token yet."""
+        """Seconds since the oldest request arrived that can keep the TTFT budget.
+
+        Without a budget, of the oldest that has no token yet.
+        """
         names = [
             request.request_id
             for request, _ in pending

@@ -30,9 +30,11 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
-    """Until 0.30 the requests that were skipped in an earlier step; with priorities
-    they and `waiting` are one queue. From 0.31 on those that hold KV blocks, which
-    are drained before any other."""
+    """The queue that upstream drains before `waiting`.
+
+    Until 0.30 the requests that were skipped in an earlier step; with priorities
+    they and `waiting` are one queue. From 0.31 on those that hold KV blocks.
+    """
     return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
 
 
