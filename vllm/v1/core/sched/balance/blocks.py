@@ -169,13 +169,17 @@ class FreeBlocks:
         )
 
     def _growth(self, request: Request) -> int:
-        """Free blocks that the next step of a running request takes; less than 0 if
-        more leave its window."""
+        """Free blocks that the next step of a running request takes.
+
+        It is less than 0 if more blocks leave its window.
+        """
         return self._needed(request) - self._left_behind(request)
 
     def _left_behind(self, request: Request) -> int:
-        """Blocks of a running request that only it uses, and that upstream frees when
-        it schedules the request: no window of attention will reach them again."""
+        """Blocks of a running request that upstream frees when it schedules it.
+
+        Only it uses them, and no window of attention will reach them again.
+        """
         count = 0
         for manager in self._windows:
             tokens = manager.get_num_skipped_tokens(request.num_computed_tokens)
