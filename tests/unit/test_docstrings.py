@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from own_modules import own_modules
+
 PROSE = re.compile(
     r"\b[Rr]aises? (a )?\w*(Error|Exception)\b"
     r"|\b[A-Z]\w*Error (if|where|when|unless|names|with|on|for)\b"
@@ -29,15 +28,7 @@ def deviations(text: str) -> list[str]:
 
 
 def test_exceptions_have_a_section_and_fields_have_strings() -> None:
-    listing = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "*.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    names = [name for name in listing if not name.startswith("tests/")]
-    assert "tools/balance_tools/run.py" in names
-    found = {name: deviations((ROOT / name).read_text()) for name in names}
+    found = {name: deviations(text) for name, text in own_modules().items()}
     assert {name: those for name, those in found.items() if those} == {}
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from packaging.tags import Tag
@@ -124,7 +125,7 @@ def load_lock(path: Path) -> Lock:
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
     """Read a lock from its text; `name` is what errors call it."""
     try:
-        data: Mapping[str, object] = tomlkit.parse(text).unwrap()
+        data: Mapping[str, Any] = tomlkit.parse(text).unwrap()
     except TOMLKitError as error:
         raise ToolError(
             f"{name}: expected TOML, found {error}; restore the file from git"
@@ -175,37 +176,28 @@ def _table(artifact: Artifact, note: str | None) -> tomlkit.items.Table:
     return table
 
 
-def _artifact(entry: object, where: str) -> Artifact:
+def _artifact(entry: Any, where: str) -> Artifact:
     """Check one table of the lock; `where` names it in errors."""
-    if not isinstance(entry, dict):
-        raise ToolError(f"{where}: expected a table, found {entry!r}; restore the lock")
+
+    def expect(holds: object, wanted: str, found: object) -> None:
+        if not holds:
+            raise ToolError(
+                f"{where}: expected {wanted}, found {found}; restore the lock"
+            )
+
     names = [field.name for field in fields(Artifact)]
-    if sorted(entry) != sorted(names):
-        raise ToolError(
-            f"{where}: expected the keys {', '.join(names)}, found "
-            f"{', '.join(sorted(entry)) or 'none'}; restore the lock"
-        )
-    size = entry["size"]
-    texts = {name: value for name, value in entry.items() if name != "size"}
-    whole = type(size) is int and size > 0
-    if not (whole and all(isinstance(value, str) for value in texts.values())):
-        raise ToolError(
-            f"{where}: expected texts and a positive size in bytes, found {entry!r}; "
-            "restore the lock"
-        )
-    artifact = Artifact(**entry)
-    if not re.fullmatch(r"[0-9a-f]{64}", artifact.sha256):
-        raise ToolError(
-            f"{where}: expected sha256 as 64 hexadecimal digits, found "
-            f"{artifact.sha256!r}; restore the lock"
-        )
-    found = release_of(artifact.filename)
-    if found != (artifact.project, _version(artifact.version)):
-        raise ToolError(
-            f"{where}: expected a file of {artifact.project} {artifact.version}, found "
-            f"{artifact.filename!r}; restore the lock"
-        )
-    return artifact
+    expect(isinstance(entry, dict), "a table", repr(entry))
+    keys = ", ".join(sorted(entry)) or "none"
+    expect(sorted(entry) == sorted(names), f"the keys {', '.join(names)}", keys)
+    typed = type(entry["size"]) is int and entry["size"] > 0
+    typed &= all(isinstance(entry[name], str) for name in names if name != "size")
+    expect(typed, "texts and a positive size in bytes", repr(entry))
+    file = Artifact(**entry)
+    digits = re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+    expect(digits, "sha256 as 64 hexadecimal digits", repr(file.sha256))
+    belongs = release_of(file.filename) == (file.project, _version(file.version))
+    expect(belongs, f"a file of {file.project} {file.version}", repr(file.filename))
+    return file
 
 
 def _version(text: str) -> Version | None:
