@@ -164,8 +164,7 @@ def address(rank: int) -> str:
 
 
 def own_network(rank: int, to_relay: socket.socket) -> None:
-    """Puts this process into a network with one device, whose other end the relay
-    gets."""
+    """Puts this process into a network whose one device leads to the relay."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         sys.exit("error: no network namespace: run it as root, or in `unshare -r`")
     device = os.open("/dev/net/tun", os.O_RDWR)

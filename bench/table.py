@@ -1,4 +1,4 @@
-"""Writes three pages in docs from the JSON files in bench/results.
+"""Writes two pages in docs from the JSON files in bench/results.
 
 ::
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 OLDER = ROOT / "bench" / "older_results.toml"
 DOCS = ROOT / "docs"
-PAGES = ("results", "frontier", "real-run")
+PAGES = ("results", "frontier")
 NO_POLICY = "off"
 """Stands for the policies of a result that depends on none."""
 

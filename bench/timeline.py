@@ -29,12 +29,8 @@ def picture(policy: str) -> str:
     steps = timeline.record(CHAT, policy, SEED, START, SECONDS)
     bands = timeline.draw(steps, START, SECONDS, CHAT.cost)
     height = timeline.height(CHAT.limits.ranks)
-    decoded = sum(sum(step.loads.decodes) for step in steps)
     prefills = sum(any(step.loads.prefill) for step in steps)
-    heading = (
-        f"{policy}: {len(steps)} steps, {prefills} of them with a prompt; "
-        f"{decoded / SECONDS:.0f} output tokens per second"
-    )
+    heading = f"{policy}: {len(steps)} steps, {prefills} of them with a prompt"
     legend, x = [], LEFT
     for state, meaning in timeline.STATES.items():
         legend.append(

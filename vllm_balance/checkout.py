@@ -24,7 +24,8 @@ class NotACheckoutError(Exception):
 def differences(info: BuildInfo, checkout: Path) -> Iterator[str]:
     """A sentence on each thing that differs: commit, lock, series, every own file.
 
-    Raises NotACheckoutError.
+    Raises:
+        NotACheckoutError: `checkout` is none.
     """
     try:
         commit, files = _identity(checkout)

@@ -24,7 +24,7 @@ NOT_SEEN = (
     *("test_every_module_imports", "a_lost_rank", "[off]", "[align]", "[adaptive]"),
     "[a TTFT budget]",
 )
-"""Written, and not yet seen to pass: docs/emulated-npu.md. They run with --every."""
+"""Not yet seen to pass (docs/reference-platform.md); they run with --every."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

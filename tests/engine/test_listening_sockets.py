@@ -1,4 +1,4 @@
-"""What a deployment on one host listens on: as docs/security.md says."""
+"""What a deployment on one host listens on: as docs/deployment.md says."""
 
 import os
 

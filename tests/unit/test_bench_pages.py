@@ -19,7 +19,6 @@ NEEDED = (
     "vllm/benchmarks/dp_balance/fingerprint.py",
     "docs/results.md",
     "docs/frontier.md",
-    "docs/real-run.md",
 )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from balance_tools.release.sdist import NAME, write_sdist
+from balance_tools.upstream.archive import extract_sdist
 from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
 from stub_wheels import write_stub
@@ -135,9 +135,9 @@ def test_stock_vllm_laid_over_ours(tampered: Environment, tmp_path: Path) -> Non
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """The source archive of this checkout, unpacked."""
-    with tarfile.open(write_sdist(ROOT, VERSION, tmp_path)) as packed:
-        packed.extractall(tmp_path, filter="data")
-    return tmp_path / f"{NAME}-{VERSION}"
+    unpacked = tmp_path / f"{NAME}-{VERSION}"
+    extract_sdist(write_sdist(ROOT, VERSION, tmp_path), unpacked)
+    return unpacked
 
 
 def differing(environment: Environment, archive: Path) -> list[str]:

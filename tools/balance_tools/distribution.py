@@ -65,7 +65,7 @@ class Choice:
 
 
 def choice_from(environment: Mapping[str, str]) -> Choice:
-    """Read the five variables; ToolError names the one that is wrong."""
+    """Read the five variables, and refuse a value that means nothing."""
     allowed = {
         "target": TARGETS,
         "python": PYTHONS,
@@ -150,7 +150,7 @@ class Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """Read distribution.toml; ToolError where it cannot be read or lacks an entry."""
+    """Read distribution.toml."""
     try:
         data: dict[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
         return _settings(data)
@@ -203,7 +203,11 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
 
 
 def merge_entry_points(*parts: EntryPoints) -> EntryPoints:
-    """Put groups together; ToolError where one name stands twice in a group."""
+    """Put groups together.
+
+    Raises:
+        ToolError: one name stands twice in a group.
+    """
     merged: dict[str, dict[str, str]] = {}
     for part in parts:
         for group, entries in part.items():

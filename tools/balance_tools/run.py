@@ -44,7 +44,11 @@ def capture(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Outcome:
-    """Run a program that may fail; raises ToolError only if it is not installed."""
+    """Run a program that may fail.
+
+    Raises:
+        ToolError: it is not installed.
+    """
     words = list(map(str, command))
     try:
         run = subprocess.run(
@@ -65,7 +69,11 @@ def output_of(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """The output of a program; raises ToolError with the end of it on failure."""
+    """The output of a program.
+
+    Raises:
+        ToolError: it fails; quotes the end of what it wrote.
+    """
     words = list(map(str, command))
     outcome = capture(words, env=env, cwd=cwd)
     if outcome.status != 0:
@@ -101,6 +109,21 @@ def to_terminal(command: Iterable[object], *, cwd: Path | None = None) -> int:
 def git(root: Path, *arguments: str) -> list[str]:
     """The command that runs git in a folder."""
     return ["git", "-C", str(root), *arguments]
+
+
+def listed_by_git(root: Path, *options: str) -> list[str]:
+    """What `git ls-files` lists, relative to `root`, sorted.
+
+    Raises:
+        ToolError: it is not a git checkout, or git cannot read it.
+    """
+    run = capture(git(root, "ls-files", "-z", *options))
+    if run.status:
+        raise ToolError(
+            f"{root}: expected a git checkout whose files git can list, found "
+            f"{run.tail}; run this in a clone"
+        )
+    return sorted(filter(None, set(run.text.split("\0"))))
 
 
 def tail(text: str) -> str:

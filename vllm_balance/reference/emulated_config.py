@@ -1,5 +1,8 @@
-"""The option that chooses the emulated device: ``--additional-config`` with the key
-``emulated_device`` and the constants of a cost model."""
+"""The option that chooses the emulated device.
+
+``--additional-config`` with the key ``emulated_device`` and the constants of a cost
+model.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,7 +30,11 @@ class EmulatedDeviceConfig:
 
     @classmethod
     def parse(cls, options: Any) -> "EmulatedDeviceConfig":
-        """Read the option; ValueError names what is wrong with it."""
+        """Read the option.
+
+        Raises:
+            ValueError: names what is wrong with it.
+        """
         where = f"--additional-config {OPTION}"
         # The device does not count what prompt tokens attend to.
         known = {field.name for field in fields(CostModel)} - {"attention"}
@@ -56,7 +63,11 @@ class EmulatedDeviceConfig:
 
 
 def check(config: Any) -> None:
-    """Raise ValueError for a ``VllmConfig`` that the device cannot emulate."""
+    """Refuse a ``VllmConfig`` that the device cannot emulate.
+
+    Raises:
+        ValueError: says why.
+    """
     EmulatedDeviceConfig.parse(config.additional_config[OPTION])
     parallel = config.parallel_config
     for asked, flag in (

@@ -9,9 +9,12 @@ CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def check(config: Any) -> None:
-    """Raise ValueError for a ``VllmConfig`` that asks for something unsupported.
+    """Refuse a ``VllmConfig`` that asks for something unsupported.
 
     Anything not listed here is either supported or refused by vLLM's CPU platform.
+
+    Raises:
+        ValueError: says what.
     """
     for asked, flag, advice in _refusals(config):
         if asked:
@@ -19,9 +22,12 @@ def check(config: Any) -> None:
 
 
 def check_sampling(speculative: bool, temperature: float) -> None:
-    """Raise VLLMValidationError where speculative decoding cannot sample a request.
+    """Refuse a request that speculative decoding cannot sample.
 
     Upstream's CPU rejection sampler handles greedy requests only.
+
+    Raises:
+        VLLMValidationError: the temperature is not 0.
     """
     if speculative and temperature > 0:
         raise VLLMValidationError(

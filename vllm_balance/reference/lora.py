@@ -13,8 +13,11 @@ utils.async_tensor_h2d = torch_utils.async_tensor_h2d
 
 
 class ReferencePunicaWrapper(PunicaWrapperCPU):
-    """Upstream's, which takes the index -1 (no adapter) for that of the last one, so
-    that an adapter changes the requests of the model itself (vllm #48421)."""
+    """Upstream's, with no adapter where it takes the last one.
+
+    An adapter would change the requests of the model itself (vllm #48421): the index
+    -1, which means none, is that of the last one.
+    """
 
     def _apply_shrink(
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float

@@ -126,7 +126,8 @@ def stamp(name: str) -> dict[str, object]:
 def make(name: str, out: Path) -> Path:
     """Make model ``name`` in ``out / name``, unless it is there already.
 
-    Raises FileExistsError when that folder exists and this module did not make it.
+    Raises:
+        FileExistsError: that folder exists and this module did not make it.
     """
     folder = out / name
     wanted = stamp(name)

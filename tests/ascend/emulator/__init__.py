@@ -1,1 +1,1 @@
-"""An emulated Ascend device, below the ABI of CANN: docs/emulated-npu.md."""
+"""An emulated Ascend device, below the ABI of CANN: docs/reference-platform.md."""

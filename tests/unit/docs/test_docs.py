@@ -28,3 +28,45 @@ def test_some_page_names_tests():
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can point to in a page: its headings, as GitHub names them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    kept = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.replace(" ", "-") for title in kept}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_to_headings(page):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    assert [
+        (file, heading)
+        for file, heading in links
+        if heading not in anchors(page.parent / file if file else page)
+    ] == []
+
+
+def test_some_links_lead_to_headings():
+    assert any("](operations.md#" in page.read_text() for page in PAGES)
+
+
+def test_the_readme_has_the_figures_of_the_results():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    results = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    four, eight = re.findall(r"\| adaptive, throughput \| ([\d.]+)", results)
+    assert f"gave {four} times the tokens per second of `off` on four ranks" in readme
+    assert f"and {eight} times on eight" in readme
+    published = re.search(
+        r"`cap` gains (\+\d+ %) as published and (\+\d+ %) simulated\..*? the same "
+        r"lengths give `cap` (\+\d+ %) and `adaptive` (\+\d+ %)",
+        results,
+    )
+    for figure in published.groups():
+        assert figure in readme
+    frontier = (ROOT / "docs" / "frontier.md").read_text()
+    (mean,) = re.findall(r"^\| phi 0.9 \| \+(\d+)%", frontier, re.MULTILINE)
+    for page in (readme, (ROOT / "docs" / "simulate.md").read_text()):
+        assert f"{mean} % on the average" in " ".join(page.split())

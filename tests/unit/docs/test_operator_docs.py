@@ -14,11 +14,11 @@ from balance_tools.upstream.lock import load_lock
 PATHS = Paths.find()
 LOCK = load_lock(PATHS.lock)
 DOCS = PATHS.root / "docs"
-COMPATIBILITY = (DOCS / "compatibility.md").read_text(encoding="utf-8")
+INSTALL = (DOCS / "install.md").read_text(encoding="utf-8")
 POLICY = "versioning_policy.md"
 ROWS = [
     [cell.strip() for cell in row.strip("|").split("|")]
-    for row in COMPATIBILITY.splitlines()
+    for row in INSTALL.splitlines()
     if row.startswith("| ") and "vllm-ascend `" in row
 ]
 
@@ -27,7 +27,7 @@ def test_pages_name_the_present_version() -> None:
     settings = load_settings(PATHS.root / SETTINGS_NAME)
     present = settings.version(LOCK.vllm.version)
     # How versions are counted is explained with others.
-    pages = {PATHS.root / "README.md", *DOCS.glob("*.md")} - {DOCS / "releasing.md"}
+    pages = {PATHS.root / "README.md", *DOCS.glob("*.md")} - {DOCS / "maintainers.md"}
     named = {
         (page.name, version)
         for page in pages
@@ -39,7 +39,7 @@ def test_pages_name_the_present_version() -> None:
 
 def test_the_releases_of_upstream_are_those_of_the_lock() -> None:
     assert f"vllm {LOCK.vllm.version} and vllm-ascend {LOCK.vllm_ascend.version}" in (
-        " ".join(COMPATIBILITY.split())
+        " ".join(INSTALL.split())
     )
 
 
@@ -65,7 +65,7 @@ def test_the_file_of_upstream_says_so(what: str, version: str, says: str) -> Non
 
 def test_every_soc_is_one_of_the_plugins_build() -> None:
     setup = said_by_upstream("setup.py")
-    named = re.findall(r"`(ascend\d\w+[-\w]*)", COMPATIBILITY)
+    named = re.findall(r"`(ascend\d\w+[-\w]*)", INSTALL)
     assert len(named) > 4
     assert [name for name in named if f'"{name}"' not in setup] == []
 
@@ -73,9 +73,7 @@ def test_every_soc_is_one_of_the_plugins_build() -> None:
 def test_every_metric_is_one_that_the_server_has() -> None:
     sources = ["vllm/v1/metrics/loggers.py", "vllm/v1/core/sched/balance/metrics.py"]
     defined = "".join((PATHS.root / name).read_text("utf-8") for name in sources)
-    rollout = (DOCS / "rollout.md").read_text(encoding="utf-8")
-    named = {
-        name.removesuffix("_total") for name in re.findall(r"`(vllm:\w+)`", rollout)
-    }
+    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    named = {name.removesuffix("_total") for name in re.findall(r"`(vllm:\w+)`", page)}
     assert len(named) > 8
     assert {name for name in named if f'"{name}"' not in defined} == set()

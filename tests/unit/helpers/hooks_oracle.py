@@ -161,21 +161,8 @@ def signals_are_untied_before_anything_is_forked(tree: ast.Module) -> None:
     once(tree, "untie_forked_signals(vllm_config)")
 
 
-def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
-    """What the gate held does not count as waiting for capacity (in 0.30)."""
-    body, index = block_with(
-        function(tree, "Scheduler.schedule"),
-        lambda t: t == "self.prefill_capacity_bound = bool(self.waiting)",
-    )
-    assert body[index + 1] == (
-        "if self.balance_gate is not None and self.balance_gate.held:\n"
-        "    self.prefill_capacity_bound = False"
-    )
-    once(tree, "self.balance_gate.held")
-
-
 def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
-    """The gate is reset where a fault resets the step counter (in 0.30)."""
+    """The gate is reset where a fault resets the step counter (from 0.30 on)."""
     retry = function(tree, "EngineCoreSentinel.retry")
     body = [ast.unparse(s) for s in retry.body]
     (reset,) = [i for i, t in enumerate(body) if "gate.reset()" in t]
@@ -240,14 +227,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     ),
 }
 # What further supported releases have in addition, by name.
-SUPPORTED: dict[str, dict[str, tuple[Check, ...]]] = {
-    "0.30": {
-        "vllm/v1/core/sched/scheduler.py": (held_requests_do_not_bound_the_capacity,),
-        "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
-            gate_forgets_the_wave_after_a_fault,
-        ),
-    },
+SENTINEL: dict[str, tuple[Check, ...]] = {
+    "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
+        gate_forgets_the_wave_after_a_fault,
+    ),
 }
+SUPPORTED = {"0.30": SENTINEL, "0.33": SENTINEL}
 
 
 def misplaced(files: dict[str, bytes], release: str = "") -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from balance_tools.release.sdist import write_sdist
+from balance_tools.upstream.archive import extract_sdist
 from balance_tools.wheel.source_state import SourceState, source_state
 
 COMMITTER = {
@@ -60,9 +60,9 @@ def root(tmp_path: Path) -> Path:
 
 def extracted(root: Path, folder: Path) -> Path:
     folder.mkdir()
-    with tarfile.open(write_sdist(root, "1.0+balance.1", folder)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "vllm_balance-1.0+balance.1"
+    unpacked = folder / "vllm_balance-1.0+balance.1"
+    extract_sdist(write_sdist(root, "1.0+balance.1", folder), unpacked)
+    return unpacked
 
 
 def test_it_has_what_git_tracks_and_what_describes_it(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -53,6 +54,27 @@ def test_links_that_stay_inside_are_kept(archive: Path, dest: Path) -> None:
     archive.write_bytes(make_tar(members))
     extract_sdist(archive, dest)
     assert (dest / "b/up").read_text() == (dest / "hard").read_text() == "f"
+
+
+@pytest.mark.parametrize("has_filter", [True, False])
+def test_of_a_file_only_content_and_executability_are_kept(
+    has_filter: bool, archive: Path, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_filter:  # as in Debian 12's Python
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", None, raising=False)
+    script, text = file_member("t/run", "x"), file_member("t/text", "x")
+    script[0].mode, text[0].mode = 0o6777, 0o666
+    script[0].uid = text[0].gid = 12345
+    archive.write_bytes(make_tar([script, text]))
+    extract_sdist(archive, dest)
+    modes = {name: (dest / name).stat() for name in ("run", "text")}
+    assert {name: stat.st_mode & 0o7777 for name, stat in modes.items()} == {
+        "run": 0o755,
+        "text": 0o644,
+    }
+    assert {stat.st_uid for stat in modes.values()} == {os.getuid()}
+    assert {stat.st_gid for stat in modes.values()} == {os.getgid()}
 
 
 ESCAPES: dict[str, list[Member]] = {

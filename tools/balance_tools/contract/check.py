@@ -16,21 +16,18 @@ MOST_CANDIDATES = 4
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """Something of ours that does not fit a release.
-
-    Attributes:
-        file: Of ours, or the patched one; "" for a Relies-On line.
-        line: The line; 0 for a Relies-On line.
-        name: The dotted name that is gone, or the type checker's code.
-        text: What is wrong, for people.
-        upstream: What upstream did, as far as the trees show it.
-    """
+    """Something of ours that does not fit a release."""
 
     file: str
+    """Of ours, or the patched one; "" for a Relies-On line."""
     line: int
+    """The line; 0 for a Relies-On line."""
     name: str
+    """The dotted name that is gone, or the type checker's code."""
     text: str
+    """What is wrong, for people."""
     upstream: str = ""
+    """What upstream did, as far as the trees show it."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.file else ""

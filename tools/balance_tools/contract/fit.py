@@ -33,17 +33,14 @@ Patched = Mapping[str, bytes | None]
 
 @dataclass(frozen=True)
 class Side:
-    """A release with the series and our files.
-
-    Attributes:
-        tree: Upstream as it is.
-        root: Upstream with the series and our files, for the type checker.
-        ours: What of `root` is ours.
-    """
+    """A release with the series and our files."""
 
     tree: Path
+    """Upstream as it is."""
     root: Path
+    """Upstream with the series and our files, for the type checker."""
     ours: Ours
+    """What of `root` is ours."""
 
     def check(self) -> Checked:
         """Type-check what is ours."""

@@ -20,21 +20,18 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """One name of upstream at one place of ours.
-
-    Attributes:
-        file: Of ours, or one that a hook stands in.
-        line: Of the use.
-        kind: IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of
-            ours that upstream calls; EITHER: dotted names of which one must exist;
-            OPTIONAL: what `hasattr` asks for, because only some releases have it; WORD:
-            what no checker can give a type, which must occur in upstream.
-        names: The names.
-    """
+    """One name of upstream at one place of ours."""
 
     file: str
+    """Of ours, or one that a hook stands in."""
     line: int
+    """Of the use."""
     kind: str
+    """IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of ours that
+    upstream calls; EITHER: dotted names of which one must exist; OPTIONAL: what
+    `hasattr` asks for, because only some releases have it; WORD: what no checker can
+    give a type, which must occur in upstream.
+    """
     names: tuple[str, ...]
 
 

@@ -24,20 +24,18 @@ from balance_tools.series.apply import Series
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What changed around the series between two releases.
-
-    Attributes:
-        packages: Of each package, what the series touches or relies on, most
-            relevant first.
-        overlaps: Pairs of a function of the series and what vllm_ascend puts in place
-            of it, or of a part of it, at run time.
-        copies: Functions of vLLM that vllm_ascend carries as copies, most drifted
-            first; None if they were not looked for.
-    """
+    """What changed around the series between two releases."""
 
     packages: Mapping[str, Sequence[Drift]]
+    """Of each package, what the series touches or relies on, most relevant first."""
     overlaps: Sequence[tuple[str, Replacement]]
+    """Pairs of a function of the series and what vllm_ascend puts in place of it, or of
+    a part of it, at run time.
+    """
     copies: Sequence[Copy] | None
+    """Functions of vLLM that vllm_ascend carries as copies, most drifted first; None if
+    they were not looked for.
+    """
 
     def markdown(self) -> str:
         """Return the tables."""

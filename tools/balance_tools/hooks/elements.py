@@ -23,19 +23,16 @@ _KNOWN: WeakKeyDictionary[ast.AST, Element] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Element:
-    """What identifies one node in a list of nodes.
-
-    Attributes:
-        kind: Name of the syntax class, such as `Assign`.
-        text: Normalised syntax; of a compound statement, of its header only.
-        key: What a reader would call the node by ("self.x = f"), "" if nothing.
-        inner: Keys of all statements in the bodies of a compound statement.
-    """
+    """What identifies one node in a list of nodes."""
 
     kind: str
+    """Name of the syntax class, such as `Assign`."""
     text: str
+    """Normalised syntax; of a compound statement, of its header only."""
     key: str
+    """What a reader would call the node by ("self.x = f"), "" if nothing."""
     inner: frozenset[str]
+    """Keys of all statements in the bodies of a compound statement."""
 
     @property
     def is_trivial(self) -> bool:

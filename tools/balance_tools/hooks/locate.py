@@ -28,29 +28,26 @@ MOST_SHOWN = 80  # characters of a statement in a message
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where a hook belongs, read off the tree that its patch was made for.
-
-    Attributes:
-        scope: Qualified name of the function or class; "" is the module.
-        path: The blocks (and expressions) from the scope down to the list.
-        before: The node just before, None at the start of the list.
-        after: The node just after the hook, None at the end of the list.
-        removed: Normalised nodes between the two that the patch takes out.
-        leans: "before" or "after" if the hook shares names with just that neighbour.
-        uses: Dotted names that the hook reads.
-        binds: Dotted names that the hook binds.
-        copies: How often each neighbour occurs in the scope.
-    """
+    """Where a hook belongs, read off the tree that its patch was made for."""
 
     scope: str
+    """Qualified name of the function or class; "" is the module."""
     path: tuple[Level, ...]
+    """The blocks (and expressions) from the scope down to the list."""
     before: Element | None
+    """The node just before, None at the start of the list."""
     after: Element | None
+    """The node just after the hook, None at the end of the list."""
     removed: tuple[str, ...]
+    """Normalised nodes between the two that the patch takes out."""
     leans: str
+    """"before" or "after" if the hook shares names with just that neighbour."""
     uses: frozenset[str]
+    """Dotted names that the hook reads."""
     binds: frozenset[str]
+    """Dotted names that the hook binds."""
     copies: tuple[int, int]
+    """How often each neighbour occurs in the scope."""
 
     def is_independent_of(self, nodes: Nodes) -> bool:
         """Whether it makes no difference to the names if the hook runs before these."""

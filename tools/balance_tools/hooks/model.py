@@ -36,7 +36,7 @@ class Status(Enum):
 
     @classmethod
     def of(cls, label: str) -> Status:
-        """Return the status with this label; ValueError if there is none."""
+        """Return the status with this label."""
         for status in cls:
             if status.label == label:
                 return status
@@ -60,25 +60,22 @@ class Labels:
 
 @dataclass(frozen=True)
 class HookResult:
-    """What became of one hook of a patch.
-
-    Attributes:
-        path: The file, relative to the tree.
-        scope: Function or class that holds the hook, "" for the module.
-        old_line: First line in the old patched file; 0 if the hook only takes out.
-        new_line: The same in the new one; 0 if it is not placed.
-        how: "git", "syntax" (placed by its anchors), "hand", or "" (not placed).
-        status: CONTEXT_ONLY when placed.
-        note: What upstream changed around it, or why it has no place.
-    """
+    """What became of one hook of a patch."""
 
     path: str
+    """The file, relative to the tree."""
     scope: str
+    """Function or class that holds the hook, "" for the module."""
     old_line: int
+    """First line in the old patched file; 0 if the hook only takes out."""
     new_line: int
+    """The same in the new one; 0 if it is not placed."""
     how: str
+    """"git", "syntax" (placed by its anchors), "hand", or "" (not placed)."""
     status: Status
+    """CONTEXT_ONLY when placed."""
     note: str = ""
+    """What upstream changed around it, or why it has no place."""
 
 
 def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:
@@ -101,22 +98,20 @@ class PatchResult:
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What to do with one file of a patch.
-
-    Attributes:
-        path: Where the patch wants it.
-        content: The new content, with conflict markers if `status` needs a human; None
-            deletes the file.
-        partial: The same without what could not be placed.
-        status: Of this file alone.
-        hooks: Results of its hooks.
-        target: Where upstream moved it, if that is proposed; else `path`.
-    """
+    """What to do with one file of a patch."""
 
     path: str
+    """Where the patch wants it."""
     content: bytes | None
+    """The new content, with conflict markers if `status` needs a human; None deletes
+    the file.
+    """
     partial: bytes | None
+    """The same without what could not be placed."""
     status: Status
+    """Of this file alone."""
     hooks: tuple[HookResult, ...] = ()
+    """Results of its hooks."""
     notes: tuple[str, ...] = ()
     target: str = ""
+    """Where upstream moved it, if that is proposed; else `path`."""

@@ -32,25 +32,22 @@ FindMoved = Callable[[str, ast.AST], Candidate | None]
 
 @dataclass(frozen=True)
 class Sides:
-    """Every version of one file that a decision needs.
-
-    Attributes:
-        base: Old upstream with the patches before this one; None if the patch creates.
-        patched: The same with this patch; None if the patch deletes.
-        upstream: New upstream with the patches before this one; None if it is gone.
-        merged: What git made of it; None if deleted.
-        clean: Whether git merged without a conflict.
-        link: Where the path points to if it is a symbolic link in new upstream.
-        labels: Names of the sides, for conflict files.
-    """
+    """Every version of one file that a decision needs."""
 
     base: bytes | None
+    """Old upstream with the patches before this one; None if the patch creates."""
     patched: bytes | None
+    """The same with this patch; None if the patch deletes."""
     upstream: bytes | None
+    """New upstream with the patches before this one; None if it is gone."""
     merged: bytes | None
+    """What git made of it; None if deleted."""
     clean: bool
+    """Whether git merged without a conflict."""
     link: str | None
+    """Where the path points to if it is a symbolic link in new upstream."""
     labels: Labels
+    """Names of the sides, for conflict files."""
 
 
 def decide(

@@ -19,8 +19,10 @@ def known_socs(pristine: Path) -> dict[str, str]:
     """Chip to device type (`A2`), read from the sdist's setup.py without running it.
 
     The short names (`910b`) are left out: csrc/build_aclnn.sh does not know them and
-    would build no operators, without an error. Raises ToolError if upstream has moved
-    the table.
+    would build no operators, without an error.
+
+    Raises:
+        ToolError: upstream has moved the table.
     """
     path = pristine / "setup.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -38,7 +40,11 @@ def known_socs(pristine: Path) -> dict[str, str]:
 
 
 def device_of(soc: str, pristine: Path) -> str:
-    """The device type that the plugin's build gives this chip; ToolError if unknown."""
+    """The device type that the plugin's build gives this chip.
+
+    Raises:
+        ToolError: it knows no such chip.
+    """
     known = known_socs(pristine)
     if re.fullmatch(rf"{OPEN_FAMILY}[a-z0-9_]*", soc):
         return OPEN_DEVICE
@@ -48,8 +54,3 @@ def device_of(soc: str, pristine: Path) -> str:
             f"{OPEN_FAMILY}, found {soc!r}; choose the chip of your devices"
         )
     return known[soc]
-
-
-def label_of(soc: str) -> str:
-    """The chip as it stands in a local version, where only dots may divide."""
-    return re.sub(r"[-_]", ".", soc)

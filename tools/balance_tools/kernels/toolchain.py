@@ -83,20 +83,18 @@ print(json.dumps({
 class Toolchain:
     """What the kernels are compiled with, complete."""
 
-    python: str
-    """The interpreter that they are for."""
-    python_include: str
-    pybind11: str
-    """Its folder of CMake files."""
-    torch_npu: str
-    """The folder of its package."""
-    ascend_home: str
+    definitions: Mapping[str, str]
+    """What CMakeLists.txt wants to know of it: the `python3` on PATH and folders."""
     description: str
     """The versions, for a person and for the record in the wheel."""
 
 
 def python_tag() -> str:
-    """The tag of the `python3` on PATH; ToolError when there is none that runs."""
+    """The tag of the `python3` on PATH.
+
+    Raises:
+        ToolError: there is none that runs.
+    """
     found = _ask_python()
     if found is None:
         raise ToolError(NO_PYTHON)
@@ -106,8 +104,12 @@ def python_tag() -> str:
 def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     """Everything that compiling the kernels for `choice` needs, from the environment.
 
-    `pristine` is the plugin's unpacked sdist, which says what it needs. Raises one
-    ToolError that names all that is missing.
+    Args:
+        pristine: The plugin's unpacked sdist, which says what it needs.
+        choice: The wheel.
+
+    Raises:
+        ToolError: names all that is missing.
     """
     wanted = _build_requirements(pristine)
     python = _ask_python()
@@ -124,7 +126,7 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
         listed = "; ".join(f"({i}) {line}" for i, line in enumerate(missing, 1))
         raise ToolError(
             "KERNELS=source: expected everything that compiling the kernels needs, "
-            f"found {len(missing)} things missing: {listed}; docs/kernels.md tells how "
+            f"found {len(missing)} things missing: {listed}; docs/images.md tells how "
             "to get them"
         )
     versions = {
@@ -133,14 +135,15 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
         "cmake": str(_cmake_version()),
         Path(compiler).name: _first_line(compiler, "-dumpfullversion", "-dumpversion"),
     }
-    return Toolchain(
-        python=python["executable"],
-        python_include=python["include"],
-        pybind11=python["pybind11"][0],
-        torch_npu=python["torch_npu"][0],
-        ascend_home=str(home),
-        description=", ".join(f"{name} {text}" for name, text in versions.items()),
-    )
+    definitions = {
+        "ASCEND_HOME_PATH": str(home),
+        "PYTHON_EXECUTABLE": python["executable"],
+        "PYTHON_INCLUDE_PATH": python["include"],
+        "PYBIND11_CMAKE_DIR": python["pybind11"][0],
+        "TORCH_NPU_PATH": python["torch_npu"][0],
+    }
+    description = ", ".join(f"{name} {text}" for name, text in versions.items())
+    return Toolchain(definitions, description)
 
 
 def _build_requirements(pristine: Path) -> dict[str, Requirement]:

@@ -15,10 +15,10 @@ from balance_tools.files import exclusive
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.session import Session, Work
+from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.pristine import ensure_pristine
-from balance_tools.vendoring.checkout import files_of
 
 PACKAGE = "vllm"
 
@@ -42,7 +42,7 @@ def read_pin(paths: Paths, lock: Lock) -> Pin | None:
     """
     if not (paths.root / ".git").exists():
         return None
-    files = our_files(files_of(paths))
+    files = our_files(listed_by_git(paths.root))
     if not files:
         return None
     tree = ensure_pristine(lock.vllm, paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tarfile
 import tempfile
 import time
@@ -27,6 +28,7 @@ from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
 from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
 from balance_tools.rebase.sources import PristineTree, plans_between
 from balance_tools.series.apply import Series, load_series, patched_files
+from balance_tools.upstream.archive import check_tar, extract_member
 from balance_tools.upstream.fetch import default_index, fetch
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
@@ -35,6 +37,8 @@ from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
+ROOMS = ("contract", "hooks", "rebase", "series")
+"""The tools that a row depends on."""
 
 
 def parse_range(text: str) -> tuple[Version, Version]:
@@ -74,8 +78,16 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
             continue
         version = release[1]
         final = not version.is_prerelease and not version.is_postrelease
-        if final and first <= version <= last:
+        if not final or not first <= version <= last:
+            continue
+        if link.yanked is None:
             found[version] = artifact_of_link(index, link)
+        else:
+            why = link.yanked or "no reason given"
+            print(
+                f"note: {PACKAGE} {version} was yanked ({why}); left out",
+                file=sys.stderr,
+            )
     if not found:
         raise ToolError(f"--scan: no final release with an sdist in {first}..{last}")
     artifacts = [found[version] for version in sorted(found)]
@@ -100,7 +112,8 @@ def scan(
     """
     folder = work_root(paths) / "scan"
     pin = read_pin(paths, lock)
-    tools = Path(__file__).resolve().parents[1].rglob("*.py")
+    top = Path(__file__).resolve().parents[1]
+    tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
     ours = [paths.root / name for name in pin.files] if pin else []
     key = series_sha256(paths.root, PACKAGE) + _hash([*sorted(tools), *ours])
     rows: dict[str, ScannedRelease] = {}
@@ -173,12 +186,18 @@ def _one(
 def unpack_python(archive: Path, folder: Path) -> Path:
     """Unpack the package's Python files and return the top folder."""
     with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            parts = PurePosixPath(member.name).parts
-            if len(parts) > 2 and parts[1] == PACKAGE and parts[-1].endswith(".py"):
-                tar.extract(member, folder, filter="data")
+        members = [member for member in tar if _is_python(PurePosixPath(member.name))]
+        check_tar(archive, members)
+        for member in members:
+            extract_member(tar, member, folder)
     (top,) = folder.iterdir()
     return top
+
+
+def _is_python(path: PurePosixPath) -> bool:
+    return (
+        path.suffix == ".py" and path.parts[1:2] == (PACKAGE,) and len(path.parts) > 2
+    )
 
 
 def _rebase(

@@ -31,24 +31,24 @@ class ScannedPatch:
 
 @dataclass(frozen=True)
 class ScannedRelease:
-    """One release.
-
-    Attributes:
-        version: Of upstream.
-        cells: Its patches, in the order of the series.
-        seconds: The time it took.
-        fit: Label of a status: whether our files and hooks fit; "" if a patch has no
-            place, so that there was nothing to check.
-        findings: What does not fit.
-        runs: What serving a model on it showed; "" if that was not tried.
-    """
+    """One release."""
 
     version: str
+    """Of upstream."""
     cells: tuple[ScannedPatch, ...]
+    """Its patches, in the order of the series."""
     seconds: float
+    """The time it took."""
     fit: str = ""
+    """Label of a status: whether our files and hooks fit; "" if a patch has no place,
+    so that there was nothing to check.
+    """
     findings: tuple[str, ...] = ()
+    """What does not fit."""
     runs: str = ""
+    """What serving a model on it showed; "" if that was not tried."""
+    instead: str = ""
+    """What it ran with, where the index has nothing as new as it requires."""
 
     @property
     def placed(self) -> bool:
@@ -140,7 +140,8 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
 def _cells(row: ScannedRelease) -> list[str]:
     statuses = [cell.status for cell in row.cells]
     checked = "yes" if row.checked else row.fit or NOT_TRIED
-    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
+    runs = ", with ".join(filter(None, (row.runs or NOT_TRIED, row.instead)))
+    told = [row.by(), checked, runs, f"{row.seconds:.1f}"]
     return [row.version, *statuses, *told]
 
 

@@ -87,9 +87,8 @@ def advance(
     session, fits = _check_fit(paths, work, session, args.upstream_git)
     if fits.needs_human:
         return _misfit(work, session, drift, fits)
-    verdict = None
-    if args.verify and exit_code(session) == 0:
-        verdict = verify_session(paths, work, session, args)
+    wanted = args.verify and exit_code(session) == 0
+    verdict = verify_session(paths, work, session, args) if wanted else None
     return _put_in_place(paths, work, session, drift, verdict)
 
 

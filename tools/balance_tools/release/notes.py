@@ -16,8 +16,10 @@ _UNRELEASED = re.compile(r"Unreleased(?: \((\S+)\))?")
 def release_notes(changelog: str, version: str, lock: Lock, *, trial: bool) -> str:
     """The text of the notes.
 
-    A trial may take the section that says Unreleased. Raises ToolError when there is no
-    section of this version, or it is empty.
+    A trial may take the section that says Unreleased.
+
+    Raises:
+        ToolError: there is no section of this version, or it is empty.
     """
     heading, body = _section(changelog, version, trial=trial)
     if not body:
@@ -49,5 +51,5 @@ def _section(changelog: str, version: str, *, trial: bool) -> tuple[str, str]:
     found = f"'## {unreleased}'" if unreleased else "none"
     raise ToolError(
         f"{CHANGELOG}: expected a section '## {version} (YYYY-MM-DD)', found {found}; "
-        "write it, as docs/releasing.md says, or make a trial with --trial"
+        "write it, as docs/maintainers.md says, or make a trial with --trial"
     )

@@ -37,11 +37,17 @@ NEEDED = "lscpu"
 def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list[str]:
     """Install the reference wheel in a new environment, serve, uninstall.
 
-    `folder` is new, with a short path: sockets are made below it. `requirements` is a
-    site-packages folder that has pip and all that the wheel requires; without one, pip
-    fetches it. Returns what vLLM left in home and the folder for temporary files,
-    relative to `folder`. Raises ToolError for whatever does not work, or stays in the
-    environment.
+    Args:
+        wheel: The reference wheel.
+        folder: A new one, with a short path: sockets are made below it.
+        requirements: A site-packages folder that has pip and all that the wheel
+            requires; without one, pip fetches it.
+
+    Returns:
+        What vLLM left in home and the folder for temporary files, relative to `folder`.
+
+    Raises:
+        ToolError: something does not work, or stays in the environment.
     """
     environment = folder / "env"
     python = environment / "bin" / "python"
@@ -61,18 +67,8 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
         _run(at_home, *pip, "install", "--quiet", wheel.resolve())
         report(2)
         _run(variables, environment / "bin" / "vllm-balance", "verify")
-        make_model = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
-        _run(variables, python, *make_model, "--out", folder / "work")
-        (model,) = (path for path in (folder / "work").iterdir() if path.is_dir())
         report(3)
-        work = folder / "work"
-        with Server(work, model, *SERVE, environment=variables, python=python) as it:
-            tokens = it.completion([1, 2, 3], TOKENS)
-        if len(tokens) != TOKENS:
-            raise ToolError(
-                f"{wheel.name}: expected {TOKENS} tokens from the server, found "
-                f"{len(tokens)}; read {it.log}"
-            )
+        _serve(python, folder / "work", variables)
         report(4)
         _run(variables, *pip, "uninstall", "--quiet", "--yes", "vllm")
         owned = set(_run(variables, python, "-c", LIST_OWNED).splitlines())
@@ -89,6 +85,20 @@ def try_out(wheel: Path, folder: Path, requirements: Path | None = None) -> list
         for name in ("home", "tmp")
         for path in _files(folder / name)
     )
+
+
+def _serve(python: Path, work: Path, variables: Mapping[str, str]) -> None:
+    """Make a tiny model, serve it on two ranks and ask for a few tokens."""
+    make_model = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
+    _run(variables, python, *make_model, "--out", work)
+    (model,) = (path for path in work.iterdir() if path.is_dir())
+    with Server(work, model, *SERVE, environment=variables, python=python) as server:
+        tokens = server.completion([1, 2, 3], TOKENS)
+    if len(tokens) != TOKENS:
+        raise ToolError(
+            f"{server.log}: expected {TOKENS} tokens from the server of the installed "
+            f"wheel, found {len(tokens)}; read what it says"
+        )
 
 
 def _variables(folder: Path) -> dict[str, str]:

@@ -1,66 +1,113 @@
-"""The demo's picture: what the two ranks did, with balance off and on."""
+"""The demo's picture: what the ranks did in the same ten seconds, and the result."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 
-from balance_tools.serving.demo_watch import Run
+from balance_tools.serving.demo_load import STEADY, Run
+from balance_tools.serving.demo_steps import Step, waiting_share
 
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
-RUNNING, WAITING, HELD = "#1f77b4", "#bbbbbb", "#ff7f0e"
+PROMPT, TOKENS, WAITS = "#ee7733", "#33659b", "#d8d8d8"
+FROM_S, SECONDS = 10.0, 10.0
+"""Which ten seconds: after the first ten, in which the server fills up."""
+FIGURES = (
+    ("output tokens per second", STEADY, 1.0),
+    ("ms between tokens: less is better", "mean_tpot_ms", 1.0),
+    ("seconds a request takes: less is better", "mean_e2el_ms", 1e-3),
+    ("seconds to first token, median: the price", "median_ttft_ms", 1e-3),
+)
 
 
-def plot(runs: list[Run], path: Path) -> Path:
-    """One column a policy, one row a rank; returns the path of the PNG."""
-    ranks = sorted(runs[0].samples[0].running)
-    figure, grid = plt.subplots(
-        len(ranks),
-        len(runs),
-        figsize=(12, 2.4 * len(ranks) + 1),
-        sharex="col",
-        sharey=True,
-        squeeze=False,
-    )
-    for column, run in enumerate(runs):
-        for row, rank in enumerate(ranks):
-            _plot_rank(grid[row][column], run, rank)
-        grid[0][column].set_title(f"--data-parallel-balance {run.policy}")
-        grid[-1][column].set_xlabel("seconds")
-    for row, rank in enumerate(ranks):
-        grid[row][0].set_ylabel(f"rank {rank}\nrequests")
-    handles, labels = grid[0][-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+def plot(runs: Sequence[Run], path: Path) -> Path:
+    """Draw the ranks' bands on the left, one figure below the other on the right.
+
+    Returns:
+        The path of the PNG.
+    """
+    figure = plt.figure(figsize=(13, 6.4), layout="constrained")
+    halves = figure.add_gridspec(1, 2, width_ratios=(2.6, 1))
+    left = figure.add_subfigure(halves[0])
+    right = figure.add_subfigure(halves[1])
+    bands = left.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    start = window(runs)
+    for axes, run in zip(bands, runs, strict=True):
+        _bands(axes, run, start)
+    bands[-1].set_xlabel("seconds")
+    left.suptitle("What four ranks do in the same ten seconds", fontsize=13)
+    handles = [
+        Patch(color=PROMPT, label="computes a prompt"),
+        Patch(color=TOKENS, label="generates tokens only"),
+        Patch(color=WAITS, label="waits for the slowest rank"),
+    ]
+    left.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    charts = right.subplots(len(FIGURES), 1)
+    right.suptitle("The same requests", fontsize=13)
+    for axes, (title, name, scale) in zip(charts, FIGURES, strict=True):
+        _bars(axes, runs, title, [run.bench[name] * scale for run in runs])
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
 
-def _plot_rank(axes: Axes, run: Run, rank: int) -> None:
-    busy = run.busy_samples
-    times = [sample.time_s - busy[0].time_s for sample in busy]
-    running = [sample.running[rank] for sample in busy]
-    waiting = [sample.waiting[rank] for sample in busy]
-    held = [sample.held_steps.get(rank, 0) for sample in busy]
-    axes.fill_between(times, waiting, step="post", color=WAITING, label="waiting")
-    axes.step(times, running, where="post", color=RUNNING, lw=2, label="running")
-    holding = [False, *(after > before for before, after in pairwise(held))]
-    top = max(*running, *waiting, 1)
-    axes.fill_between(
-        times,
-        top,
-        where=holding,
-        step="pre",
-        color=HELD,
-        alpha=0.35,
-        lw=0,
-        label="admissions held",
+def window(runs: Sequence[Run]) -> float:
+    """When the ten seconds begin: earlier only if a run is shorter than that."""
+    shortest = min(max(step.end for step in run.steps) for run in runs)
+    return max(0.0, min(FROM_S, shortest - SECONDS))
+
+
+def _bands(axes: Axes, run: Run, start: float) -> None:
+    ranks = sorted({step.rank for step in run.steps})
+    for row, rank in enumerate(ranks):
+        mine = [s for s in run.steps if s.rank == rank and _is_seen(s, start)]
+        for colour, parts in _parts(mine, start).items():
+            axes.broken_barh(parts, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
+    axes.set_xlim(0, SECONDS)
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    axes.set_title(
+        f"balance {run.policy}: in the whole run the ranks wait "
+        f"{waiting_share(run.steps):.0%} of their time for the slowest",
+        loc="left",
+        fontsize=11,
     )
-    axes.set_ylim(0, top * 1.05)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _is_seen(step: Step, start: float) -> bool:
+    return step.end > start and step.start < start + SECONDS
+
+
+def _parts(steps: Sequence[Step], start: float) -> dict[str, list[tuple[float, float]]]:
+    """By colour, (begin, width) of what a rank did."""
+    parts: dict[str, list[tuple[float, float]]] = {PROMPT: [], TOKENS: [], WAITS: []}
+    for step in steps:
+        own = step.end - step.start - step.waits_s
+        if step.prefill or step.decodes:
+            colour = PROMPT if step.prefill else TOKENS
+            parts[colour].append((step.start - start, own))
+        parts[WAITS].append((step.start - start + own, step.waits_s))
+    return parts
+
+
+def _bars(axes: Axes, runs: Sequence[Run], title: str, values: list[float]) -> None:
+    axes.barh([run.policy for run in runs], values, color=["#999999", "#228855"])
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left", fontsize=10, x=-0.22)
+    axes.set_xlim(0, 1.35 * max(values))
+    axes.xaxis.set_visible(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for row, value in enumerate(values):
+        change = f"  {value / values[0] - 1:+.0%}" if row else ""
+        text = f" {value:.3g}" if value < 100 else f" {value:.0f}"
+        axes.text(value, row, text + change, va="center", fontsize=11)

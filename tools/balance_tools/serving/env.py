@@ -31,7 +31,7 @@ def make_env(paths: Paths, wheel: Path) -> Path:
     """Create or update the environment for `wheel`; returns its folder.
 
     A changed wheel with the same requirements takes a second, a new environment one or
-    two minutes. Raises ToolError when pip cannot install.
+    two minutes.
     """
     folder = paths.env / "reference"
     constraints = paths.root / CONSTRAINTS
@@ -58,7 +58,7 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 
 
 def group_requirements(pyproject: Path, group: str) -> list[str]:
-    """The requirements of a dependency group; ToolError if there is no such group."""
+    """The requirements of a dependency group."""
     data = tomlkit.parse(pyproject.read_text(encoding="utf-8")).unwrap()
     try:
         return [str(line) for line in data["dependency-groups"][group]]
@@ -70,7 +70,7 @@ def group_requirements(pyproject: Path, group: str) -> list[str]:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Run pip of another environment; raises ToolError if it fails."""
+    """Run pip of another environment, which must succeed."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     if not sys.stderr.isatty():
         command.append("--quiet")
@@ -82,14 +82,8 @@ def pip(python: Path, *arguments: str) -> None:
         )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `env`."""
-    summary = "Install the reference wheel into an environment and print its path."
-    parser = subparsers.add_parser("env", help=summary, description=summary)
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `env`."""
     paths = Paths.find()
     print(make_env(paths, build_wheel(paths, Choice(), paths.dist)))
     return 0

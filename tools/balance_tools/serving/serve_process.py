@@ -76,7 +76,8 @@ class ServeProcess:
     def wait(self, timeout: float) -> int:
         """The exit status, when it has ended by itself with all its processes.
 
-        Raises AssertionError with the names of those that live after `timeout` seconds.
+        Raises:
+            AssertionError: names those that live after `timeout` seconds.
         """
         assert self._process is not None
         _, alive = psutil.wait_procs(self.processes(), timeout=timeout)

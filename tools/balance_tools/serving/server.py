@@ -40,8 +40,8 @@ class Server(ServeProcess):
 
     It listens on `address` and `port`, by default a free one of the loopback interface;
     for the rest see `ServeProcess`. On exit all its processes are ended; those that
-    outlive the server's own shutdown are killed and reported as an AssertionError. If
-    the body fails, the end of the log goes to stderr.
+    outlive the server's own shutdown are killed and reported as a failure. If the body
+    fails, the end of the log goes to stderr.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class Server(ServeProcess):
         port: int | None = None,
         enter: Sequence[str] = (),
         name: str | None = None,
+        start_limit_s: float | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://{address}:{self.port}"
         self.model = model
         self.start_s = 0.0
+        self._start_limit_s = start_limit_s or START_S
         super().__init__(
             *(folder, name or f"server-{self.port}", model),
             *("--host", address, "--port", str(self.port), *options),
@@ -152,7 +154,11 @@ class Server(ServeProcess):
         assert self.post("/reset_prefix_cache").status_code == 200
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers; RuntimeError if it exits or takes too long."""
+        """Wait until it answers.
+
+        Raises:
+            RuntimeError: it exits or takes too long.
+        """
         start = time.monotonic()
         said = 0.0
         while True:
@@ -166,9 +172,9 @@ class Server(ServeProcess):
                 if requests.get(f"{self.url}/health", timeout=5).ok:
                     self.start_s = waited
                     return
-            if waited > START_S:
+            if waited > self._start_limit_s:
                 raise RuntimeError(
-                    f"{self.log}: the server was not ready in {START_S} s"
+                    f"{self.log}: the server was not ready in {self._start_limit_s:g} s"
                 )
             if waited - said >= 10:
                 said = waited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import tarfile
 import zipfile
@@ -27,29 +28,45 @@ BROKEN_ARCHIVE = (
 def extract_sdist(archive: Path, dest: Path) -> None:
     """Unpack a .tar.gz whose single top folder becomes `dest`.
 
-    `dest` appears complete or not at all. Raises ToolError for an archive that is
-    broken, has another layout, or has a member that is not a file, a folder or a
-    link below its top folder.
+    `dest` appears complete or not at all.
+
+    Raises:
+        ToolError: the archive is broken, has another layout, or has a member that is
+            not a file, a folder or a link below its top folder.
     """
-    if not hasattr(tarfile, "data_filter"):
-        raise ToolError(
-            f"{archive.name}: expected a Python with safe extraction (3.10.12, 3.11.4 "
-            "or newer), found an older one; use a newer Python"
-        )
     with _partial(dest) as partial, _archive_errors(archive, dest):
         with tarfile.open(archive, "r:gz") as tar:
             members = tar.getmembers()
-            _check_tar(archive, members)
+            check_tar(archive, members)
             top = _top_folder(archive, members)
             with progress(f"unpacking {archive.name}", len(members), "file") as report:
                 for done, member in enumerate(members, 1):
-                    tar.extract(member, partial, filter="data")
+                    extract_member(tar, member, partial)
                     report(done)
         (partial / top).replace(dest)
 
 
+def extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) -> None:
+    """Unpack a checked member as its content alone: no owner, no special mode bits.
+
+    Debian 12's Python, 3.11.2, does not have the filter that does this.
+    """
+    if hasattr(tarfile, "data_filter"):
+        tar.extract(member, dest, filter="data")
+        return
+    executable = member.isdir() or member.mode & 0o100
+    member.mode = 0o755 if executable else 0o644
+    member.uid, member.gid, member.uname, member.gname = (
+        os.getuid(),
+        os.getgid(),
+        "",
+        "",
+    )
+    tar.extract(member, dest)
+
+
 def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
-    """Raise ToolError for a member that is not a plain file below the wheel's top."""
+    """Refuse a wheel with a member that is not a plain file below its top."""
     for entry in wheel.infolist():
         _check_name(path, entry.filename)
         kind = stat.S_IFMT(entry.external_attr >> 16)
@@ -82,7 +99,8 @@ def _archive_errors(archive: Path, dest: Path) -> Iterator[None]:
             ) from error
 
 
-def _check_tar(archive: Path, members: list[tarfile.TarInfo]) -> None:
+def check_tar(archive: Path, members: list[tarfile.TarInfo]) -> None:
+    """Refuse a member that is written, or leads, outside the folder."""
     links: set[PurePosixPath] = set()
     for member in members:
         path = _check_name(archive, member.name)

@@ -30,7 +30,10 @@ def fetch(
     """The path of a locked file, which is fetched when the cache lacks it.
 
     The file is verified each time, also when it was cached. `index` is called only
-    when something has to be fetched. Raises ToolError when no source delivers it.
+    when something has to be fetched.
+
+    Raises:
+        ToolError: no source delivers it.
     """
     cached = paths.cached(artifact.sha256, artifact.filename)
     with exclusive(cached.parent / ".lock"), disk_errors(cached):
@@ -73,7 +76,7 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
 
 
 def _transfer(http: Http, link: Link, artifact: Artifact, part: Path) -> None:
-    """Complete `part` from `link` and verify it; raises RefusedError."""
+    """Complete `part` from `link` and verify it."""
     resumed = part.exists()
     while True:
         title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
@@ -99,7 +102,7 @@ def _receive(
     part: Path,
     report: Callable[[int], object],
 ) -> None:
-    """One request for what `part` lacks; raises BrokenError when it breaks off."""
+    """One request for what `part` lacks; a BrokenError is worth another."""
     have = part.stat().st_size if part.exists() else 0
     if have > artifact.size:
         part.unlink()
@@ -107,11 +110,10 @@ def _receive(
     if have == artifact.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with http.open(link.url, headers) as response:
+    with http.open(link.url, headers, {HTTP_RANGE_NOT_SATISFIABLE}) as response:
         if response.status_code == HTTP_RANGE_NOT_SATISFIABLE:
             part.unlink()
             raise BrokenError("it could not resume the transfer")
-        http.check(response)
         start = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not (response.status_code == HTTP_PARTIAL_CONTENT and start):
             have = 0  # the server sends the file from its start
@@ -133,7 +135,7 @@ def _receive(
 def _copy(
     path: Path, artifact: Artifact, part: Path, report: Callable[[int], object]
 ) -> None:
-    """Copy a file of this machine; raises RefusedError when it cannot be read."""
+    """Copy a file of this machine."""
     try:
         size = path.stat().st_size
         source = path.open("rb")

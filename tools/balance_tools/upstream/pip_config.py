@@ -53,7 +53,7 @@ class PipConfig:
 
 
 def read_pip_config() -> PipConfig:
-    """Ask the pip of the running interpreter; ToolError when it cannot answer."""
+    """Ask the pip of the running interpreter."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     command += ["config", "list"]
     outcome = capture(command)

@@ -16,22 +16,13 @@ Fetch = Callable[[Artifact, Paths], Path]
 
 
 def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Path:
-    """The folder with an sdist's files, unpacked again when it is not as it was.
-
-    Raises ToolError when the sdist cannot be had or must not be unpacked.
-    """
+    """The folder with an sdist's files, unpacked again when it is not as it was."""
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")), disk_errors(folder):
         known = Manifest.read(stamp)
-        if (
-            known is None
-            or known.inputs != inputs
-            or known.missing(folder)
-            or known.unknown(folder)
-            or known.changed(folder)
-        ):
+        if known is None or known.inputs != inputs or not known.describes(folder):
             archive = get(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)

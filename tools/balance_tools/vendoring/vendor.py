@@ -47,8 +47,10 @@ def vendor(
 ) -> list[str]:
     """Bring the named packages up to date; returns one line on each.
 
-    Nothing is written when all is as it should be. Raises ToolError and leaves the
-    old tree when something is in the way or fails.
+    Nothing is written when all is as it should be.
+
+    Raises:
+        ToolError: something is in the way or fails; the old tree is left.
     """
     with exclusive(paths.vendor_lock), disk_errors(paths.staging):
         settle(paths, lock)
@@ -85,7 +87,7 @@ def materialise(
     effects.step("check")
     ours = refuse_losses(package, new, discard_edits)
     effects.step("copy ours")
-    copy_files(package.tree, new, ours)
+    swap.copy_files(package.tree, new, ours)
     manifest.write(new / MANIFEST_NAME)
     swap.swap_in(paths.staging, package.tree, effects.step, effects.exchange)
     return (
@@ -95,20 +97,13 @@ def materialise(
 
 
 def is_up_to_date(package: Package, discard_edits: bool) -> bool:
-    """Whether nothing is to be done; raises ToolError if something is in the way."""
+    """Whether nothing is to be done; what is in the way is refused."""
     if not package.is_current or package.manifest is None:
         return False
     edited = [] if discard_edits else package.manifest.changed(package.tree)
     refuse_edits(package, edited)
     refuse_tracked(package, package.tracked & package.manifest.files.keys())
     return not findings(package)
-
-
-def copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy files, named relative to `source`; links stay links."""
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def stage(pristine: Path, staging: Path, package: Package) -> Path:
@@ -161,7 +156,7 @@ def in_the_way(path: str, new: Path) -> bool:
 
 
 def refuse_edits(package: Package, edited: Sequence[str]) -> None:
-    """Raise ToolError when upstream's files were edited in the tree."""
+    """Refuse a tree in which upstream's files were edited."""
     if edited:
         raise ToolError(
             f"{_list(package, edited)}: expected the content that `vendor` wrote, "
@@ -171,7 +166,7 @@ def refuse_edits(package: Package, edited: Sequence[str]) -> None:
 
 
 def refuse_tracked(package: Package, both: frozenset[str] | set[str]) -> None:
-    """Raise ToolError when git tracks files that upstream has too."""
+    """Refuse a repository that tracks files that upstream has too."""
     if both:
         raise ToolError(
             f"{_list(package, sorted(both))}: expected only files of ours to be "
@@ -188,26 +183,18 @@ def _list(package: Package, paths: Sequence[str]) -> str:
     return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `vendor`."""
-    parser = subparsers.add_parser("vendor", help=__doc__, description=__doc__)
-    parser.add_argument(
-        "--only", choices=("vllm", "vllm_ascend"), help="this package alone"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="change nothing; compare every hash and exit with 1 on a difference",
-    )
-    parser.add_argument(
-        "--discard-edits",
-        action="store_true",
-        help="overwrite upstream's files that were edited by hand",
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `vendor`."""
+    add = parser.add_argument
+    add("--only", choices=("vllm", "vllm_ascend"), help="this package alone")
+    text = "change nothing; compare every hash and exit with 1 on a difference"
+    add("--check", action="store_true", help=text)
+    text = "overwrite upstream's files that were edited by hand"
+    add("--discard-edits", action="store_true", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `vendor`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     names = [args.only] if args.only else list(lock.packages)

@@ -19,21 +19,18 @@ SECONDS_TO_TIDY = 30
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run tests.
-
-    Attributes:
-        name: For people and for the names of logs.
-        python: Interpreter of the environment with the wheel.
-        root: Folder to run in; test files are relative to it.
-        plugins: Modules for pytest to load.
-        environment: Variables in addition to ours.
-    """
+    """One way to run tests."""
 
     name: str
+    """For people and for the names of logs."""
     python: Path
+    """Interpreter of the environment with the wheel."""
     root: Path
+    """Folder to run in; test files are relative to it."""
     plugins: tuple[str, ...] = ()
+    """Modules for pytest to load."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to ours."""
 
 
 def run_file(

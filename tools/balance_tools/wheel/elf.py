@@ -48,7 +48,8 @@ class ElfFile:
 def read_machine(path: Path) -> int | None:
     """The e_machine of an ELF file; None where `path` is no ELF file.
 
-    Raises ToolError for an ELF file that is cut short, 32-bit or big-endian.
+    Raises:
+        ToolError: it is an ELF file that is cut short, 32-bit or big-endian.
     """
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)

@@ -117,8 +117,13 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     """Add the rest to the unpacked wheel, and check and normalise all of it.
 
-    `data_dir` is the name of the wheel's `.data` folder. Raises ToolError for a binary
-    that does not fit the tag.
+    Args:
+        plan: The wheel.
+        wheel_root: The unpacked wheel.
+        data_dir: Name of the wheel's `.data` folder.
+
+    Raises:
+        ToolError: a binary does not fit the tag.
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan, wheel_root), encoding="utf-8")

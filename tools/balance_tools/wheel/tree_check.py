@@ -18,7 +18,7 @@ from vllm_balance.fingerprint import series_sha256
 
 
 def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
-    """Raise ToolError for the first package whose tree must not be packed."""
+    """Refuse a package whose tree must not be packed."""
     for package in packages:
         tree = paths.vendored(package)
         manifest = Manifest.read(tree / MANIFEST_NAME)

@@ -84,13 +84,17 @@ class Comparison(NamedTuple):
 
     @property
     def best_gain(self) -> float:
-        """By which share requests end earlier on average with the best policy than
-        with off; 0 without both."""
+        """How much earlier requests end with the best policy than with off.
+
+        A share of the mean; 0 without both.
+        """
         return max(self.gains().values(), default=0.0)
 
     def gains(self) -> dict[str, float]:
-        """By policy: the share by which requests end earlier on average than with off,
-        and less than 0 if they end later."""
+        """By policy, how much earlier requests end than with off.
+
+        A share of the mean; less than 0 if they end later.
+        """
         off = next((found for found in self.results if found.policy == "off"), None)
         return {} if off is None else {
             found.policy: -statistics.fmean(found.gains("mean_e2el_ms", off))

@@ -71,8 +71,10 @@ class Fit:
 
     @property
     def cost(self) -> CostModel:
-        """As used by the simulator: its steps follow on each other without a gap. If
-        phi has a range, the model of its upper end, where policies gain least."""
+        """As used by the simulator: its steps follow on each other without a gap.
+
+        If phi has a range, the model of its upper end, where policies gain least.
+        """
         return self.costs[-1]
 
 
@@ -135,8 +137,10 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
 
 
 def _simplest(data: Samples) -> tuple[Regression, dict[str, str]]:
-    """The best fit without experts, unless one with them is clearly better: they can
-    pass for a part of the cost of decodes."""
+    """The best fit without experts, unless one with them is clearly better.
+
+    They can pass for a part of the cost of decodes.
+    """
     active = [name for name in COLUMNS if data.has(name)]
     plain = [name for name in active if name != "experts"]
     without = _reduced(data, plain, EXPERTS_TOKENS[-1])
@@ -182,8 +186,10 @@ def _least_known(solution: Regression, interval: float) -> str | None:
 def _phi_range(
     data: Samples, names: Sequence[str], experts_tokens: float
 ) -> list[float]:
-    """The shares that fit about as well as the best: by the likelihood of normal
-    errors, as many as there are measured intervals."""
+    """The shares that fit about as well as the best.
+
+    By the likelihood of normal errors, as many as there are measured intervals.
+    """
     tried = {
         phi: Regression(data, names, experts_tokens, phi).residual for phi in PHI_GRID
     }

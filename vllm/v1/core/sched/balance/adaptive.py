@@ -159,8 +159,7 @@ class Adaptive:
 
     @staticmethod
     def _first_decode(snapshot: Snapshot) -> Decision:
-        """While a step without prefill has never been timed: makes one, as soon as
-        there is something to decode."""
+        """Makes a step without prefill, if none has been timed and some can decode."""
         if any(
             active > n
             for active, n in zip(snapshot.running, snapshot.pending, strict=True)
@@ -214,8 +213,7 @@ class Adaptive:
         return 1 / (max(_LEAST_LOAD, load) * self._decodes.stretch**3)
 
     def _decodes_first(self, snapshot: Snapshot, budget: int, cost: StepCost) -> bool:
-        """Whether decoding for as long as the release takes ends more requests than
-        the release helps.
+        """Whether decoding ends more requests in the same time than the release helps.
 
         A request that it starts weighs ``sqrt(stretch)``, since what the others do
         meanwhile is stretched; one that waits behind it, with a slot or without, a

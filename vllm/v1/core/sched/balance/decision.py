@@ -35,5 +35,8 @@ class Policy(Protocol):
         """The decision for the step that follows the snapshot."""
 
     def reset(self) -> None:
-        """Forgets the requests of a wave that has ended. What was learned about the
-        device and the traffic may stay: all ranks learned it together."""
+        """Forgets the requests of a wave that has ended.
+
+        What was learned about the device and the traffic may stay: all ranks learned
+        it together.
+        """

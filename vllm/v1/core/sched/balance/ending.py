@@ -79,8 +79,10 @@ def _end_now() -> None:
 
 
 def _missing(llm: "AsyncLLM") -> str | None:
-    """In words, the process without which the server cannot go on; None if it has all
-    of them, or is stopping."""
+    """In words, the process without which the server cannot go on.
+
+    None if it has all of them, or is stopping.
+    """
     client = llm.engine_core
     if not client._finalizer.alive:
         return None

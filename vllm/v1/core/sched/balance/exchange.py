@@ -120,8 +120,9 @@ class RowExchange:
             self._watch.end_step(wave, step)
 
     def close(self, error: BaseException | None) -> None:
-        """Ends the watch; after an error in a step, first says which ranks do not
-        answer, because such an error is mostly another rank's end.
+        """Ends the watch; after an error in a step, first says who does not answer.
+
+        Such an error is mostly another rank's end.
 
         Args:
             error: why the engine core ends, if not as it was told to.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def untie_forked_signals(vllm_config: "VllmConfig") -> None:
-    """If balance is on, makes every process that this one forks from now on forget the
-    descriptor.
+    """If balance is on, makes processes forked from now on forget the descriptor.
 
     An event loop that a child starts later sets one of its own.
     """

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The scheduler's side of balance scheduling: measure, exchange, hold and clip."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -62,8 +63,11 @@ def create_balance_gate(
 
 
 def _timeout(parallel_config: "ParallelConfig") -> float:
-    """Seconds that a rank waits for the others: what the operator allows the
-    collective calls on the CPU, or else what upstream allows a step of the model."""
+    """Seconds that a rank waits for the others.
+
+    What the operator allows the collective calls on the CPU, or else what upstream
+    allows a step of the model.
+    """
     seconds = parallel_config.cpu_distributed_timeout_seconds
     return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
@@ -211,11 +215,11 @@ class BalanceGate:
         scheduler, permit = self._scheduler, self._permit
         pending = self._pending.read(permit.known_computed)
         names = [request.request_id for request, _ in pending]
-        self._arrivals.observe(scheduler.requests, now, wall)
+        new = self._arrivals.observe(scheduler.requests, now, wall)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
-            self._holds.end_step(scheduler.requests, names, permit.held_ids, since)
+            self._holds.end_step(scheduler.requests, names, permit.held_ids, new, since)
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
@@ -240,16 +244,17 @@ class BalanceGate:
         )
 
     def _longest_wait(self, pending: list[Pending], now: float) -> float:
-        """Seconds since the arrival of the oldest request that still can keep the TTFT
-        budget; without a budget, of the oldest that has no token yet."""
-        waits = [
-            self._arrivals.wait(request.request_id, now)
+        """Seconds since the oldest request arrived that can keep the TTFT budget.
+
+        Without a budget, of the oldest that has no token yet.
+        """
+        names = [
+            request.request_id
             for request, _ in pending
             if not request.num_output_tokens
         ]
-        if self.ttft_budget is not None:
-            waits = [wait for wait in waits if wait < self.ttft_budget]
-        return max(waits, default=0.0)
+        budget = math.inf if self.ttft_budget is None else self.ttft_budget
+        return self._arrivals.longest_wait(names, now, less=budget)
 
     def _observe_ends(self, holds: list[tuple[int, float]]) -> None:
         for steps, seconds in holds:

@@ -26,7 +26,8 @@ class HoldBound:
     def decide(self, snapshot: Snapshot) -> Decision:
         """The policy's decision, or a release if a hold has reached the bound.
 
-        The policy sees every snapshot, also those that it does not decide on."""
+        The policy sees every snapshot, also those that it does not decide on.
+        """
         decision = self._policy.decide(snapshot)
         if max(snapshot.held_steps) >= self._max_hold_steps:
             return BOUND_REACHED

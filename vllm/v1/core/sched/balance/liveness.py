@@ -77,8 +77,7 @@ class RankWatch:
         self._step_began = time.monotonic()
 
     def end_step(self, wave: int, step: int) -> None:
-        """This rank has come to the end of that step; the exchange has a time-out of
-        its own."""
+        """Ends a step for this rank; the exchange has a time-out of its own."""
         self._position, self._step_began = (wave, step), None
 
     @property
@@ -146,8 +145,11 @@ class RankWatch:
             logger.debug("Data parallel balance: no heartbeat", exc_info=True)
 
     def _watch_steps(self) -> None:
-        """Body of the second thread: ends this process if it is stuck in a call that
-        has no time-out of its own, and a rank has been silent for half of the time."""
+        """Body of the second thread: ends this process if it is stuck.
+
+        That is, in a call that has no time-out of its own, while a rank has been silent
+        for half of the time.
+        """
         while not self._closed.wait(self._period):
             began = self._step_began
             if began is None or time.monotonic() - began < self._timeout / 2:
@@ -174,8 +176,7 @@ class RankWatch:
             kill_process_tree(os.getpid())
 
     def _read(self, patience: float) -> Heartbeats | None:
-        """Reads all heartbeats, in a thread of its own, because a call of the store may
-        never return.
+        """Reads all heartbeats, in a thread, because the store may never answer.
 
         Args:
             patience: seconds to wait for the store.
@@ -213,8 +214,9 @@ class RankWatch:
 
 
 def read_heartbeats(store: dist.Store, size: int) -> Heartbeats:
-    """The heartbeats of all ranks, in one or two calls of the store once every rank
-    has come to its first exchange.
+    """The heartbeats of all ranks.
+
+    One or two calls of the store, once every rank has come to its first exchange.
 
     Args:
         store: where they are.

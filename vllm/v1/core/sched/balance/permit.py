@@ -30,7 +30,7 @@ class PrefillPermit:
         self.known_computed: dict[str, int] = {}
         """Tokens that need not be computed, as told at the lookup, of held requests."""
         self.held_ids: set[str] = set()
-        """Requests that were held in this step."""
+        """Requests that were held in this step, and had a slot."""
         self.apply(OPEN)
 
     def apply(self, decision: Decision) -> None:
@@ -63,7 +63,8 @@ class PrefillPermit:
         asks = self._scheduler.connector is not None and not computed
         if asks and self._looks_on and request.request_id not in self.known_computed:
             return False
-        self.held_ids.add(request.request_id)
+        if self._looks_on:
+            self.held_ids.add(request.request_id)
         return True
 
     @property
@@ -131,16 +132,21 @@ class PrefillPermit:
         return num_new_tokens
 
     def prefilled(self) -> int:
-        """Prompt tokens of the step: what was computed, for the scheduler may have cut
-        a prompt shorter than it was allowed, or have found no room for it."""
+        """Prompt tokens of the step, as computed.
+
+        The scheduler may have cut a prompt shorter than it was allowed, or have found
+        no room for it.
+        """
         return sum(
             min(tokens, max(0, request.num_computed_tokens - before))
             for request, before, tokens in self._clipped
         )
 
     def _is_loaded(self, request: Request, num_computed_tokens: int) -> bool:
-        """Whether the KV cache came from elsewhere, up to one block. A preempted
-        request has lost what was computed."""
+        """Whether the KV cache came from elsewhere, up to one block.
+
+        A preempted request has lost what was computed.
+        """
         if self._scheduler.connector is None and not request.num_computed_tokens:
             return False
         left = request.num_tokens - num_computed_tokens

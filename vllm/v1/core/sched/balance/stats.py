@@ -87,11 +87,11 @@ class BalanceStats:
             self._observe("hold_seconds", seconds)
 
     def take(self) -> dict[str, object] | None:
-        """The report as plain types (it is sent as msgpack), or None if nothing
-        happened; then starts anew.
+        """The report, or None if nothing happened; then starts anew.
 
-        A histogram is a list of the bins that are not empty: number of the bin, number
-        of its values, and their sum.
+        It is made of plain types, for it is sent as msgpack. A histogram is a list of
+        the bins that are not empty: number of the bin, number of its values, and their
+        sum.
         """
         held = self._held_steps or self._bins["hold_lengths"]
         if not self._decisions and not held:

@@ -29,8 +29,11 @@ def first_of(owner: object, *names: str) -> Any:
 
 
 def max_admitted(scheduler: "Scheduler") -> int:
-    """How many requests may run: from 0.31 on, max_num_active_seqs can make it less
-    than the slots of the model runner."""
+    """How many requests may run.
+
+    From 0.31 on, max_num_active_seqs can make it less than the slots of the model
+    runner.
+    """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
     return limit
 

@@ -96,8 +96,11 @@ def check_balance_scheduler(
 
 
 def _class_that_ignores_the_gate(cls: type) -> type | None:
-    """The first class, in method resolution order, whose `schedule` neither asks the
-    gate nor calls the next `schedule`; None if the gate is reached."""
+    """The class that keeps `schedule` from the gate; None if the gate is reached.
+
+    The first, in method resolution order, whose `schedule` neither asks the gate nor
+    calls the next `schedule`.
+    """
     for owner in cls.__mro__:
         schedule = owner.__dict__.get("schedule")
         if schedule is None:

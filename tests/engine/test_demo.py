@@ -1,0 +1,39 @@
+"""The two halves of `make demo`, smaller: real servers, clients and logs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from balance_tools.serving import demo_load
+from balance_tools.serving.demo_answers import COPIES, QUESTIONS, answers, compare
+
+
+@pytest.mark.timeout(600)
+def test_balance_changes_no_answer(tmp_path: Path, moe_model: Path) -> None:
+    python = Path(sys.executable)
+    found = {p: answers(python, tmp_path, moe_model, p) for p in demo_load.POLICIES}
+    compare(found)
+    assert {len(each) for each in found.values()} == {COPIES * len(QUESTIONS)}
+    assert len(set(found["off"].values())) > COPIES
+
+
+@pytest.mark.timeout(600)
+def test_what_the_ranks_do_is_seen(tmp_path: Path, moe_model: Path) -> None:
+    """Prompts are computed more often on all ranks at once than with balance off."""
+    together = {}
+    for policy in demo_load.POLICIES:
+        folder = tmp_path / policy
+        folder.mkdir()
+        python = Path(sys.executable)
+        run = demo_load.measure(python, folder, moe_model, policy, requests=64)
+        assert {step.rank for step in run.steps} == set(range(demo_load.RANKS))
+        assert (
+            sum(step.prefill for step in run.steps) >= run.bench["total_input_tokens"]
+        )
+        prompts = [step for step in run.steps if step.prefill]
+        beside = [
+            sum(s.start < p.end and p.start < s.end for s in prompts) for p in prompts
+        ]
+        together[policy] = sum(beside) / len(beside)
+    assert together["adaptive"] > together["off"]

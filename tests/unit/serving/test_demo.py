@@ -1,0 +1,178 @@
+"""The demo says what its figures say, also on a machine that is too slow for it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from balance_tools.errors import ToolError
+from balance_tools.serving import demo, demo_plot
+from balance_tools.serving.demo_answers import compare
+from balance_tools.serving.demo_load import (
+    DEVICE,
+    RANKS,
+    STEADY,
+    Run,
+    check,
+    steady_throughput,
+)
+from balance_tools.serving.demo_steps import (
+    Step,
+    between_steps_s,
+    read_steps,
+    waiting_share,
+)
+
+LINE = (
+    "{end} EngineCore_DP{rank} Iteration(7): 1 context requests, {prefill} context "
+    "tokens, {decodes} generation requests, 4 generation tokens, iteration elapsed "
+    "time: {ms} ms\n"
+)
+
+
+def a_run(policy: str, throughput: float, gap: float = 0.005) -> Run:
+    """Two hundred steps of 0.1 s on each rank; rank 0 has a prompt in each tenth."""
+    steps = []
+    for number in range(200):
+        start = number * (0.1 + gap)
+        for rank in range(RANKS):
+            prompt = 20 if rank == 0 and number % 10 == 0 else 0
+            own = 0.1 if prompt else 0.052
+            steps.append(Step(rank, start, start + 0.1, prompt, 2, own))
+    bench = {
+        "completed": 10,
+        "failed": 0,
+        "output_throughput": 0.9 * throughput,
+        STEADY: throughput,
+        "mean_tpot_ms": 1e4 / throughput,
+        "mean_e2el_ms": 1e6 / throughput,
+        "median_ttft_ms": 5 * throughput,
+        "p99_ttft_ms": 4000.0,
+    }
+    held = {} if policy == "off" else dict.fromkeys(range(RANKS), 3.0)
+    return Run(policy, bench, tuple(steps), held)
+
+
+def test_steps_are_read_from_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "steps.log"
+    lines = [
+        LINE.format(end=105.0, rank=0, prefill=100, decodes=4, ms=200.0),
+        "104.9 MainProcess Application startup complete.\n",
+        LINE.format(end=105.0, rank=1, prefill=0, decodes=8, ms=190.0),
+    ]
+    log.write_text("".join(lines))
+    first, second = read_steps(log, DEVICE)
+    assert (first.rank, first.start, first.end) == (0, 0, pytest.approx(0.2))
+    assert first.own_s == pytest.approx(0.05 + 4 * 0.001 + 0.04 + 100 * 0.0005)
+    assert second.start == pytest.approx(0.01)
+    assert second.own_s == pytest.approx(0.058)
+    assert second.waits_s == pytest.approx(0.19 - 0.058)
+    waited = first.waits_s + second.waits_s
+    assert waiting_share([first, second]) == pytest.approx(waited / 0.39)
+
+
+def test_a_log_without_steps_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "steps.log"
+    log.write_text("104.9 MainProcess Application startup complete.\n")
+    with pytest.raises(ToolError, match="expected the steps of the ranks, found none"):
+        read_steps(log, DEVICE)
+
+
+def test_a_pause_is_no_time_between_steps() -> None:
+    steps = a_run("off", 100).steps
+    later = replace(steps[-1], start=steps[-1].end + 60, end=steps[-1].end + 60.1)
+    assert between_steps_s([*steps, later]) == pytest.approx(0.005)
+
+
+def test_throughput_counts_until_the_last_request_is_sent() -> None:
+    bench = {"start_times": [10.0, 14.0], "ttfts": [1.0, 1.0], "itls": [[1, 1, 2], []]}
+    assert steady_throughput(bench) == 3 / 4  # at 11, 12 and 13 s; not at 15 s
+    assert steady_throughput({"start_times": [1], "ttfts": [1], "itls": [[1]]}) == 0
+
+
+def test_the_table_has_both_policies_and_the_change() -> None:
+    text = demo.table([a_run("off", 200), a_run("adaptive", 250)])
+    lines = {line[:32].strip(): line[32:].split() for line in text.splitlines()}
+    assert lines[""] == ["off", "adaptive"]
+    assert lines["output tokens per second"] == ["200", "250", "+25%"]
+    assert lines["the same, to the last answer"] == ["180", "225", "+25%"]
+    assert lines["ms between tokens (mean TPOT)"] == ["50", "40", "-20%"]
+    assert lines["seconds to first token (p50)"] == ["1.00", "1.25", "+25%"]
+    assert lines["steps that held a prompt"] == ["0", "12"]
+
+
+def test_gain_and_price_are_said_together() -> None:
+    text = demo.verdict([a_run("off", 200), a_run("adaptive", 260)])
+    assert "1.30 times the tokens per second" in text
+    assert "1.3 times the median time to the first token" in text
+    assert "This machine needed" not in text
+
+
+def test_a_machine_that_is_too_slow_is_named() -> None:
+    text = demo.verdict([a_run("off", 200), a_run("adaptive", 202, gap=0.09)])
+    assert "1.01 times" in text
+    assert "This machine needed 90 ms between two steps" in text
+
+
+def test_the_picture_shows_the_same_seconds_of_both(tmp_path: Path) -> None:
+    runs = [a_run("off", 200), a_run("adaptive", 260)]
+    assert demo_plot.window(runs) == 10
+    short = replace(runs[1], steps=tuple(s for s in runs[1].steps if s.end < 12))
+    assert demo_plot.window([runs[0], short]) == pytest.approx(2, abs=0.2)
+    pixels = image.imread(demo_plot.plot(runs, tmp_path / "demo.png"))
+    assert pixels.shape[1] > 1000
+    # Both colours of work are there.
+    for colour in (demo_plot.PROMPT, demo_plot.TOKENS):
+        wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
+
+
+@pytest.mark.parametrize(
+    ("run", "found"),
+    [
+        (replace(a_run("off", 1), held_steps={0: 1.0}), "no metric of a gate"),
+        (replace(a_run("adaptive", 1), held_steps={}), "to hold prompts"),
+        (
+            replace(a_run("adaptive", 1), held_steps=dict.fromkeys(range(RANKS), 0.0)),
+            "to hold prompts",
+        ),
+        (
+            replace(a_run("off", 1), bench={"failed": 2, "completed": 8}),
+            "found 2 failed",
+        ),
+    ],
+)
+def test_what_the_demo_must_not_pass_over(run: Run, found: str) -> None:
+    with pytest.raises(ToolError, match=found):
+        check(run)
+
+
+def test_answers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    compare({"off": {"a": "x", "b": "y"}, "adaptive": {"a": "x", "b": "y"}})
+    assert "All 2 answers are equal with off and adaptive" in capsys.readouterr().out
+    with pytest.raises(ToolError, match="'b' to be answered with adaptive as with off"):
+        compare({"off": {"a": "x", "b": "y"}, "adaptive": {"a": "x", "b": "z"}})
+
+
+def test_the_end_says_what_is_emulated_and_what_is_next() -> None:
+    text = demo.epilogue(Path("/env/bin/python"))
+    assert text.startswith("Emulated: ")
+    root = Path(__file__).parents[3]
+    for page in ("docs/results.md", "docs/operations.md", "docs/simulate.md"):
+        assert page in text
+        assert (root / page).is_file()
+
+
+def test_a_server_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(paths: object) -> None:
+        raise RuntimeError("server.log: the server was not ready in 150 s")
+
+    monkeypatch.setattr(demo, "demo", late)
+    with pytest.raises(ToolError, match=r"not ready in 150 s; .* again when it is not"):
+        demo.run(argparse.Namespace())

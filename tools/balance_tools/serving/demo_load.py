@@ -1,0 +1,170 @@
+"""What the demo measures: real servers on the emulated device, one for each policy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from balance_tools.errors import ToolError
+from balance_tools.run import tail_of, to_log
+from balance_tools.serving.demo_steps import Step, read_steps
+from balance_tools.serving.server import Server
+
+RANKS = 4
+POLICIES = ("off", "adaptive")
+SLOTS = 8
+DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
+"""Seconds of a step of the emulated device: t0 always, a for each request that decodes,
+b for each prompt token of the fullest rank, c if any rank has a prompt."""
+SERVE = (
+    *("--data-parallel-size", str(RANKS), "--api-server-count", "1"),
+    *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512"),
+    *("--max-model-len", "2048", "--no-enable-prefix-caching"),
+    *("--no-async-scheduling", "--enable-logging-iteration-details"),
+    *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+)
+BENCH = (
+    *("--backend", "openai", "--dataset-name", "random", "--seed", "1"),
+    *("--random-input-len", "400", "--random-output-len", "60"),
+    *("--random-range-ratio", "0.4", "--max-concurrency", str(RANKS * SLOTS)),
+    *("--percentile-metrics", "ttft,tpot,itl,e2el"),
+)
+REQUESTS = 160
+STEADY = "steady_output_throughput"
+"""Of a result: tokens per second until the last request is sent, with full slots."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy's part of the comparison."""
+
+    policy: str
+    bench: dict[str, Any]
+    """What `vllm bench serve --save-result` wrote."""
+    steps: tuple[Step, ...]
+    held_steps: dict[int, float]
+    """By rank, the steps in which it held a prompt back; empty without a gate."""
+
+
+def measure(
+    python: Path, folder: Path, model: Path, policy: str, requests: int = REQUESTS
+) -> Run:
+    """Serve with `policy`, and send the requests with `vllm bench serve`.
+
+    Args:
+        python: The interpreter of an environment with the reference wheel.
+        folder: Gets the logs and the result; exists.
+        model: Any mixture-of-experts model; only its configuration and tokenizer count.
+        policy: Of `--data-parallel-balance`.
+        requests: How many; all policies get the same ones.
+
+    Raises:
+        ToolError: A request failed, or the gate did not do what the policy says.
+    """
+    result = folder / "bench.json"
+    steps = folder / "steps.log"
+    options = (*SERVE, "--data-parallel-balance", policy)
+    logging_config = {"VLLM_LOGGING_CONFIG_PATH": str(_logging(folder, steps))}
+    with Server(
+        folder, model, *options, python=python, environment=logging_config
+    ) as server:
+        print(f"ready after {server.start_s:.0f} s, log: {server.log}", flush=True)
+        call(
+            folder,
+            python,
+            *("-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+            *("--model", str(model), "--port", str(server.port)),
+            *(*BENCH, "--num-prompts", str(requests)),
+            *("--save-result", "--save-detailed", "--result-filename", str(result)),
+        )
+        held = server.metric("vllm:dp_balance_held_steps_total")
+    bench = json.loads(result.read_text())
+    bench[STEADY] = steady_throughput(bench)
+    run = Run(policy, bench, read_steps(steps, DEVICE), held)
+    check(run)
+    return run
+
+
+def steady_throughput(bench: Mapping[str, Sequence[Any]]) -> float:
+    """Output tokens per second until the last request was sent; 0 for one request."""
+    start, last = min(bench["start_times"]), max(bench["start_times"])
+    times = zip(bench["start_times"], bench["ttfts"], bench["itls"], strict=True)
+    tokens = sum(
+        sent + offset <= last
+        for sent, ttft, itls in times
+        for offset in accumulate(itls, initial=ttft)
+    )
+    return tokens / (last - start) if last > start else 0.0
+
+
+def check(run: Run) -> None:
+    """Refuse a failed request, and a gate that is not what the policy says."""
+    if run.bench["failed"] or not run.bench["completed"]:
+        raise ToolError(
+            f"demo: expected every request to complete with balance {run.policy}, "
+            f"found {run.bench['failed']} failed; read the server's log in build/demo"
+        )
+    if run.policy == "off" and run.held_steps:
+        raise ToolError(
+            "demo: expected no metric of a gate with balance off, found held steps "
+            f"{run.held_steps}; this is a defect of the series"
+        )
+    if run.policy != "off" and not (
+        len(run.held_steps) == RANKS and any(run.held_steps.values())
+    ):
+        raise ToolError(
+            f"demo: expected the gate of {RANKS} ranks to hold prompts with "
+            f"{run.policy}, found held steps {run.held_steps}; this is a defect of the "
+            "gate"
+        )
+
+
+def call(folder: Path, python: Path, *arguments: str) -> None:
+    """Run a Python command quietly."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    log = folder / f"{arguments[1].rpartition('.')[2]}.log"
+    log.unlink(missing_ok=True)
+    # On a terminal, for the benchmark's progress bar.
+    bar = sys.stderr.isatty()
+    command = [python, *arguments]
+    status = to_log(command, log, env=environment, cwd=folder, show_errors=bar)
+    if status != 0:
+        raise ToolError(
+            f"{log}: expected `{' '.join(arguments[1:4])} …` to succeed, found exit "
+            f"status {status}: {tail_of(log)}; read the log"
+        )
+
+
+def _logging(folder: Path, steps: Path) -> Path:
+    """A logging configuration: vLLM's, and a file with the time and rank of lines.
+
+    vLLM's own lines have whole seconds, and lines of several ranks may mix.
+    """
+    own = {"class": "logging.StreamHandler", "formatter": "own"}
+    file = {"class": "logging.FileHandler", "filename": str(steps), "formatter": "file"}
+    config = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "own": {"format": "%(levelname)s %(asctime)s %(name)s %(message)s"},
+            "file": {"format": "%(created).4f %(processName)s %(message)s"},
+        },
+        "handlers": {"own": own, "file": file},
+        "loggers": {
+            "vllm": {
+                "handlers": ["own", "file"],
+                "level": logging.getLevelName(logging.INFO),
+                "propagate": False,
+            }
+        },
+    }
+    path = folder / "logging.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
