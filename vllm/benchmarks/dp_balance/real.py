@@ -27,6 +27,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policy import Decision, create_policy
+from vllm.v1.core.sched.balance.queues import backlog_of
 from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -220,6 +221,10 @@ class RealEngine:
         """What the ranks tell the coordinator."""
         counts = [rank.gate.request_counts() for rank in self._ranks]
         return [RankCounts(waiting, running) for running, waiting in counts]
+
+    def backlogs(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by tokens."""
+        return [RankCounts(*backlog_of(rank.scheduler)) for rank in self._ranks]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
