@@ -4,9 +4,14 @@
 
 import heapq
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.balance.dispatch import (
+    QUEUE_SAMPLE,
+    Backlog,
+    queued_tokens,
+)
 from vllm.v1.core.sched.balance.upstream import first_of
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
@@ -25,8 +30,20 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
     queues = (_looked_at_first(scheduler), scheduler.waiting)
     merged = hasattr(scheduler, "skipped_waiting")
     if merged and scheduler.policy == SchedulingPolicy.PRIORITY:
-        return heapq.merge(*queues)
+        return _smallest_first(*queues)
     return chain(*queues)
+
+
+def backlog_of(scheduler: "Scheduler") -> Backlog:
+    """What the rank has to do, as front-ends are told that dispatch by it."""
+    waiting, running = num_waiting(scheduler), scheduler.running
+    sample = [_prompt_left(each) for each in islice(in_turn(scheduler), QUEUE_SAMPLE)]
+    tokens = queued_tokens(sample, waiting) + sum(map(_prompt_left, running))
+    return Backlog(tokens, waiting + len(running))
+
+
+def _prompt_left(request: Request) -> int:
+    return max(0, request.num_prompt_tokens - request.num_computed_tokens)
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
@@ -36,3 +53,23 @@ def _looked_at_first(scheduler: "Scheduler") -> Any:
     they and `waiting` are one queue. From 0.31 on those that hold KV blocks.
     """
     return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
+
+
+def _smallest_first(*queues: Any) -> Iterator[Request]:
+    """The requests of heaps, by priority; a heap's own iterator copies it all."""
+    heaps: list[list[Request]] = [queue._heap for queue in queues]
+    found = [
+        (heap[0].priority, heap[0].arrival_time, heap[0].request_id, number, 0)
+        for number, heap in enumerate(heaps)
+        if heap
+    ]
+    heapq.heapify(found)
+    while found:
+        *_, number, index = found[0]
+        heap = heaps[number]
+        yield heap[index]
+        heapq.heappop(found)
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            request = heap[child]
+            key = (request.priority, request.arrival_time, request.request_id)
+            heapq.heappush(found, (*key, number, child))
