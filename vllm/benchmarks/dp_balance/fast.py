@@ -205,7 +205,7 @@ class FastEngine:
         position = request.prompt_len - request.left
         self._attended[rank] += tokens * (position + tokens / 2)
         request.left -= tokens
-        if request.hash_ids:
+        if tokens and request.hash_ids:
             self._cache[rank].store(request, position + tokens)
         self._prefill[rank] += tokens
         if request.left:
