@@ -42,8 +42,8 @@ def admitted_in_turn(scheduler: "Scheduler") -> Iterator[Request]:
     """
     if scheduler.pause_state == PauseState.UNPAUSED:
         return in_turn(scheduler)
-    drained = hasattr(scheduler, "kv_holding_waiting")
-    return iter(scheduler.kv_holding_waiting if drained else ())
+    drained = not hasattr(scheduler, "skipped_waiting")
+    return iter(_looked_at_first(scheduler) if drained else ())
 
 
 def backlog_of(scheduler: "Scheduler") -> Backlog:
