@@ -108,7 +108,9 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
     arguments = loop_arguments(
         moe_model,
         async_scheduling=asynchronous,
-        additional_config={"kv_blocks": 18},  # one long request: others are preempted
+        enable_prefix_caching=True,
+        # Blocks for one long request: others are preempted.
+        additional_config={"kv_blocks": 18, "shared_prefix": 48},
         cpu_distributed_timeout_seconds=30,
         **SETTINGS[setting],
     )
@@ -258,7 +260,7 @@ def test_answers_with_shared_prefixes_are_those_without_balance(
         ranks.kill()
     check(reports, waves)
     assert_answered(ranks, answers_with_shared_prefixes)
-    assert (sum(trace.loads for trace, _ in reports) > waves) == connector
+    assert (sum(trace.loads for trace, _ in reports) > 0) == connector
 
 
 STOPS = {
