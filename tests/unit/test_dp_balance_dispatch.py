@@ -49,6 +49,30 @@ def test_each_api_server_starts_elsewhere_and_counts_for_the_others() -> None:
     assert choices(second, 3) == [0, 1, 3], "own requests weigh 2 x 4 until told"
 
 
+def test_dispatch_by_tokens_knows_its_own_requests_at_once() -> None:
+    (tested,) = make_load_balancers("tokens", 2, random.Random(0), slots=4)
+    long, short = SimRequest(0, 4000, 10), SimRequest(1, 10, 10)
+    for sent in (long, short):
+        sent.rank = tested.choose(sent)
+    assert (long.rank, short.rank) == (0, 1)
+    tested.publish(counts((0, 0), (9000, 9)))  # not looked at: there is no other
+    assert tested.choose(SimRequest(2, 10, 10)) == 1
+    tested.first_token(long)
+    tested.finished(long)
+    assert tested.choose(SimRequest(3, 10, 10)) == 0
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_ranks_tell_their_prompt_tokens_to_several_front_ends(servers: int) -> None:
+    """Even ranks get requests with long prompts from elsewhere: only what the ranks
+    tell says so."""
+    balancers = make_load_balancers("tokens", 2, random.Random(0), 0.0, servers, 32)
+    dispatcher = Dispatcher(2, balancers, by_tokens=True)
+    dispatcher.tell(0.0, 0, 0, counts((50_000, 3), (0, 0)))
+    ranks = [dispatcher.route(0.2 + i / 1e3, request(i, i % servers)) for i in range(9)]
+    assert ranks.count(1) == (9 if servers > 1 else 4)
+
+
 def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
     tested = balancer("0.30", 3)
     assert choices(tested, 3) == [0, 1, 2]

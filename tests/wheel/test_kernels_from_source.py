@@ -32,7 +32,7 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.vendor import vendor
 from conftest import ROOT, THIS_PYTHON, VERSION
-from stand_in import VERSIONS, StandIn, make_stand_in
+from stand_in import COMPILERS, VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources
 
 PRISTINE = ensure_pristine(load_lock(Paths(ROOT).lock).vllm_ascend, Paths(ROOT))
@@ -206,7 +206,7 @@ def test_all_that_is_missing_is_named_in_one_error(
     monkeypatch.delenv("ATB_HOME_PATH")
     monkeypatch.delenv("PYTHONPATH")
     monkeypatch.setenv("CXX_COMPILER", "no-such-compiler")
-    for name in ("bisheng", "cmake"):
+    for name in ("bisheng", "cmake", *COMPILERS):
         (stand_in.folder / "bin" / name).unlink()
     python = Path(sys.executable)
     monkeypatch.setenv("PATH", str(stand_in.folder / "bin"))

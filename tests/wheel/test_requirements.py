@@ -16,6 +16,7 @@ from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_setti
 from balance_tools.paths import Paths
 from balance_tools.release.sbom import Content
 from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pip_config import read_pip_config
 from conftest import ASCEND, ROOT, Build
 from stub_wheels import write_stub
 
@@ -66,9 +67,11 @@ def resolve(
 
 def index_variables() -> dict[str, str]:
     """The index that pip is configured to use, as uv wants to be told."""
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    index = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return {"UV_DEFAULT_INDEX": index} if index else {}
+    config = read_pip_config()
+    found = {source.setting: source.location for source in config.sources}
+    variables = {"UV_DEFAULT_INDEX": found.get("index-url")}
+    variables["SSL_CERT_FILE"] = config.cert
+    return {name: value for name, value in variables.items() if value}
 
 
 @pytest.mark.parametrize("choice", ASCEND, ids=lambda choice: choice.name)

@@ -12,15 +12,23 @@ from .workload import SimRequest
 class Dispatcher:
     """Sends requests to ranks with what each API server knows at that time."""
 
-    def __init__(self, ranks: int, load_balancers: Sequence[LoadBalancer]) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        load_balancers: Sequence[LoadBalancer],
+        by_tokens: bool = False,
+    ) -> None:
         """Starts without requests.
 
         Args:
             ranks: data parallel size.
             load_balancers: one for each API server.
+            by_tokens: whether they take backlogs instead of counts of requests.
         """
         self._coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
+        self.by_tokens = by_tokens
+        """Whether the ranks tell their backlog of prompt tokens instead of counts."""
 
     def route(self, now: float, request: SimRequest) -> int:
         """The rank of a request that its API server handles now.

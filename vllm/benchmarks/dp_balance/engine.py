@@ -70,6 +70,14 @@ class Engine(Protocol):
         """Whether any rank has an unfinished request."""
         ...
 
+    def backlogs(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by tokens.
+
+        Their prompt tokens stand where waiting requests are counted, and their
+        requests in flight where running ones are.
+        """
+        ...
+
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
         ...

@@ -15,6 +15,11 @@ from collections.abc import Sequence
 from itertools import islice
 from operator import add
 
+from vllm.v1.core.sched.balance.dispatch import (
+    QUEUE_SAMPLE,
+    Backlog,
+    queued_tokens,
+)
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Snapshot
 
@@ -137,6 +142,18 @@ class FastEngine:
             for waiting, running, _ in counts
         ]
 
+    def backlogs(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by tokens."""
+        return [RankCounts(*self._backlog(rank)) for rank in self._ranks]
+
+    def _backlog(self, rank: int) -> Backlog:
+        waiting, partial = self._waiting[rank], self._partial[rank]
+        sample = [request.left for request in islice(waiting, QUEUE_SAMPLE)]
+        tokens = queued_tokens(sample, len(waiting))
+        if partial is not None:
+            tokens += partial.left
+        return Backlog(tokens, len(waiting) + self._running(rank))
+
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
         self._step += 1
@@ -188,7 +205,7 @@ class FastEngine:
         position = request.prompt_len - request.left
         self._attended[rank] += tokens * (position + tokens / 2)
         request.left -= tokens
-        if request.hash_ids:
+        if tokens and request.hash_ids:
             self._cache[rank].store(request, position + tokens)
         self._prefill[rank] += tokens
         if request.left:

@@ -116,6 +116,7 @@ def _serve(
     on_done: Callable[[int], object] | None,
 ) -> list[StepTotals]:
     """Takes steps until so many requests, `left`, have ended."""
+    tell = engine.backlogs if dispatcher.by_tokens else engine.counts
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
     now = 0.0
@@ -128,7 +129,7 @@ def _serve(
         for rank, request in (*routed, *_route(clients, dispatcher, now)):
             engine.add(rank, request)
         routed = []
-        dispatcher.tell(now, wave, step, engine.counts())
+        dispatcher.tell(now, wave, step, tell())
 
         in_flight.append(engine.schedule())
         if len(in_flight) > async_scheduling:
@@ -144,7 +145,7 @@ def _serve(
         else:  # the first step of a wave: another is scheduled before it ends
             first, done = [], []
         _answer(first, done, now, clients, dispatcher)
-        dispatcher.tell(now, wave, step, engine.counts())
+        dispatcher.tell(now, wave, step, tell())
         if done:
             left -= len(done)
             if on_done is not None:

@@ -27,6 +27,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policy import Decision, create_policy
+from vllm.v1.core.sched.balance.queues import backlog_of
 from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -221,6 +222,10 @@ class RealEngine:
         schedulers = [rank.scheduler for rank in self._ranks]
         counts = [scheduler.get_request_counts() for scheduler in schedulers]
         return [RankCounts(waiting, running) for running, waiting in counts]
+
+    def backlogs(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by tokens."""
+        return [RankCounts(*backlog_of(rank.scheduler)) for rank in self._ranks]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

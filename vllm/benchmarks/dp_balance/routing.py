@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+
 from .coordinator import Counts, RankCounts
 from .errors import UsageError
 from .workload import SimRequest
@@ -123,6 +125,31 @@ class Balancer030:
         self._in_flight[request.rank] -= 1
 
 
+class TokenBalancer:
+    """Balance scheduling's own: by prompt tokens without a first token."""
+
+    def __init__(self, ranks: int, server: ApiServer, slots: int) -> None:
+        self._dispatch = TokenDispatch(ranks, slots, server.count, server.index)
+
+    def publish(self, counts: Counts) -> None:
+        """Takes tokens and requests of all API servers."""
+        self._dispatch.publish([(tokens, requests) for tokens, requests, _ in counts])
+
+    def choose(self, request: SimRequest) -> int:
+        """Counts the request at once."""
+        rank = self._dispatch.choose()
+        self._dispatch.sent(request.index, rank, request.prompt_len)
+        return rank
+
+    def first_token(self, request: SimRequest) -> None:
+        """Its prompt no longer counts."""
+        self._dispatch.first_token(request.index)
+
+    def finished(self, request: SimRequest) -> None:
+        """It no longer counts."""
+        self._dispatch.ended(request.index)
+
+
 class BlindBalancer:
     """A router that does not look at the ranks; it draws each rank from a source."""
 
@@ -182,11 +209,18 @@ _ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
     "sticky": _sticky,
 }
 
-LOAD_BALANCERS = (*_FRONT_ENDS, *_ROUTERS)
+BY_TOKENS = "tokens"
+
+LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
 
 
 def make_load_balancers(
-    name: str, ranks: int, rng: random.Random, skew: float = 0.5, api_servers: int = 1
+    name: str,
+    ranks: int,
+    rng: random.Random,
+    skew: float = 0.5,
+    api_servers: int = 1,
+    slots: int = 1,
 ) -> list[LoadBalancer]:
     """The load balancer of that name, one for each API server.
 
@@ -197,6 +231,7 @@ def make_load_balancers(
         rng: source of chance.
         skew: exponent of the Zipf weights; 0 is uniform.
         api_servers: how many there are; a router is one for all of them.
+        slots: requests that a rank runs at once.
 
     Raises:
         UsageError: there is none of that name.
@@ -209,5 +244,7 @@ def make_load_balancers(
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
     if name in _ROUTERS:
         return [_ROUTERS[name](ranks, rng, skew)] * api_servers
-    make = _FRONT_ENDS[name]
-    return [make(ranks, ApiServer(i, api_servers)) for i in range(api_servers)]
+    servers = [ApiServer(i, api_servers) for i in range(api_servers)]
+    if name == BY_TOKENS:
+        return [TokenBalancer(ranks, server, slots) for server in servers]
+    return [_FRONT_ENDS[name](ranks, server) for server in servers]

@@ -18,7 +18,7 @@ from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
 from .prefix_cache import BLOCK_SIZE
-from .routing import make_load_balancers
+from .routing import BY_TOKENS, make_load_balancers
 from .traces import CountTokens, TimedTrace, Trace, read_trace
 from .workload import (
     SimRequest,
@@ -155,6 +155,7 @@ def simulate(
         random.Random(f"routing {seed}"),
         scenario.skew,
         scenario.frontend.api_servers,
+        scenario.limits.max_num_seqs,
     )
     controller = make_controller(policy)
     return run(
@@ -162,7 +163,7 @@ def simulate(
         controller,
         requests,
         scenario.traffic,
-        Dispatcher(ranks, load_balancers),
+        Dispatcher(ranks, load_balancers, scenario.load_balancer == BY_TOKENS),
         scenario.cost,
         rng,
         frontend=scenario.frontend,

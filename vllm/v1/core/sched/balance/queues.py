@@ -4,9 +4,14 @@
 
 import heapq
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.balance.dispatch import (
+    QUEUE_SAMPLE,
+    Backlog,
+    queued_tokens,
+)
 from vllm.v1.core.sched.balance.upstream import first_of
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
@@ -27,6 +32,18 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
     if merged and scheduler.policy == SchedulingPolicy.PRIORITY:
         return _smallest_first(*queues)
     return chain(*queues)
+
+
+def backlog_of(scheduler: "Scheduler") -> Backlog:
+    """What the rank has to do, as front-ends are told that dispatch by it."""
+    waiting, running = num_waiting(scheduler), scheduler.running
+    sample = [_prompt_left(each) for each in islice(in_turn(scheduler), QUEUE_SAMPLE)]
+    tokens = queued_tokens(sample, waiting) + sum(map(_prompt_left, running))
+    return Backlog(tokens, waiting + len(running))
+
+
+def _prompt_left(request: Request) -> int:
+    return max(0, request.num_prompt_tokens - request.num_computed_tokens)
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
