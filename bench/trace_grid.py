@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import platform
 import statistics
 import sys
 import time
@@ -78,7 +79,7 @@ WINDOWS = (
     Window("Azure conv", "azure_2023_conv.csv", 9000, 1500),
     Window("Mooncake", "mooncake_conversation.jsonl", 2200, 600),
 )
-"""None of them was looked at when the policy was made; see docs/traces.md."""
+"""None of them was looked at when the policy was made; see the page of the results."""
 
 Figures = dict[str, float]
 
@@ -283,6 +284,7 @@ def main() -> None:
     document = {
         "command": "python bench/trace_grid.py",
         "versions": versions(),
+        "interpreter": platform.python_implementation(),
         "slo": {"ttft_s": TTFT_SLO, "tpot_s": TPOT_SLO},
         "cells_of_grid": total,
     }

@@ -17,9 +17,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
@@ -36,13 +34,13 @@ from vllm.benchmarks.dp_balance.steps import read_server_logs
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
+# The demo is this benchmark with four ranks and two policies, once.
+from balance_tools.serving.demo_load import DEVICE, SLOTS, STEADY, steady_throughput
 from balance_tools.serving.server import Server
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = ("off", "cap", "align", "adaptive")
-DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
-"""Constants of the emulated device, in seconds."""
-SLOTS, MAX_TOKENS = 8, 512
+MAX_TOKENS = 512
 INPUT, OUTPUT, RANGE = 400, 60, 0.4
 """Tokens, and by which share of them the lengths vary."""
 START_S = 300
@@ -50,7 +48,7 @@ SEEDS = range(5)
 """Of the simulation; the lengths are those that were sent."""
 FIGURES = (
     "output_throughput",
-    "steady_output_throughput",
+    STEADY,
     "mean_tpot_ms",
     "mean_ttft_ms",
     "mean_e2el_ms",
@@ -89,19 +87,6 @@ def bench(model: str, url: str, prompts: int, concurrency: int, result: Path) ->
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
 
 
-def steady_throughput(saved: dict[str, list[Any]]) -> float:
-    """Output tokens per second until the last request was sent."""
-    start, last = min(saved["start_times"]), max(saved["start_times"])
-    tokens = sum(
-        sent + offset <= last
-        for sent, ttft, itls in zip(
-            saved["start_times"], saved["ttfts"], saved["itls"], strict=True
-        )
-        for offset in accumulate(itls, initial=ttft)
-    )
-    return tokens / (last - start)
-
-
 def options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,7 +122,7 @@ def measure(
                     with server(args.model, ranks, policy, args.time_scale, log) as it:
                         bench(args.model, it.url, args.num_prompts, ranks * SLOTS, path)
                 saved = json.loads(path.read_text())
-                saved["steady_output_throughput"] = steady_throughput(saved)
+                saved[STEADY] = steady_throughput(saved)
                 runs[policy].append({name: saved[name] for name in FIGURES})
                 fits[policy].append(fit(*read_server_logs([log], ranks)))
                 bar.update()
