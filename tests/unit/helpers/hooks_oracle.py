@@ -122,16 +122,19 @@ def gate_is_told_of_the_end(tree: ast.Module) -> None:
 
 
 def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
-    """The gate answers for Scheduler.get_request_counts, before anything else."""
-    counts = function(tree, "Scheduler.get_request_counts")
-    statements = [
-        ast.unparse(s) for s in counts.body[ast.get_docstring(counts) is not None :]
-    ]
-    assert statements[0] == (
-        "if self.balance_gate is not None:\n"
-        "    return self.balance_gate.request_counts()"
+    """The gate has the last word on what the load balancer is told, and only there.
+
+    From 0.31 on the scheduler asks its own get_request_counts, too.
+    """
+    publish = function(tree, "DPEngineCoreProc._maybe_publish_request_counts")
+    body = [ast.unparse(statement) for statement in publish.body]
+    index = body.index("counts = self.scheduler.get_request_counts()")
+    assert body[index + 1] == (
+        "if (gate := getattr(self.scheduler, 'balance_gate', None)) is not None:\n"
+        "    counts = gate.request_counts()"
     )
-    once(tree, "balance_gate.request_counts()")
+    assert body[index + 2].startswith("if counts != self.last_counts:")
+    once(tree, "gate.request_counts()")
 
 
 def rank_says_its_identity(tree: ast.Module) -> None:
@@ -201,12 +204,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         gate_is_asked_in_both_loops,
         held_requests_are_put_back_behind_the_loop,
         gate_is_told_of_the_end,
-        gate_counts_for_the_load_balancer,
         *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
     ),
     "vllm/v1/engine/core.py": (
         imported(f"{BALANCE}.validation", "check_balance_scheduler"),
         exchange_follows_the_finish_sync,
+        gate_counts_for_the_load_balancer,
         scheduler_is_checked_where_it_is_made,
         imported(f"{BALANCE}.identity", "identity_of"),
         rank_says_its_identity,

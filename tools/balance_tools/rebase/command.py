@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "with --run: take its newest release if the index has not what is required"
     add("--newest", action="append", default=[], metavar="PROJECT", help=text)
     add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
-    text = "clone of upstream, to say which commit took a name away"
+    text = "clone of upstream, to say which commit took a name or a place away"
     add("--upstream-git", type=Path, metavar="PATH", help=text)
     add("--line", metavar="NAME", help="write a supported release, lines/NAME")
     add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")

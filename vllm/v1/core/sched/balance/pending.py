@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.sched.balance.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.prefix_hits import PrefixHits
-from vllm.v1.core.sched.balance.queues import in_turn
+from vllm.v1.core.sched.balance.queues import admitted_in_turn
 from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
@@ -110,7 +110,7 @@ class PendingWork:
     def _admissible(self, free: FreeBlocks) -> list[Pending]:
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        if scheduler.pause_state != PauseState.UNPAUSED or self._budget <= 0:
+        if self._budget <= 0:
             return []
         in_turn = self._ready()
         if scheduler.lora_config:
@@ -161,7 +161,7 @@ class PendingWork:
     def _ready(self) -> Iterator[Request]:
         """Waiting requests that wait for nothing but a slot. The others take none."""
         arrived = self._scheduler.finished_recving_kv_req_ids
-        for request in in_turn(self._scheduler):
+        for request in admitted_in_turn(self._scheduler):
             status = request.status
             if status is _WAITING or status is _PREEMPTED:
                 yield request

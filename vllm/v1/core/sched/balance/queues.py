@@ -13,6 +13,7 @@ from vllm.v1.core.sched.balance.dispatch import (
     queued_tokens,
 )
 from vllm.v1.core.sched.balance.upstream import first_of
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
@@ -32,6 +33,17 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
     if merged and scheduler.policy == SchedulingPolicy.PRIORITY:
         return _smallest_first(*queues)
     return chain(*queues)
+
+
+def admitted_in_turn(scheduler: "Scheduler") -> Iterator[Request]:
+    """Those of them that the scheduler looks at, now that it is paused or not.
+
+    In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
+    """
+    if scheduler.pause_state == PauseState.UNPAUSED:
+        return in_turn(scheduler)
+    drained = not hasattr(scheduler, "skipped_waiting")
+    return iter(_looked_at_first(scheduler) if drained else ())
 
 
 def backlog_of(scheduler: "Scheduler") -> Backlog:
