@@ -29,7 +29,7 @@ ASCEND ?=
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)  ## build, serve a tiny MoE model on two ranks, compare balance off and on
+demo: $(VENV)  ## build, serve with balance off and adaptive, compare answers and speed
 	$(TOOL) demo
 
 test: lint test-unit test-wheel test-engine  ## all tests, the fast ones first

@@ -42,7 +42,7 @@ KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "frontier.json"
 SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
-ADAPTIVE_ONLY = ("adaptive.py", "costs.py", "cycle.py", "prefill_budget.py")
+ADAPTIVE_ONLY = ("adaptive", "costs", "cycle", "prefill_budget", "stretch")
 """Sources that the other policies do not depend on."""
 
 Figures = dict[str, float]
@@ -81,7 +81,7 @@ def _source() -> dict[bool, str]:
             b"".join(
                 text
                 for path, text in texts.items()
-                if adaptive or path.name not in ADAPTIVE_ONLY
+                if adaptive or path.stem not in ADAPTIVE_ONLY
             )
         ).hexdigest()
         for adaptive in (True, False)

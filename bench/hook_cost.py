@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Times what balance adds to a step of a busy rank, without the gather itself.
+"""Times what balance adds to a step of a busy rank, without the network.
 
     python bench/hook_cost.py --output bench/results/hook-cost.json
 
-Needs the interpreter of an environment with this vLLM. A real scheduler has 32
-requests running and as many waiting; its row stands for those of the other ranks.
-The gate measures, decides and applies; `schedule` asks it for every waiting request
-that it looks at. Nothing else should run on the machine meanwhile.
+Needs the interpreter of an environment with this vLLM. A real scheduler has 60 of
+64 slots taken and 10,000 requests waiting; its row stands for those of the other ranks.
+The gate measures, checks the rows' checksums, decides and applies; `schedule` asks it
+for every waiting request that it looks at. `measuring_cost.py` has other states.
+Nothing else should run on the machine meanwhile.
 """
 
 import sys
@@ -29,10 +30,11 @@ from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policy import POLICIES, create_policy
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.wire import decode, encode
 
 from vllm_balance.reference import tiny_models
 
-RUNNING, WAITING = 28, 32
+RUNNING, WAITING = 60, 10_000
 STEP_US = 36_000
 """A decode step of the published run (DeepSeek-V3.1, 4 ranks of 32)."""
 
@@ -71,7 +73,7 @@ class OwnRow:
 
     def gather(self, row: Row, group: object, tell_clients: object) -> Snapshot:
         """As `RowExchange.gather`."""
-        return Snapshot.from_rows([row] * self._ranks)
+        return Snapshot.from_rows(decode([encode(row)] * self._ranks))
 
     def rest(self, wave: int, step: int) -> None:
         """As `RowExchange.rest`."""

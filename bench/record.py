@@ -59,6 +59,7 @@ def write(
         return
     report = {
         "command": shlex.join(["python", *sys.argv]),
+        "python": platform.python_version(),
         "policies": policies,
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} of them",
         "load_average": [round(load, 1) for load in os.getloadavg()],

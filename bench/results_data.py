@@ -43,6 +43,16 @@ def published(document: Document) -> Rows:
     return rows
 
 
+def whole_gain(document: Document) -> tuple[float, float]:
+    """Gain of `cap` in the throughput of the whole run: published, and simulated."""
+    (case,) = document["cases"].values()
+    name, told = "output_throughput", document["published"]
+    found = (
+        case["policies"]["cap"]["mean"][name] / case["policies"]["off"]["mean"][name]
+    )
+    return told["cap"][name] / told["off"][name] - 1, found - 1
+
+
 def policies(document: Document, *left_out: str) -> list[str]:
     """Names of the policies that were compared, without some."""
     first = next(iter(document["cases"].values()))
@@ -238,3 +248,25 @@ def saved_by_early_start(document: Document) -> dict[int, float]:
         count: 1 - found[early, count]["median_us"] / found[late, count]["median_us"]
         for count in ranks(document)
     }
+
+
+def measuring(document: Document) -> Rows:
+    """A row for each state that was measured."""
+    return [
+        [
+            row["state"],
+            str(row["pending"]),
+            *(f"{row[key]:.0f}" for key in ("median_us", "p10_us", "p90_us")),
+        ]
+        for row in document["results"]
+    ]
+
+
+def over_goal(document: Document) -> str:
+    """Says which states took longer than the goal."""
+    over = [
+        f'"{row["state"]}"'
+        for row in document["results"]
+        if row["median_us"] > row["goal_us"]
+    ]
+    return f"Missed with {', '.join(over)}." if over else "Met in all states."

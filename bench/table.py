@@ -22,6 +22,7 @@ import frontier_data
 import record
 import results_data
 import tomlkit
+import traces_data
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,7 @@ def environment() -> Environment:
         policies_of=policies_of,
         data=results_data,
         frontier_data=frontier_data,
+        traces_data=traces_data,
     )
     return made
 

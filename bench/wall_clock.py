@@ -11,21 +11,13 @@ used::
 """
 
 import argparse
-import contextlib
 import json
 import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
@@ -40,75 +32,43 @@ from vllm.benchmarks.dp_balance.scenario import (
 )
 from vllm.benchmarks.dp_balance.steps import read_server_logs
 
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+# The demo is this benchmark with four ranks and two policies, once.
+from balance_tools.serving.demo_load import DEVICE, SLOTS, STEADY, steady_throughput
+from balance_tools.serving.server import Server
+
 RESULTS = Path(__file__).parent / "results"
 POLICIES = ("off", "cap", "align", "adaptive")
-DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
-"""Constants of the emulated device, in seconds."""
-SLOTS, MAX_TOKENS = 8, 512
+MAX_TOKENS = 512
 INPUT, OUTPUT, RANGE = 400, 60, 0.4
 """Tokens, and by which share of them the lengths vary."""
-START_S, STOP_S = 300, 60
+START_S = 300
 SEEDS = range(5)
 """Of the simulation; the lengths are those that were sent."""
 FIGURES = (
     "output_throughput",
-    "steady_output_throughput",
+    STEADY,
     "mean_tpot_ms",
     "mean_ttft_ms",
     "mean_e2el_ms",
 )
 
 
-@contextlib.contextmanager
-def server(
-    model: str, ranks: int, policy: str, time_scale: float, log: Path
-) -> Iterator[str]:
-    """A server on the emulated device; yields its URL."""
+def server(model: str, ranks: int, policy: str, time_scale: float, log: Path) -> Server:
+    """A server on the emulated device, a context manager."""
     device = {"emulated_device": {**DEVICE, "time_scale": time_scale}}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = [
-        *("--host", "127.0.0.1", "--port", str(port)),
+    folder = Path(model)  # or a name that the hub's cache has
+    return Server(
+        *(log.parent, folder.resolve() if folder.exists() else folder),
         *("--data-parallel-size", str(ranks), "--data-parallel-balance", policy),
         *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
         *("--max-model-len", "2048", "--enforce-eager", "--no-async-scheduling"),
         *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
         *("--additional-config", json.dumps(device)),
-    ]
-    url = f"http://127.0.0.1:{port}"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
-                *options,
-            ],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        )
-        try:
-            deadline = time.monotonic() + START_S
-            while not _answers(url):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"error: {log}: the server did not start")
-                time.sleep(1)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except OSError:
-        return False
+        name=log.stem,
+        start_limit_s=START_S,
+    )
 
 
 def bench(model: str, url: str, prompts: int, concurrency: int, result: Path) -> None:
@@ -125,19 +85,6 @@ def bench(model: str, url: str, prompts: int, concurrency: int, result: Path) ->
     ]
     with result.with_suffix(".log").open("wb") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-
-
-def steady_throughput(saved: dict[str, list[Any]]) -> float:
-    """Output tokens per second until the last request was sent."""
-    start, last = min(saved["start_times"]), max(saved["start_times"])
-    tokens = sum(
-        sent + offset <= last
-        for sent, ttft, itls in zip(
-            saved["start_times"], saved["ttfts"], saved["itls"], strict=True
-        )
-        for offset in accumulate(itls, initial=ttft)
-    )
-    return tokens / (last - start)
 
 
 def options() -> argparse.Namespace:
@@ -172,10 +119,10 @@ def measure(
                 path = args.folder / f"dp{ranks}-{policy}-{repeat}.json"
                 log = path.with_suffix(".server.log")
                 if not path.exists():
-                    with server(args.model, ranks, policy, args.time_scale, log) as url:
-                        bench(args.model, url, args.num_prompts, ranks * SLOTS, path)
+                    with server(args.model, ranks, policy, args.time_scale, log) as it:
+                        bench(args.model, it.url, args.num_prompts, ranks * SLOTS, path)
                 saved = json.loads(path.read_text())
-                saved["steady_output_throughput"] = steady_throughput(saved)
+                saved[STEADY] = steady_throughput(saved)
                 runs[policy].append({name: saved[name] for name in FIGURES})
                 fits[policy].append(fit(*read_server_logs([log], ranks)))
                 bar.update()

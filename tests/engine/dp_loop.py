@@ -21,6 +21,9 @@ from typing import Any
 
 import torch.distributed as dist
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
+    ExampleConnector,
+)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
@@ -111,6 +114,8 @@ class Trace:
     waves: int = 0
     finished: int = 0
     preemptions: int = 0
+    loads: int = 0
+    """Requests for which a connector had tokens (`OwnFiles` only)."""
 
 
 class LoopEngine(DPEngineCoreProc):
@@ -271,6 +276,7 @@ def run_rank(
             engine.run_busy_loop()
         except SystemExit:
             done.set()
+        trace.loads = getattr(engine.scheduler.connector, "loads", 0)
         leftover = len(engine.scheduler.requests)
         outbox.put((rank, "report", (trace, leftover)))
     except BaseException:
@@ -280,6 +286,7 @@ def run_rank(
 
 
 def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
+    shared = engine.vllm_config.additional_config.get("shared_prefix", 0)
     while not done.is_set():
         kind, payload = inbox.get()
         if kind == "stop":
@@ -290,7 +297,7 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             request_id, prompt_tokens, output_tokens, wave = payload
             request = EngineCoreRequest(
                 request_id=request_id,
-                prompt_token_ids=prompt_of(prompt_tokens),
+                prompt_token_ids=prompt_of(prompt_tokens, shared),
                 mm_features=None,
                 sampling_params=SamplingParams(
                     max_tokens=output_tokens, ignore_eos=True, temperature=0.0
@@ -314,9 +321,30 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             engine.input_queue.put_nowait((start, payload))
 
 
-def prompt_of(tokens: int) -> list[int]:
-    """A prompt of that length; those of different lengths have nothing in common."""
-    return random.Random(tokens).choices(range(1, 100), k=tokens)
+def prompt_of(tokens: int, shared: int = 0) -> list[int]:
+    """A prompt of that length.
+
+    Those of different lengths have so many first tokens in common, and no more.
+    """
+    first = random.Random("shared").choices(range(1, 100), k=shared)[:tokens]
+    rest = random.Random(tokens).choices(range(1, 100), k=tokens - len(first))
+    return first + rest
+
+
+class OwnFiles(ExampleConnector):
+    """vLLM's example, which loads KV caches from files, with a folder for each rank."""
+
+    def __init__(self, vllm_config, role, kv_cache_config=None):
+        super().__init__(vllm_config, role, kv_cache_config)
+        rank = vllm_config.parallel_config.data_parallel_rank
+        self._storage_path = f"{self._storage_path}/{rank}"
+        self.loads = 0
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        """As the example, which may answer less than 0 if a prefix is cached."""
+        tokens, late = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self.loads += tokens > 0
+        return max(0, tokens), late
 
 
 def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
@@ -480,7 +508,8 @@ class Ranks:
 def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
     """Engine arguments of small ranks: four requests each, steps of 64 tokens.
 
-    `additional_config` is for this module: KV cache blocks, and a file for the log.
+    `additional_config` is for this module: KV cache blocks, a file for the log, and
+    how many tokens all prompts have in common.
     """
     return {
         "model": str(model),

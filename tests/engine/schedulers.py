@@ -39,11 +39,14 @@ def engine_config(model: Path, **arguments: Any) -> VllmConfig:
 
 
 def make_scheduler(
-    config: VllmConfig, scheduler_class: type = Scheduler, num_blocks: int = 100
+    config: VllmConfig,
+    scheduler_class: type = Scheduler,
+    num_blocks: int = 100,
+    **arguments: Any,
 ) -> Any:
     """A scheduler with statistics and so many KV cache blocks of 16 tokens."""
     return schedulers.make_scheduler(
-        config, num_blocks, scheduler_class, log_stats=True
+        config, num_blocks, scheduler_class, log_stats=True, **arguments
     )
 
 

@@ -140,8 +140,8 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
         group=None, wave=0, step=32, active=False, tell_clients=print
     )
     stats = scheduler.balance_gate.take_stats()
-    assert stats["held_steps"] == 1
-    assert stats["hold_lengths"] == [[0, 1, 1]]
+    assert stats["held_steps"] == 1, "the one before was in the step's own report"
+    assert stats["hold_lengths"] == [[1, 1, 2]]
     ((_, holds, seconds),) = stats["hold_seconds"]
     assert (holds, seconds >= 0) == (1, True)
     assert scheduler.balance_gate.decision == OPEN

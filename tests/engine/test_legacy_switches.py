@@ -17,6 +17,8 @@ PROGRAM = Path(__file__).with_name("legacy_switches.py")
 VARIABLE = {"VLLM_ASCEND_BALANCE_SCHEDULING": "1"}
 SWITCH = {"enable_balance_scheduling": True}
 
+PRODUCER = {"kv_connector": "ExampleConnector", "kv_role": "kv_producer"}
+
 
 def case(ranks: int = 2, environment: Any = None, **arguments: Any) -> dict[str, Any]:
     return {"ranks": ranks, "environment": environment or {}, "arguments": arguments}
@@ -29,13 +31,8 @@ CASES = {
     "flag": case(environment=VARIABLE, data_parallel_balance="adaptive"),
     "none": case(),
     "one rank": case(ranks=1, additional_config=SWITCH),
-    "prefill node": case(
-        data_parallel_balance="cap",
-        kv_transfer_config={
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_producer",
-        },
-    ),
+    "prefill node": case(data_parallel_balance="cap", kv_transfer_config=PRODUCER),
+    "prefill node, variable": case(environment=VARIABLE, kv_transfer_config=PRODUCER),
 }
 
 
@@ -94,5 +91,9 @@ def test_a_switch_on_one_rank_is_ignored_with_a_warning(outcomes):
     )
 
 
-def test_the_plugins_own_check_covers_the_flag(outcomes):
-    assert "only supports PD-mixed mode" in outcomes["prefill node"]["error"]
+def test_a_prefill_node_is_refused_by_the_name_of_what_was_given(outcomes):
+    error = outcomes["prefill node"]["error"]
+    assert "--data-parallel-balance cap" in error
+    assert "kv_role kv_producer" in error
+    error = outcomes["prefill node, variable"]["error"]
+    assert "enable_balance_scheduling only supports PD-mixed mode" in error

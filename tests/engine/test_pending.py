@@ -248,6 +248,26 @@ def test_steps_without_a_look_at_the_queue_do_not_start_the_count_anew(moe_model
     assert counts == [0, 1, 2, 3, 3, 4]
 
 
+def test_the_first_held_step_of_an_arrival_is_a_step_of_its_hold(
+    moe_model, monkeypatch
+):
+    """In the row, the length of the hold and the number of held steps."""
+    scheduler = make_scheduler(config_of(moe_model))
+    gate = scheduler.balance_gate
+    monkeypatch.setattr(gate, "take_stats", lambda: None)  # `step` would take them
+    rows = []
+    for number, decision in enumerate([OPEN, HOLD, HOLD, HOLD, OPEN, OPEN]):
+        rows.append(row_of(scheduler, now=float(number)).held_steps)
+        if number == 1:
+            scheduler.add_request(prompt_request("arrives in a hold", [1] * 20, 5))
+        gate.apply(decision)
+        step(scheduler)
+    assert rows == [0, 0, 1, 2, 3, 0]
+    report = gate.stats.take()
+    assert report["held_steps"] == 3
+    assert report["hold_lengths"] == [[2, 1, 3]], "one hold of three steps"
+
+
 @pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
 def test_the_ttft_budget_does_not_depend_on_the_clock_of_the_front_end(moe_model, skew):
     scheduler = make_scheduler(config_of(moe_model))

@@ -15,6 +15,7 @@ import pytest
 from dp_loop import (
     LoopEngine,
     ModelEngine,
+    OwnFiles,
     Ranks,
     Trace,
     burst,
@@ -70,6 +71,15 @@ class CheckedEngine(LoopEngine):
         self.trace.violations.append(f"{where}: {what}")
 
 
+class CountingModelEngine(ModelEngine):
+    """Counts what was gated: with a connector, loaded requests pass a hold."""
+
+    def _record(self, output) -> None:
+        super()._record(output)
+        decision = self.scheduler.balance_gate.decision
+        self.trace.closed += not decision.admit or decision.prefill_budget is not None
+
+
 class CheckedModelEngine(CheckedEngine, ModelEngine):
     """The same, with the model."""
 
@@ -98,7 +108,9 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
     arguments = loop_arguments(
         moe_model,
         async_scheduling=asynchronous,
-        additional_config={"kv_blocks": 18},  # one long request: others are preempted
+        enable_prefix_caching=True,
+        # Blocks for one long request: others are preempted.
+        additional_config={"kv_blocks": 18, "shared_prefix": 48},
         cpu_distributed_timeout_seconds=30,
         **SETTINGS[setting],
     )
@@ -130,29 +142,35 @@ PROMPT, OUTPUT = 60, NEW_TOKENS
 """The most tokens of a prompt, and of an answer, of the model's waves."""
 
 
-def ranks_with_the_model(engine_class: type, model: Path, policy: str) -> Ranks:
+def ranks_with_the_model(
+    engine_class: type, model: Path, policy: str, **arguments: Any
+) -> Ranks:
     """Three, each with a KV cache that two long requests fill."""
-    arguments = loop_arguments(
-        model,
-        max_model_len=96,
-        block_size=32,
-        num_gpu_blocks_override=5,
-        dtype="float32",
-        enable_expert_parallel=True,
-        cpu_distributed_timeout_seconds=30,
-        data_parallel_balance=policy,
-    )
+    defaults = {
+        "max_model_len": 96,
+        "block_size": 32,
+        "num_gpu_blocks_override": 5,
+        "dtype": "float32",
+        "enable_expert_parallel": True,
+        "cpu_distributed_timeout_seconds": 30,
+        "data_parallel_balance": policy,
+    }
+    arguments = loop_arguments(model, **defaults | arguments)
     return Ranks(3, engine_class, **arguments)
 
 
-@pytest.fixture(scope="module")
-def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
+SHARED = 16
+"""Tokens, one block, that all prompts have in common where prefixes are shared."""
+
+
+def answers_of_off(model: Path, shared: int = 0) -> dict[int, list[int]]:
     """The longest answer to the prompt of each length.
 
     Prompts whose answer comes near a tie are left out: what else is in a batch changes
     the last digits of the logits, with and without balance.
     """
-    ranks = ranks_with_the_model(ModelEngine, moe_model, "off")
+    extra = {"kv_blocks": 100, "shared_prefix": shared}
+    ranks = ranks_with_the_model(ModelEngine, model, "off", additional_config=extra)
     try:
         for prompt in range(1, PROMPT + 1):
             ranks.submit(prompt % 3, f"request-{prompt}", prompt, OUTPUT)
@@ -161,7 +179,7 @@ def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
     finally:
         ranks.kill()
     lengths = range(1, PROMPT + 1)
-    expected = continuations(moe_model, map(prompt_of, lengths))
+    expected = continuations(model, [prompt_of(n, shared) for n in lengths])
     clear = {
         n: list(answer) for n, answer in zip(lengths, expected, strict=True) if answer
     }
@@ -169,6 +187,27 @@ def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
     answers = {n: answer for n, answer in ranks.answers if n in clear}
     assert answers == clear
     return answers
+
+
+@pytest.fixture(scope="module")
+def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
+    return answers_of_off(moe_model)
+
+
+@pytest.fixture(scope="module")
+def answers_with_shared_prefixes(moe_model: Path) -> dict[int, list[int]]:
+    return answers_of_off(moe_model, SHARED)
+
+
+def assert_answered(ranks: Ranks, expected: dict[int, list[int]]) -> None:
+    """Every answer is the begin of that without balance."""
+    assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
+    different = [
+        (prompt, answer)
+        for prompt, answer in ranks.answers
+        if prompt in expected and answer != expected[prompt][: len(answer)]
+    ]
+    assert different == []
 
 
 @pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
@@ -183,14 +222,45 @@ def test_answers_in_waves_are_those_without_balance(
     finally:
         ranks.kill()
     check(reports, waves)
-    assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
-    different = [
-        (prompt, answer)
-        for prompt, answer in ranks.answers
-        if prompt in answers_without_balance
-        and answer != answers_without_balance[prompt][: len(answer)]
-    ]
-    assert different == []
+    assert_answered(ranks, answers_without_balance)
+
+
+@pytest.mark.parametrize("connector", [False, True], ids=["cached", "connector"])
+@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
+def test_answers_with_shared_prefixes_are_those_without_balance(
+    moe_model, answers_with_shared_prefixes, policy, connector, tmp_path, pytestconfig
+):
+    """Prefix caching on, a full cache, and also a connector that loads prefixes."""
+    waves = pytestconfig.getoption("--waves") // 16
+    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
+    arguments = {
+        "enable_prefix_caching": True,
+        "block_size": SHARED,
+        "num_gpu_blocks_override": 10,
+        "additional_config": extra,
+    }
+    if connector:
+        # The example stores prompts whole.
+        arguments |= {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": 96,
+            "kv_transfer_config": {
+                "kv_connector": OwnFiles.__name__,
+                "kv_connector_module_path": OwnFiles.__module__,
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+            },
+        }
+    engine_class = CountingModelEngine if connector else CheckedModelEngine
+    ranks = ranks_with_the_model(engine_class, moe_model, policy, **arguments)
+    try:
+        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    check(reports, waves)
+    assert_answered(ranks, answers_with_shared_prefixes)
+    assert (sum(trace.loads for trace, _ in reports) > 0) == connector
 
 
 STOPS = {

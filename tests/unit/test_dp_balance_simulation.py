@@ -167,7 +167,7 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
     row = engine.exchange(0, 1, 1.0)
     assert (row.running[0], row.waiting[0]) == (2, 1)
     assert (row.pending[0], row.pending_tokens[0]) == (2, 110)
-    assert row.held_steps == (0, 0), "nothing was known to be pending before"
+    assert row.held_steps == (1, 0), "the third request had a slot and tokens"
     assert row.wait_us == (750_000, 0), "counted from sending"
     assert row.pending_age_us == (0, 0), "counted from when it was first seen"
     engine.decide(HOLD)
@@ -175,7 +175,7 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
     engine.update()
     row = engine.exchange(0, 2, 1.5)
     assert row.pending_age_us == (500_000, 0)
-    assert row.held_steps == (1, 0), "the third request had a slot and tokens"
+    assert row.held_steps == (2, 0)
 
 
 def test_hold_stops_prompts_in_progress_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 from balance_tools.__main__ import COMMANDS
@@ -47,5 +48,24 @@ def test_no_room_leads_back_to_itself() -> None:
     assert set(TopologicalSorter(graph).static_order()) >= set(ROOMS)
 
 
+def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
+    return graph[room].union(*(reachable(graph, other) for other in graph[room]))
+
+
+def test_the_drawing_is_that_of_the_code() -> None:
+    page = (TOOLS.parents[1] / "docs" / "architecture.md").read_text()
+    drawn: dict[str, set[str]] = {room: set() for room in ROOMS}
+    section = page.split("## The rooms of the tools")[1].split("```")[1]
+    for line in section.splitlines()[2:]:
+        for one, other in pairwise(line.split("-->")):
+            drawn[one.strip()].add(other.strip())
+    real: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for room, other, _ in imports():
+        if room in real:  # the command line is in none
+            real[room].add(other)
+    for room in ROOMS:
+        assert reachable(drawn, room) == reachable(real, room)
+
+
 def test_every_command_is_in_a_room() -> None:
-    assert {module.partition(".")[0] for module in COMMANDS.values()} <= set(ROOMS)
+    assert {module.split(".")[0] for module, _ in COMMANDS.values()} <= set(ROOMS)

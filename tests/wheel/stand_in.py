@@ -24,6 +24,7 @@ VERSIONS = {
     "torch": "2.10.0",
     "torch-npu": "2.10.0.post4",
 }
+COMPILERS = ("cc", "c++", "gcc", "g++")
 PYBIND11 = """
 from pathlib import Path
 def get_cmake_dir():
@@ -77,7 +78,8 @@ def make_stand_in(
         (folder / name).mkdir(parents=True)
     script = Path(__file__).with_name("stand_in_cmake.py").read_text()
     _program(folder / "bin" / "cmake", f"#!{sys.executable}\n{script}")
-    _program(folder / "bin" / "bisheng", "#!/bin/sh\n")
+    for name in ("bisheng", *COMPILERS):  # nothing is compiled
+        _program(folder / "bin" / name, "#!/bin/sh\necho 14\n")
     _file(folder / "cann/tools/tikcpp/ascendc_kernel_cmake/ascendc.cmake")
     _file(folder / "cann/bin/setenv.bash")
     info = f"{platform.machine()}-linux/ascend_toolkit_install.info"

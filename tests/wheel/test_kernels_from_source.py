@@ -32,7 +32,7 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.vendor import vendor
 from conftest import ROOT, THIS_PYTHON, VERSION
-from stand_in import VERSIONS, StandIn, make_stand_in
+from stand_in import COMPILERS, VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources
 
 PRISTINE = ensure_pristine(load_lock(Paths(ROOT).lock).vllm_ascend, Paths(ROOT))
@@ -50,6 +50,7 @@ OPTIONS = {
 SHELLS_OWN = {"_", "OLDPWD", "PWD", "SHLVL"}
 SETUPTOOLS_OWN = {"PLAT"}
 EXPLAINED = {"GIT_CONFIG_GLOBAL", "VLLM_BATCH_INVARIANT"}  # at build_environment
+NO_CACHE = shutil.ignore_patterns("__pycache__")
 NOT_COMPARED = SHELLS_OWN | SETUPTOOLS_OWN | EXPLAINED
 
 
@@ -70,7 +71,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A writable copy of the plugin's sdist, for its own setup.py."""
     folder = tmp_path_factory.mktemp("upstream") / "tree"
-    shutil.copytree(PRISTINE, folder, symlinks=True)
+    shutil.copytree(PRISTINE, folder, symlinks=True, ignore=NO_CACHE)
     return folder
 
 
@@ -80,8 +81,10 @@ def our_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ours") / "source"
     folder.mkdir()
     for name in COPIED:
-        copy = shutil.copytree if (PRISTINE / name).is_dir() else shutil.copy2
-        copy(PRISTINE / name, folder / name)
+        if (PRISTINE / name).is_dir():
+            shutil.copytree(PRISTINE / name, folder / name, ignore=NO_CACHE)
+        else:
+            shutil.copy2(PRISTINE / name, folder / name)
     return folder
 
 
@@ -203,7 +206,7 @@ def test_all_that_is_missing_is_named_in_one_error(
     monkeypatch.delenv("ATB_HOME_PATH")
     monkeypatch.delenv("PYTHONPATH")
     monkeypatch.setenv("CXX_COMPILER", "no-such-compiler")
-    for name in ("bisheng", "cmake"):
+    for name in ("bisheng", "cmake", *COMPILERS):
         (stand_in.folder / "bin" / name).unlink()
     python = Path(sys.executable)
     monkeypatch.setenv("PATH", str(stand_in.folder / "bin"))

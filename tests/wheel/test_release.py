@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from packaging.utils import canonicalize_name
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.paths import Paths
-from balance_tools.release import make
+from balance_tools.release import make, provenance
 from balance_tools.release.sbom import Content, render_sbom
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
@@ -35,7 +36,7 @@ REFERENCE_ONLY = """
 from pathlib import Path
 from balance_tools.distribution import Choice
 from balance_tools.paths import Paths
-from balance_tools.release import make
+from balance_tools.release import make, provenance
 make.ALL = [Choice()]  # the others take minutes
 release = make.plan_release(Paths(Path.cwd()), trial=True)
 print(make.make_release(release, verify=False))
@@ -114,6 +115,24 @@ def test_elsewhere_it_is_the_same(release: Path, tmp_path: Path) -> None:
     subprocess.run(
         ["sha256sum", "--check", "--quiet", make.SUMS], cwd=release, check=True
     )
+
+
+def test_the_provenance_names_commit_inputs_and_files(
+    release: Path, paths: Paths
+) -> None:
+    statement = json.loads((release / provenance.NAME).read_text())
+    named = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+    for name, sha256 in named.items():
+        assert sha256_of(release / name) == sha256
+    others = {path.name for path in release.iterdir()} - named.keys()
+    assert others == {make.SUMS, provenance.NAME}
+    build = statement["predicate"]["buildDefinition"]
+    source, *inputs = build["resolvedDependencies"]
+    (wheel,) = release.glob("*.whl")
+    assert source["digest"]["gitCommit"] == Content.read(wheel).info.commit
+    lock = load_lock(paths.lock)
+    digests = {each["digest"]["sha256"] for each in inputs}
+    assert {lock.vllm.sha256, lock.vllm_ascend.sha256} < digests
 
 
 def test_the_source_archive_gives_the_same_wheel(release: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_setti
 from balance_tools.paths import Paths
 from balance_tools.release.sbom import Content
 from balance_tools.upstream.lock import load_lock
-from conftest import ASCEND, Build
+from balance_tools.upstream.pip_config import read_pip_config
+from conftest import ASCEND, ROOT, Build
 from stub_wheels import write_stub
 
 # Not on the public index; the README says where operators get them. The stand-ins have
@@ -43,13 +44,15 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def resolve(choice: Choice, wheel: Path, stand_ins: Path) -> dict[str, Version]:
+def resolve(
+    choice: Choice, wheel: Path, stand_ins: Path, *options: str
+) -> dict[str, Version]:
     """What a resolver chooses for a wheel: package to version. Only metadata moves."""
     python = f"{choice.python[2]}.{choice.python[3:]}"
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"]
     command += ["--no-annotate", "--python-version", python]
     command += ["--python-platform", f"{choice.arch}-manylinux_2_34"]
-    command += ["--find-links", str(stand_ins), "-"]
+    command += ["--find-links", str(stand_ins), *options, "-"]
     result = subprocess.run(
         command,
         input=f"vllm @ {wheel.as_uri()}\n",
@@ -64,9 +67,11 @@ def resolve(choice: Choice, wheel: Path, stand_ins: Path) -> dict[str, Version]:
 
 def index_variables() -> dict[str, str]:
     """The index that pip is configured to use, as uv wants to be told."""
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    index = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return {"UV_DEFAULT_INDEX": index} if index else {}
+    config = read_pip_config()
+    found = {source.setting: source.location for source in config.sources}
+    variables = {"UV_DEFAULT_INDEX": found.get("index-url")}
+    variables["SSL_CERT_FILE"] = config.cert
+    return {name: value for name, value in variables.items() if value}
 
 
 @pytest.mark.parametrize("choice", ASCEND, ids=lambda choice: choice.name)
@@ -95,6 +100,31 @@ def test_one_set_pleases_both_upstreams(
             if package in drops or (marker and not marker.evaluate(environment)):
                 continue
             assert requirement.specifier.contains(chosen[package]), requirement
+
+
+@pytest.mark.parametrize(
+    "choice", [c for c in ASCEND if c.python == "cp312"], ids=lambda choice: choice.name
+)
+def test_the_constraints_of_the_image_name_every_version(
+    choice: Choice, build: Build, stand_ins: dict[str, Path]
+) -> None:
+    """Of the Python in the base images, with what the image has beside the wheel."""
+    constraints = ROOT / "docker" / "constraints-ascend.txt"
+    beside = ROOT / "docker" / "requirements-ascend.txt"
+    pinned = {
+        canonicalize_name(name): Version(version)
+        for line in constraints.read_text().splitlines()
+        for name, sep, version in [line.partition("==")]
+        if sep and not line.startswith("#")
+    }
+    options = ["--constraint", str(constraints), str(beside)]
+    chosen = resolve(choice, build(choice), stand_ins[choice.arch], *options)
+    assert len(chosen) > 150
+    assert {
+        f"{name}=={version}"
+        for name, version in chosen.items()
+        if pinned.get(name) not in (version, Version(version.public))
+    } == set()
 
 
 def test_reference_wheel_asks_for_what_upstream_asks_and_torch(

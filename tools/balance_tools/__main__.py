@@ -14,20 +14,21 @@ from balance_tools.errors import ToolError
 # PYTHONPATH: programs that the tools start must not find the vllm that lies there too.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-# Command to the module that registers it with `add_parser(subparsers)`.
+# Command to its module, which has `run(args)` and may have `add_arguments(parser)`, and
+# what it does.
 COMMANDS = {
-    "lock": "upstream.resolve",
-    "vendor": "vendoring.vendor",
-    "lint-series": "series.lint",
-    "check-placement": "hooks.check_placement",
-    "rebase": "rebase.command",
-    "kernels": "kernels.prebuilt",
-    "wheel": "wheel.build",
-    "wheels": "wheel.build",
-    "release": "release.make",
-    "env": "serving.env",
-    "image": "serving.image",
-    "demo": "serving.demo",
+    "lock": ("upstream.resolve", "Write a lock: look versions up on pip's indexes."),
+    "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
+    "lint-series": ("series.lint", "Check the rules for patches."),
+    "check-placement": ("hooks.check_placement", "Show and prove where hooks stand."),
+    "rebase": ("rebase.command", "Move the patch series to another upstream release."),
+    "kernels": ("kernels.prebuilt", "Fetch kernels; prove that they fit the sources."),
+    "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
+    "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
+    "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
+    "env": ("serving.env", "Install the reference wheel; print its environment."),
+    "image": ("serving.image", "Build one container image from a wheel in dist/."),
+    "demo": ("serving.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -36,14 +37,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     try:
-        parser = argparse.ArgumentParser(
-            prog="python -m balance_tools", description="Maintainers' tools."
-        )
-        subparsers = parser.add_subparsers(required=True, metavar="command")
         arguments = sys.argv[1:] if argv is None else argv
-        for name in modules_for(arguments):
-            importlib.import_module(f"balance_tools.{name}").add_parser(subparsers)
-        args = parser.parse_args(arguments)
+        args = parser_for(arguments).parse_args(arguments)
         return int(args.run(args))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -62,14 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def modules_for(arguments: Sequence[str]) -> list[str]:
-    """The modules to import: one for a command, all to list or refuse commands.
+def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands, with the arguments of the one that is asked for.
 
-    So a command starts quickly, and lacks nothing that only another one needs.
+    Only its module is imported: it starts quickly, and lacks nothing another one needs.
     """
-    if arguments and arguments[0] in COMMANDS:
-        return [COMMANDS[arguments[0]]]
-    return list(dict.fromkeys(COMMANDS.values()))
+    parser = argparse.ArgumentParser(
+        prog="python -m balance_tools", description="Maintainers' tools."
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="command")
+    for name, (module_name, summary) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary, description=summary)
+        if name in arguments[:1]:
+            module = importlib.import_module(f"balance_tools.{module_name}")
+            command.set_defaults(run=module.run, parser=command)
+            if hasattr(module, "add_arguments"):
+                module.add_arguments(command)
+    return parser
 
 
 if __name__ == "__main__":

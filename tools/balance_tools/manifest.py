@@ -66,6 +66,12 @@ class Manifest:
         """The paths of the folder that are not recorded, byte code left out."""
         return [path for path in walk(folder) if path not in self.files]
 
+    def describes(self, folder: Path) -> bool:
+        """Whether the folder holds just what is recorded."""
+        return not (
+            self.missing(folder) or self.unknown(folder) or self.changed(folder)
+        )
+
     def write(self, path: Path) -> None:
         """Write the manifest, replacing an old one in one go."""
         data = {

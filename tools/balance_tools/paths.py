@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -10,11 +9,28 @@ from balance_tools.errors import ToolError
 LOCK_NAME = "upstream.toml"
 
 
-@dataclass(frozen=True)
 class Paths:
     """The locations below one repository root; nothing here touches the disk."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / LOCK_NAME
+        """Which upstream files everything is made from."""
+        self.staging = root / ".vendor-staging"
+        """Where a new tree is put together: beside the vendored folders and not in
+        build/, which may be another disk, for the exchange at the end is a rename."""
+        self.dist = root / "dist"
+        """Finished wheels."""
+        self.build = root / "build"
+        """Everything that can be made again; ignored by git."""
+        self.vendor_lock = self.build / ".lock"
+        """The file that keeps two runs of `vendor` apart."""
+        self.cache = self.build / "cache"
+        """Downloads, one folder for each sha256."""
+        self.pristine = self.build / "pristine"
+        """Extracted sdists, `<project>-<version>/` each, as upstream made them."""
+        self.env = self.build / "env"
+        """Virtual environments that tests and the demo make."""
 
     @classmethod
     def find(cls) -> Paths:
@@ -27,11 +43,6 @@ class Paths:
             )
         return cls(root)
 
-    @property
-    def lock(self) -> Path:
-        """The lock: which upstream files everything is made from."""
-        return self.root / LOCK_NAME
-
     def patches(self, package: str) -> Path:
         """The folder with `series` and the patches of one vendored package."""
         return self.root / "patches" / package
@@ -40,38 +51,9 @@ class Paths:
         """The materialised package folder: upstream, patched, and our own files."""
         return self.root / package
 
-    @property
-    def staging(self) -> Path:
-        """Where a new tree is put together.
-
-        Beside the vendored folders and not in build/, which may be another disk:
-        the exchange at the end must be a rename.
-        """
-        return self.root / ".vendor-staging"
-
-    @property
-    def build(self) -> Path:
-        """Everything that can be made again; ignored by git."""
-        return self.root / "build"
-
-    @property
-    def vendor_lock(self) -> Path:
-        """The file that keeps two runs of `vendor` apart."""
-        return self.build / ".lock"
-
-    @property
-    def cache(self) -> Path:
-        """Downloads, one folder for each sha256."""
-        return self.build / "cache"
-
     def cached(self, sha256: str, filename: str) -> Path:
         """Where a download with this hash lies once it is verified."""
         return self.cache / sha256 / filename
-
-    @property
-    def pristine(self) -> Path:
-        """Extracted sdists, `<project>-<version>/` each, as upstream made them."""
-        return self.build / "pristine"
 
     def unpacked(self, project: str, version: str) -> Path:
         """One extracted sdist."""
@@ -81,13 +63,3 @@ class Paths:
     def unpacked_manifest(folder: Path) -> Path:
         """The manifest of an extracted sdist, beside it."""
         return folder.with_name(f"{folder.name}.json")
-
-    @property
-    def env(self) -> Path:
-        """Virtual environments that tests and the demo make."""
-        return self.build / "env"
-
-    @property
-    def dist(self) -> Path:
-        """Finished wheels."""
-        return self.root / "dist"

@@ -111,6 +111,21 @@ def git(root: Path, *arguments: str) -> list[str]:
     return ["git", "-C", str(root), *arguments]
 
 
+def listed_by_git(root: Path, *options: str) -> list[str]:
+    """What `git ls-files` lists, relative to `root`, sorted.
+
+    Raises:
+        ToolError: it is not a git checkout, or git cannot read it.
+    """
+    run = capture(git(root, "ls-files", "-z", *options))
+    if run.status:
+        raise ToolError(
+            f"{root}: expected a git checkout whose files git can list, found "
+            f"{run.tail}; run this in a clone"
+        )
+    return sorted(filter(None, set(run.text.split("\0"))))
+
+
 def tail(text: str) -> str:
     """The last lines, as one."""
     return " / ".join(line.strip() for line in text.strip().splitlines()[-TAIL_LINES:])

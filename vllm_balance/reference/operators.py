@@ -241,6 +241,12 @@ def _weigh(
     return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1] @ values
 
 
+@_operator("greedy_argmax(Tensor logits) -> Tensor")
+def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Choose the likeliest token of each row; from 0.33 on an operator on a CPU."""
+    return logits.argmax(dim=-1).view(-1)
+
+
 @_operator(
     "rejection_greedy_sample_kernel_impl(Tensor(a0!) output_token_ids, "
     "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor target_argmax, "

@@ -4,19 +4,30 @@ Seam: ``ParallelConfig.worker_cls``, which the platform sets.
 """
 
 import os
+from typing import Any
 
 # First: it replaces torch's streams and events by ones that a CPU has.
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 
 import torch
+from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.sample import rejection_sampler
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
 
+_DEVICES = "assigned_physical_gpu_ids"
+
 
 class ReferenceWorker(CPUWorker):
     """Runs the model with upstream's model runner and the platform's operators."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        # From 0.33 on the CPU worker takes the devices that its rank was assigned for
+        # memory nodes of the machine; here they only count ranks.
+        if getattr(vllm_config.parallel_config, _DEVICES, None) is not None:
+            setattr(vllm_config.parallel_config, _DEVICES, None)
+        super().__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
         """Set up torch for this process, then the process groups and the runner."""

@@ -2,6 +2,7 @@
 
 import pytest
 from balance.adaptive import Adaptive, AdaptiveParameters
+from balance.stretch import Decodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
@@ -89,46 +90,87 @@ def test_a_rank_with_more_requests_is_served_sooner():
     )
 
 
-def test_releases_of_many_requests_are_collected_for_longer(monkeypatch):
-    rows = [running(150, pending=1), *[running(150)] * 3]
-    longer = steps_held(rows)
-    monkeypatch.setattr(
-        "balance.adaptive.fuller_release",
-        lambda cycle, waste, fullness: (cycle, waste),
-    )
-    assert steps_held(rows) < longer
+def test_old_requests_go_sooner_than_new_ones():
+    policy, other = learned(), learned()
+    for _ in range(3):
+        policy.decide(one_pending(age=0.1))
+        other.decide(one_pending(age=0.1))
+    old = [policy.decide(one_pending(age=20.0)).admit for _ in range(100)]
+    new = [other.decide(one_pending(age=0.1)).admit for _ in range(100)]
+    assert old.index(True) < new.index(True)
 
 
 def test_on_empty_ranks_waits_are_shorter():
+    def held(slots):
+        row = running(6, max_running=slots)
+        rows = [row._replace(waiting=1, pending=1, pending_tokens=100), row, row, row]
+        return steps_held(rows)
+
+    assert held(80) < held(20) < held(8)
+
+
+def test_slack_shrinks_with_load_and_with_what_prefills_take(monkeypatch):
     policy = learned()
-    rows = one_pending()
-    assert policy._tolerance(rows, load=0.0) == 2 * policy._tolerance(rows, load=1.0)
+    monkeypatch.setattr(Decodes, "stretch", 1.0)
+    assert policy._slack(0.5) == pytest.approx(2.0)
+    assert policy._slack(0.001) == policy._slack(0.125) == pytest.approx(8.0)
+    monkeypatch.setattr(Decodes, "stretch", 2.0)
+    assert policy._slack(0.5) == pytest.approx(0.25)
 
 
-def test_where_requests_queue_for_slots_no_throughput_is_given_away():
-    policy = learned()
-    some = one_pending(waiting=4)
-    assert policy._tolerance(some, load=1.0) == pytest.approx(0.03 / 4)
-    none = snapshot([running(8, waiting=9), DECODE])
-    assert policy._tolerance(none, load=1.0) == 0
+def test_the_longer_prefills_stretch_decodes_the_longer_are_holds(monkeypatch):
+    rows = [running(8, pending=1), *[running(8)] * 3]
+    held = []
+    for stretch in (1.5, 3.0):
+        monkeypatch.setattr(Decodes, "stretch", stretch)
+        held.append(steps_held(rows))
+    assert held[0] < held[1]
 
 
-def test_a_rank_that_runs_nothing_is_served_at_once():
+def test_a_rank_that_runs_nothing_waits_for_the_others():
+    """Else every request that comes to an idle rank delays all decodes alone."""
     policy = learned()
     rows = [running(0, pending=1), DECODE, DECODE, DECODE]
-    assert policy.decide(snapshot(rows)) == (True, None, "idle")
+    assert not policy.decide(snapshot(rows)).admit
 
 
-def test_a_rank_with_prompts_in_progress_alone_is_served_at_once():
+def test_nothing_is_held_while_nobody_decodes():
     policy = learned()
-    rows = [running(1, pending=1, decoding=0), DECODE, DECODE, DECODE]
-    assert policy.decide(snapshot(rows)) == (True, None, "idle")
+    prompt = running(1, pending=1, decoding=0)
+    assert policy.decide(snapshot([prompt, IDLE, IDLE])) == (True, None, "idle")
 
 
 def test_a_rank_that_has_nothing_at_all_changes_nothing():
     policy = learned()
     rows = [running(6, pending=1), DECODE, DECODE, IDLE]
     assert not policy.decide(snapshot(rows)).admit
+
+
+def about_to_end(monkeypatch, ending, queued=0):
+    """Whether a due release of one request per rank, of 40, is held for decodes."""
+    monkeypatch.setattr(Decodes, "ending", ending)
+    policy = learned()
+    row = running(40, pending=1, max_running=41)
+    rows = snapshot([row._replace(waiting=1 + queued)] * 4)
+    return policy._decodes_first(rows, 100, policy._learner.cost)
+
+
+def test_a_release_waits_for_decodes_that_are_about_to_end(monkeypatch):
+    assert about_to_end(monkeypatch, ending=0.1)
+    assert not about_to_end(monkeypatch, ending=0.001)
+
+
+def test_a_queue_is_not_kept_waiting_for_decodes(monkeypatch):
+    assert about_to_end(monkeypatch, ending=0.1, queued=4)
+    assert not about_to_end(monkeypatch, ending=0.1, queued=40)
+
+
+def test_decodes_first_is_a_reason_of_its_own(monkeypatch):
+    policy = learned()
+    monkeypatch.setattr(Decodes, "ending", 0.5)
+    rows = [running(6, pending=1, pending_age_us=10**9)] * 4
+    reasons = [policy.decide(snapshot(rows)).reason for _ in range(50)]
+    assert reasons[-1] == "decodes_first"
 
 
 def test_traffic_too_thin_to_collect_is_not_held():
@@ -140,51 +182,6 @@ def test_traffic_too_thin_to_collect_is_not_held():
 
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
     assert learned().decide(snapshot([DECODE] * 4)) == (False, 0, "waiting_cost")
-
-
-def test_work_pending_too_long_is_served_whole():
-    policy = learned()
-    policy.decide(one_pending(age=0.0))
-    decision = policy.decide(one_pending(age=1000.0))
-    assert decision == (True, 100, "deadline")
-
-
-def of_one_decision(monkeypatch, slots):
-    """The fullness and the deadline that a decision uses; a rank has seven requests."""
-    seen = {}
-
-    def fuller_release(cycle, waste, fullness):
-        seen["fullness"] = fullness
-        return cycle, waste
-
-    def overdue(snapshot, limit, deadline):
-        seen["deadline"] = deadline
-        return 0
-
-    policy = learned()
-    monkeypatch.setattr("balance.adaptive.fuller_release", fuller_release)
-    monkeypatch.setattr(
-        "balance.adaptive.shortened_cycle", lambda cycle, waste, tolerance: cycle
-    )
-    monkeypatch.setattr(Adaptive, "_overdue", staticmethod(overdue))
-    rows = [running(6, pending=1), DECODE, DECODE, DECODE]
-    policy.decide(snapshot(row._replace(max_running=slots) for row in rows))
-    return seen
-
-
-def test_the_fewer_slots_are_in_use_the_sooner_is_the_deadline_down_to_a_quarter(
-    monkeypatch,
-):
-    half, quarter, few = (
-        of_one_decision(monkeypatch, slots)["deadline"] for slots in (14, 28, 700)
-    )
-    assert half == pytest.approx(2 * quarter)
-    assert few == pytest.approx(quarter)
-
-
-def test_the_fewer_slots_are_in_use_the_less_full_releases_count(monkeypatch):
-    half, few = (of_one_decision(monkeypatch, slots)["fullness"] for slots in (14, 700))
-    assert half == pytest.approx(50 * few)
 
 
 def test_a_released_rank_pays_its_rent():
@@ -211,17 +208,46 @@ def test_the_first_step_of_a_wave_teaches_nothing():
     assert policy._learner.cost == cost
 
 
-def test_a_request_that_would_miss_its_budget_is_not_held():
-    rows = one_pending(wait=1.0)
-    assert not learned().decide(rows).admit
-    assert not learned(ttft_budget=9.0).decide(rows).admit
-    assert learned(ttft_budget=1.1).decide(rows) == (True, None, "ttft_budget")
+def steps_until_admitted(policy):
+    """Steps for which a lone request on nearly empty ranks is held, and the reason."""
+    for step in range(500):
+        rows = one_pending(age=step * 0.04, wait=step * 0.04)
+        decision = policy.decide(rows._replace(max_running=(80,) * 4))
+        if decision.admit:
+            return step, decision.reason
+    raise AssertionError("never admitted")
+
+
+def test_a_request_that_would_miss_its_budget_is_released_sooner():
+    def until(**parameters):
+        return steps_until_admitted(learned(rate=4, **parameters))
+
+    without, reason = until()
+    assert reason == "gain"
+    assert until(ttft_budget=90.0) == (without, "gain")
+    early, reason = until(ttft_budget=0.3)
+    assert early < without
+    assert reason == "ttft_budget"
 
 
 def test_the_budget_counts_the_time_that_the_prefill_itself_takes():
-    many = [running(2, pending=6, tokens=500, wait_us=1)] + [DECODE] * 3
-    assert not learned(ttft_budget=9.0).decide(snapshot(many)).admit
-    assert learned(ttft_budget=1.0).decide(snapshot(many)).reason == "ttft_budget"
+    few, many = (
+        snapshot([running(2, pending=n, tokens=500, wait_us=1)] + [DECODE] * 3)
+        for n in (1, 6)
+    )
+    policy = learned(ttft_budget=1.0)
+    cost = policy._learner.cost
+    assert not policy._budget_is_due(few, 500, cost)
+    assert policy._budget_is_due(many, 500, cost)
+
+
+def test_a_budget_is_not_chased_without_slack(monkeypatch):
+    """Where requests miss it anyway, more releases would only delay everybody."""
+    monkeypatch.setattr(Decodes, "stretch", 1.5)
+    policy, without = learned(ttft_budget=0.2), learned()
+    for step in range(60):
+        rows = one_pending(age=step * 0.04, wait=step * 0.04)
+        assert policy.decide(rows) == without.decide(rows)
 
 
 def test_a_budget_that_is_missed_already_is_no_reason():
@@ -250,5 +276,7 @@ def test_at_light_load_the_budget_is_kept(gaps, budget):
 def test_prompts_longer_than_a_step_are_served_in_chunks(rate):
     policy = learned(rate=rate)
     long = running(6, pending=2, tokens=5 * MAX_TOKENS, pending_age_us=10**9)
-    decision = policy.decide(snapshot([long, DECODE, DECODE, DECODE]))
-    assert decision.prefill_budget == MAX_TOKENS - 6, "room for the decodes"
+    rows = snapshot([long] * 4)
+    decisions = iter(lambda: policy.decide(rows), None)
+    released = next(decision for decision in decisions if decision.admit)
+    assert released.prefill_budget == MAX_TOKENS - 6, "room for the decodes"

@@ -83,3 +83,25 @@ def test_waste_is_what_balance_would_save():
 def test_waste_is_never_negative(most, share):
     cost = StepCost(decode=0.04, fixed=0.04, own=0.8, shared=0.4)
     assert cost.waste(most, most * share) >= 0
+
+
+@pytest.mark.parametrize("seed", [40, 79, 367])
+def test_does_not_diverge_where_attention_makes_times_nonlinear(seed):
+    """A prompt token costs up to four times as much in a long context, nearly all of 16
+    ranks prefill alike, and they share nothing.
+
+    With each bound applied to its state alone, `shared` stays at 0 while errors of both
+    signs drive `own` up: to 792 s with the first seed, where a full step takes 3.6 s.
+    """
+    rng = random.Random(seed)
+    learner = CostLearner()
+    learner.observe(0.04, most=0.0, mean=0.0)
+    largest = 0.0
+    for _ in range(3000):
+        most = rng.uniform(0.8, 1.0)
+        ranks = [most] + [most if rng.random() < 0.9 else 0.0 for _ in range(15)]
+        seconds = 0.9 * most * (1 + 3 * rng.random() * most)
+        learner.observe(0.04 + seconds, most, sum(ranks) / 16)
+        largest = max(largest, learner.cost.own)
+    assert largest < 3.6
+    assert learner.cost.own == pytest.approx(1.6, abs=0.8)

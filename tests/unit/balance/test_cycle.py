@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from balance.cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
+from balance.cycle import Traffic, optimal_cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,39 +22,12 @@ def test_no_cycle_loses_less_than_the_optimal_one(waste, requests, rate, factor)
     assert best <= loss(cycle * factor, waste, requests, rate) * (1 + 1e-9)
 
 
-@given(waste=positive, requests=positive, rate=positive, tolerance=st.floats(1e-4, 1))
-def test_a_shortened_cycle_loses_exactly_the_tolerance_more(
-    waste, requests, rate, tolerance
-):
-    optimal = optimal_cycle(waste, requests, rate)
-    short = shortened_cycle(optimal, waste, tolerance)
-    assert short < optimal
-    more = loss(short, waste, requests, rate) - loss(optimal, waste, requests, rate)
-    assert more == pytest.approx(tolerance, rel=1e-3)
-
-
-def test_without_tolerance_the_cycle_is_the_optimal_one():
-    assert shortened_cycle(3.0, waste=0.5, tolerance=0.0) == pytest.approx(3.0)
-
-
 def test_a_free_release_needs_no_cycle():
     assert optimal_cycle(waste=0.0, requests=5, rate=1.0) == 0
-    assert shortened_cycle(0.0, waste=0.0, tolerance=0.02) == 0
 
 
 def test_without_arrivals_the_cycle_never_ends():
     assert optimal_cycle(waste=1.0, requests=5, rate=0.0) == math.inf
-    assert shortened_cycle(math.inf, waste=1.0, tolerance=0.02) == math.inf
-
-
-@given(waste=positive, requests=positive, rate=positive, fullness=st.floats(0, 100))
-def test_a_fuller_release_gets_the_cycle_that_its_waste_deserves(
-    waste, requests, rate, fullness
-):
-    plain = optimal_cycle(waste, requests, rate)
-    cycle, more = fuller_release(plain, waste, fullness)
-    assert cycle == pytest.approx(optimal_cycle(more, requests, rate))
-    assert more == pytest.approx(waste * max(1, fullness))
 
 
 def test_traffic_is_measured_in_requests_per_second():

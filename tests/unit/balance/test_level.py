@@ -30,17 +30,6 @@ def test_no_level_gains_more(work, idle, limit):
         assert gain(level, work, ranks) <= least + 1e-9
 
 
-@given(work=work, limit=st.integers(1, MAX_TOKENS), data=st.data())
-def test_a_floor_is_granted_whatever_it_wastes(work, limit, data):
-    most = min(limit, max(tokens for tokens, _ in work))
-    floor = data.draw(st.integers(1, most))
-    ranks = len(work)
-    best = best_prefill_budget(work, ranks, limit, MAX_TOKENS, COST, floor)
-    assert floor <= best <= limit
-    for level in {floor, *(min(p, limit) for p, _ in work if min(p, limit) >= floor)}:
-        assert gain(level, work, ranks) <= gain(best, work, ranks) + 1e-9
-
-
 @given(work=work, data=st.data())
 def test_the_order_of_the_ranks_does_not_matter(work, data):
     shuffled = data.draw(st.permutations(work))

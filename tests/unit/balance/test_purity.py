@@ -20,6 +20,7 @@ PURE = (
     "prefill_budget",
     "policy",
     "rows",
+    "stretch",
 )
 ALLOWED = {
     "bisect",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_dashboard import METRICS, UPSTREAM, samples
+from test_dashboard import METRICS, UPSTREAM, names, samples
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "deploy/kubernetes/monitoring/alerts.yaml"
@@ -61,8 +61,7 @@ def reasons() -> set[str]:
 
 def test_the_page_explains_every_metric_and_reason() -> None:
     page = PAGE.read_text()
-    names = re.findall(r'name="(vllm:[a-z_]+)"', METRICS.read_text())
-    assert len(names) >= 7
-    assert [name for name in names if f"`{name}" not in page] == []
+    assert len(names()) >= 7
+    assert [name for name in names() if f"`{name}" not in page] == []
     assert len(reasons()) >= 12
     assert [reason for reason in sorted(reasons()) if f"`{reason}`" not in page] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.benchmarks.dp_balance import cli
 
 from balance_tools.paths import Paths
 
@@ -68,3 +70,13 @@ def test_the_files_that_it_names_exist(page: str, command: str) -> None:
     for word in words(command):
         if re.match(r"(deploy|tools|docker|bench|tests)/[\w./@*-]+$", word):
             assert list(ROOT.glob(word)), f"{page}: {word}"
+
+
+@pytest.mark.parametrize(
+    "command", [command for _, command in FOUND if "vllm bench dp-balance " in command]
+)
+def test_the_simulator_takes_the_command(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_cli_args(parser)
+    before, _, given = command.partition("vllm bench dp-balance ")
+    assert parser.parse_args(words(given)), before

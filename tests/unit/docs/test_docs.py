@@ -51,3 +51,22 @@ def test_links_lead_to_headings(page):
 
 def test_some_links_lead_to_headings():
     assert any("](operations.md#" in page.read_text() for page in PAGES)
+
+
+def test_the_readme_has_the_figures_of_the_results():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    results = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    four, eight = re.findall(r"\| adaptive, throughput \| ([\d.]+)", results)
+    assert f"gave {four} times the tokens per second of `off` on four ranks" in readme
+    assert f"and {eight} times on eight" in readme
+    published = re.search(
+        r"`cap` gains (\+\d+ %) as published and (\+\d+ %) simulated\..*? the same "
+        r"lengths give `cap` (\+\d+ %) and `adaptive` (\+\d+ %)",
+        results,
+    )
+    for figure in published.groups():
+        assert figure in readme
+    frontier = (ROOT / "docs" / "frontier.md").read_text()
+    (mean,) = re.findall(r"^\| phi 0.9 \| \+(\d+)%", frontier, re.MULTILINE)
+    for page in (readme, (ROOT / "docs" / "simulate.md").read_text()):
+        assert f"{mean} % on the average" in " ".join(page.split())

@@ -122,16 +122,19 @@ def gate_is_told_of_the_end(tree: ast.Module) -> None:
 
 
 def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
-    """The gate answers for Scheduler.get_request_counts, before anything else."""
-    counts = function(tree, "Scheduler.get_request_counts")
-    statements = [
-        ast.unparse(s) for s in counts.body[ast.get_docstring(counts) is not None :]
-    ]
-    assert statements[0] == (
-        "if self.balance_gate is not None:\n"
-        "    return self.balance_gate.request_counts()"
+    """The gate has the last word on what the load balancer is told, and only there.
+
+    From 0.31 on the scheduler asks its own get_request_counts, too.
+    """
+    publish = function(tree, "DPEngineCoreProc._maybe_publish_request_counts")
+    body = [ast.unparse(statement) for statement in publish.body]
+    index = body.index("counts = self.scheduler.get_request_counts()")
+    assert body[index + 1] == (
+        "if (gate := getattr(self.scheduler, 'balance_gate', None)) is not None:\n"
+        "    counts = gate.request_counts()"
     )
-    once(tree, "balance_gate.request_counts()")
+    assert body[index + 2].startswith("if counts != self.last_counts:")
+    once(tree, "gate.request_counts()")
 
 
 def rank_says_its_identity(tree: ast.Module) -> None:
@@ -161,21 +164,8 @@ def signals_are_untied_before_anything_is_forked(tree: ast.Module) -> None:
     once(tree, "untie_forked_signals(vllm_config)")
 
 
-def held_requests_do_not_bound_the_capacity(tree: ast.Module) -> None:
-    """What the gate held does not count as waiting for capacity (in 0.30)."""
-    body, index = block_with(
-        function(tree, "Scheduler.schedule"),
-        lambda t: t == "self.prefill_capacity_bound = bool(self.waiting)",
-    )
-    assert body[index + 1] == (
-        "if self.balance_gate is not None and self.balance_gate.held:\n"
-        "    self.prefill_capacity_bound = False"
-    )
-    once(tree, "self.balance_gate.held")
-
-
 def gate_forgets_the_wave_after_a_fault(tree: ast.Module) -> None:
-    """The gate is reset where a fault resets the step counter (in 0.30)."""
+    """The gate is reset where a fault resets the step counter (from 0.30 on)."""
     retry = function(tree, "EngineCoreSentinel.retry")
     body = [ast.unparse(s) for s in retry.body]
     (reset,) = [i for i, t in enumerate(body) if "gate.reset()" in t]
@@ -214,12 +204,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         gate_is_asked_in_both_loops,
         held_requests_are_put_back_behind_the_loop,
         gate_is_told_of_the_end,
-        gate_counts_for_the_load_balancer,
         *REPORT_CHECKS["vllm/v1/core/sched/scheduler.py"],
     ),
     "vllm/v1/engine/core.py": (
         imported(f"{BALANCE}.validation", "check_balance_scheduler"),
         exchange_follows_the_finish_sync,
+        gate_counts_for_the_load_balancer,
         scheduler_is_checked_where_it_is_made,
         imported(f"{BALANCE}.identity", "identity_of"),
         rank_says_its_identity,
@@ -240,14 +230,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     ),
 }
 # What further supported releases have in addition, by name.
-SUPPORTED: dict[str, dict[str, tuple[Check, ...]]] = {
-    "0.30": {
-        "vllm/v1/core/sched/scheduler.py": (held_requests_do_not_bound_the_capacity,),
-        "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
-            gate_forgets_the_wave_after_a_fault,
-        ),
-    },
+SENTINEL: dict[str, tuple[Check, ...]] = {
+    "vllm/v1/fault_tolerance/engine_core_sentinel.py": (
+        gate_forgets_the_wave_after_a_fault,
+    ),
 }
+SUPPORTED = {"0.30": SENTINEL, "0.33": SENTINEL}
 
 
 def misplaced(files: dict[str, bytes], release: str = "") -> list[str]:

@@ -95,6 +95,8 @@ class SampleIndex:
     hashes: bool = True
     """Say the sha256 on the page."""
     files: dict[str, bytes] = field(default_factory=dict)
+    yanked: dict[str, str] = field(default_factory=dict)
+    """For each file name that was yanked: why."""
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     """For each file name: what goes wrong with the next requests, in order."""
     requests: list[Request] = field(default_factory=list)
@@ -163,6 +165,7 @@ class SampleIndex:
                     "url": f"../../files/{name}",
                     "hashes": {"sha256": sha256} if self.hashes else {},
                     "size": len(self.files[name]),
+                    "yanked": self.yanked.get(name, False),
                 }
                 for name, sha256 in entries
             ]
@@ -171,11 +174,15 @@ class SampleIndex:
             return JSON_PAGE, json.dumps(page).encode()
         links = "".join(
             f'<a href="../../files/{name}'
-            f'{f"#sha256={sha256}" if self.hashes else ""}">{name}</a>'
+            f'{f"#sha256={sha256}" if self.hashes else ""}"'
+            f"{self._yanked_attribute(name)}>{name}</a>"
             for name, sha256 in entries
         )
         page_html = f"<!DOCTYPE html><html><body>{links}</body></html>"
         return "text/html; charset=utf-8", page_html.encode()
+
+    def _yanked_attribute(self, name: str) -> str:
+        return f' data-yanked="{self.yanked[name]}"' if name in self.yanked else ""
 
     def _send_page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
         content_type, body = self.page(project)

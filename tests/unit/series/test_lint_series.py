@@ -9,9 +9,10 @@ import pytest
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
 from balance_tools.series.lint import LIMITS, Limits, lint_series
+from balance_tools.series.patchfile import ADDED, REMOVED
 from series_samples import sample
 
-NO_LIMITS = Limits()
+NO_LIMITS: Limits = {}
 
 
 def lint(patches: Path, tree: Path | None, limits: Limits = NO_LIMITS) -> list[str]:
@@ -37,7 +38,7 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_the_sample_is_clean(made: tuple[Path, Path]) -> None:
-    assert lint(*made, Limits(added=10, removed=0)) == []
+    assert lint(*made, {ADDED: 10, REMOVED: 0}) == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_broken_rule_is_one_sentence(
 
 
 def test_more_lines_than_the_limits_are_refused(made: tuple[Path, Path]) -> None:
-    found = lint(*made, Limits(added=4, removed=0))
+    found = lint(*made, {ADDED: 4, REMOVED: 0})
     assert any("adds 5 lines, at most 4" in line for line in found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from matplotlib import image
 from balance_tools.errors import ToolError
 from balance_tools.serving import demo, demo_plot
 from balance_tools.serving.demo_answers import compare
-from balance_tools.serving.demo_load import DEVICE, RANKS, Run, check
+from balance_tools.serving.demo_load import (
+    DEVICE,
+    RANKS,
+    STEADY,
+    Run,
+    check,
+    steady_throughput,
+)
 from balance_tools.serving.demo_steps import (
     Step,
     between_steps_s,
@@ -38,7 +46,8 @@ def a_run(policy: str, throughput: float, gap: float = 0.005) -> Run:
     bench = {
         "completed": 10,
         "failed": 0,
-        "output_throughput": throughput,
+        "output_throughput": 0.9 * throughput,
+        STEADY: throughput,
         "mean_tpot_ms": 1e4 / throughput,
         "mean_e2el_ms": 1e6 / throughput,
         "median_ttft_ms": 5 * throughput,
@@ -79,11 +88,18 @@ def test_a_pause_is_no_time_between_steps() -> None:
     assert between_steps_s([*steps, later]) == pytest.approx(0.005)
 
 
+def test_throughput_counts_until_the_last_request_is_sent() -> None:
+    bench = {"start_times": [10.0, 14.0], "ttfts": [1.0, 1.0], "itls": [[1, 1, 2], []]}
+    assert steady_throughput(bench) == 3 / 4  # at 11, 12 and 13 s; not at 15 s
+    assert steady_throughput({"start_times": [1], "ttfts": [1], "itls": [[1]]}) == 0
+
+
 def test_the_table_has_both_policies_and_the_change() -> None:
     text = demo.table([a_run("off", 200), a_run("adaptive", 250)])
     lines = {line[:32].strip(): line[32:].split() for line in text.splitlines()}
     assert lines[""] == ["off", "adaptive"]
     assert lines["output tokens per second"] == ["200", "250", "+25%"]
+    assert lines["the same, to the last answer"] == ["180", "225", "+25%"]
     assert lines["ms between tokens (mean TPOT)"] == ["50", "40", "-20%"]
     assert lines["seconds to first token (p50)"] == ["1.00", "1.25", "+25%"]
     assert lines["steps that held a prompt"] == ["0", "12"]
@@ -149,3 +165,14 @@ def test_the_end_says_what_is_emulated_and_what_is_next() -> None:
     for page in ("docs/results.md", "docs/operations.md", "docs/simulate.md"):
         assert page in text
         assert (root / page).is_file()
+
+
+def test_a_server_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(paths: object) -> None:
+        raise RuntimeError("server.log: the server was not ready in 150 s")
+
+    monkeypatch.setattr(demo, "demo", late)
+    with pytest.raises(ToolError, match=r"not ready in 150 s; .* again when it is not"):
+        demo.run(argparse.Namespace())

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from balance_tools.distribution import SETTINGS_NAME, load_settings
 from balance_tools.errors import ToolError
 from balance_tools.kernels.socs import device_of, known_socs
 from balance_tools.paths import Paths
 from balance_tools.serving.image import CONSTRAINTS, DOCKERFILES, plan_image
+from balance_tools.upstream.lock import load_lock
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -60,6 +63,29 @@ def test_the_wheel_and_the_system_say_the_base(
     assert image.base.endswith(f"/ascend/cann:{tag}")
     label, name = device.strip("_").lower(), tag.split("-")[2]
     assert image.name == f"vllm-balance:0.23.0-balance.1.{label}-{name}"
+
+
+def test_the_manifests_name_the_image_that_is_made(paths: Paths) -> None:
+    """The tag is that of an image of this release for A2, on the default system."""
+    upstream = load_lock(paths.lock).vllm.version
+    version = load_settings(ROOT / SETTINGS_NAME).version(upstream)
+    wheel = add_wheel(
+        paths,
+        "a2",
+        "cp312-cp312-linux_aarch64",
+        target="ascend",
+        device="A2",
+        arch="aarch64",
+        distributions={"vllm": f"{version}.a2"},
+    )
+    made = plan_image(paths, wheel, "ubuntu", None).name
+    named = [
+        f"{image['newName'].rpartition('/')[2]}:{image['newTag']}"
+        for path in sorted((ROOT / "deploy").rglob("kustomization.yaml"))
+        for image in yaml.safe_load(path.read_text()).get("images", [])
+    ]
+    assert len(named) >= 2
+    assert set(named) == {made}
 
 
 def test_a_release_that_names_no_base_is_refused(

@@ -73,6 +73,17 @@ def test_a_version_that_is_not_there_is_named_with_those_that_are(
         resolve("new", "0.23.0", None, ask(index))
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_a_yanked_release_is_refused_with_the_reason(
+    json: bool, index: SampleIndex, releases: Lock
+) -> None:
+    index.json = json
+    index.yanked["vllm-0.23.0.tar.gz"] = "wrong outputs"
+    says = r"^vllm 0\.23\.0: .* it was yanked \(wrong outputs\); .* with --sdist$"
+    with pytest.raises(ToolError, match=says):
+        resolve("0.23.0", "0.23.0.post1", None, ask(index))
+
+
 def test_a_source_that_is_down_is_an_error_even_if_another_answers(
     index: SampleIndex, releases: Lock
 ) -> None:

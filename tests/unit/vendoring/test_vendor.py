@@ -247,7 +247,7 @@ def test_it_works_without_git(repo: SampleRepo) -> None:
 
 def test_a_git_that_cannot_answer_is_an_error(repo: SampleRepo) -> None:
     (repo.root / ".git/HEAD").unlink()
-    with pytest.raises(ToolError, match="expected git to list its files"):
+    with pytest.raises(ToolError, match="expected a git checkout"):
         repo.vendor()
 
 

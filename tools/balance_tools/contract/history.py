@@ -1,8 +1,8 @@
-"""Which commit of upstream took a name away, from a local clone of its repository."""
+"""Which commit of upstream did it, from a local clone of its repository."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +25,57 @@ def with_commits(
     Raises:
         ToolError: it is no clone, or lacks a tag.
     """
-    for version in (old, new):
-        if (
-            _git(clone, "rev-parse", "--verify", "--quiet", f"v{version}^{{commit}}")
-            == ""
-        ):
+    _check_tags(clone, old, new)
+    return tuple(_with_commit(finding, clone, old, new) for finding in found)
+
+
+def first_without(
+    clone: Path, old: str, new: str, path: str, fits: Callable[[bytes], bool]
+) -> str:
+    """Return the commit after which a file does not do any more.
+
+    It is searched by halves: of several, one is found.
+
+    Args:
+        clone: A clone of upstream with the tags of both releases.
+        old: The release whose file does.
+        new: The one whose file does not, or is gone.
+        path: Of the file.
+        fits: Whether a content does.
+
+    Returns:
+        Its short hash and title; "" if the file of `old` does not do either, or that of
+        `new` still does.
+
+    Raises:
+        ToolError: it is no clone, or lacks a tag.
+    """
+    _check_tags(clone, old, new)
+
+    def does(commit: str) -> bool:
+        found = capture(["git", "-C", clone, "cat-file", "blob", f"{commit}:{path}"])
+        return found.status == 0 and fits(found.output)
+
+    first, last = f"v{old}", f"v{new}"
+    words = ("rev-list", "--reverse", "--first-parent", f"{first}..{last}")
+    commits = [first, *_git(clone, *words, "--", path).split()]
+    if not does(first) or does(last) or len(commits) == 1:
+        return ""
+    good, bad = 0, len(commits) - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if does(commits[middle]) else (good, middle)
+    return _git(clone, "log", "-1", "--format=%h %s", commits[bad])
+
+
+def _check_tags(clone: Path, *versions: str) -> None:
+    for version in versions:
+        tag = f"v{version}^{{commit}}"
+        if not _git(clone, "rev-parse", "--verify", "--quiet", tag):
             raise ToolError(
                 f"--upstream-git {clone}: expected a clone of upstream with the tag "
                 f"v{version}, found none; fetch its tags or leave the option out"
             )
-    return tuple(_with_commit(finding, clone, old, new) for finding in found)
 
 
 def _with_commit(finding: Finding, clone: Path, old: str, new: str) -> Finding:

@@ -66,9 +66,8 @@ def compare_placement(
     yield from (f"{name}: {path}: patched only there" for name, path in by_name)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `check-placement`."""
-    parser = subparsers.add_parser("check-placement", help=__doc__, description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `check-placement`."""
     parser.add_argument("--package", choices=("vllm", "vllm_ascend"))
     parser.add_argument(
         "--series", type=Path, help="another series of --package, made for --tree"
@@ -76,10 +75,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--tree", type=Path, help="the pristine tree that --series was made for"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `check-placement`."""
     if bool(args.series) != bool(args.tree) or (args.series and not args.package):
         raise ToolError(
             "--series: expected with --tree and --package; give all three to check "

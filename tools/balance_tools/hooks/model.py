@@ -76,6 +76,9 @@ class HookResult:
     """CONTEXT_ONLY when placed."""
     note: str = ""
     """What upstream changed around it, or why it has no place."""
+    git: str = ""
+    """What git alone made of its file: "right", "unproven" (merged, but not every hook
+    is proven to be at its place), "stopped" (a conflict), or "" where nobody looked."""
 
 
 def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:

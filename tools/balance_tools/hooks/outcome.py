@@ -27,6 +27,8 @@ from balance_tools.hooks.upstreamed import already_there, in_other_words
 from balance_tools.series.patchfile import FilePatch
 from balance_tools.text import parse_module
 
+RIGHT, UNPROVEN, STOPPED = "right", "unproven", "stopped"
+"""What git alone would do with a file: what is proven, what is not, a conflict."""
 FindMoved = Callable[[str, ast.AST], Candidate | None]
 
 
@@ -153,8 +155,9 @@ def _module(
             placed.append((hook, verdict))
         else:
             refused.append((hook, verdict))
+    git = _git_alone(path, sides, hooks)
     try:
-        content, how = _content(path, sides, hooks, placed, bool(refused))
+        content, how = _content(path, sides, placed, git == RIGHT and not refused)
     except NotWholeLinesError as error:
         note = f"{path}: {error}; upstream formats this code otherwise"
         return _not_placed(path, replace(sides, clean=True), Status.CONFLICT, note)
@@ -162,10 +165,11 @@ def _module(
         _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), how)
         for hook, place in placed
     )
+    results = tuple(replace(result, git=git) for result in results)
     if not refused:
         results = _with_lines(results, sides.upstream, content, path)
         return FileOutcome(path, content, content, Status.CONTEXT_ONLY, results)
-    bad = tuple(result for _, result in refused)
+    bad = tuple(replace(result, git=git) for _, result in refused)
     marked = mark_hooks(
         content, base, patched, [(h, r.note) for h, r in refused], sides.labels
     )
@@ -223,12 +227,19 @@ def _why_not(
     return Status.TARGET_MOVED, f"{place.reason}; perhaps it is now {moved}"
 
 
+def _git_alone(path: str, sides: Sides, hooks: list[Hook]) -> str:
+    """Say what the file would be if git were believed."""
+    if not sides.clean or sides.merged is None:
+        return STOPPED
+    try:
+        problems = check_placement(hooks, sides.upstream or b"", sides.merged, path)
+    except ToolError:  # git's merge is not Python
+        return UNPROVEN
+    return UNPROVEN if problems else RIGHT
+
+
 def _content(
-    path: str,
-    sides: Sides,
-    hooks: list[Hook],
-    placed: list[tuple[Hook, Place]],
-    partly: bool,
+    path: str, sides: Sides, placed: list[tuple[Hook, Place]], by_git: bool
 ) -> tuple[bytes, str]:
     """Return the file with every placed hook, and who placed them.
 
@@ -237,12 +248,8 @@ def _content(
             there does not pass the placement check.
     """
     upstream = sides.upstream or b""
-    if sides.clean and sides.merged is not None and not partly:
-        try:
-            if not check_placement(hooks, upstream, sides.merged, path):
-                return sides.merged, "git"
-        except ToolError:
-            pass  # git's merge is not Python: try by syntax
+    if by_git and sides.merged is not None:
+        return sides.merged, "git"
     content = reapply(placed, sides.base or b"", sides.patched or b"", upstream)
     found = check_placement([hook for hook, _ in placed], upstream, content, path)
     if found:

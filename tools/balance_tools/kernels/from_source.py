@@ -6,15 +6,16 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from balance_tools import run
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, remove_tree
-from balance_tools.kernels.socs import WITHOUT_AICORE_LIBRARY, device_of
-from balance_tools.kernels.stage import source_stage
-from balance_tools.kernels.toolchain import Toolchain, find_toolchain
+from balance_tools.kernels.socs import WITHOUT_AICORE_LIBRARY
+from balance_tools.kernels.stage import stage_of
+from balance_tools.kernels.toolchain import Toolchain, find_toolchain, python_tag
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.lock import Lock
@@ -32,7 +33,8 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
     """
     pristine = ensure_pristine(lock.vllm_ascend, paths)
     toolchain = find_toolchain(pristine, choice)
-    stage = source_stage(paths, lock, choice, device_of(choice.soc, pristine))
+    stage = stage_of(paths, lock, choice, None)
+    assert stage is not None
     inputs = {**stage.inputs, "toolchain": toolchain.description}
     if stage.made_from() == inputs:
         return
@@ -48,6 +50,11 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
         remove_tree(work)
 
 
+def for_python3(choice: Choice) -> Choice:
+    """The same wheel for the `python3` on PATH, which upstream's build calls."""
+    return replace(choice, python=python_tag())
+
+
 def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:
     """Run the CMakeLists.txt of `root` on `work/source`; its output goes to a log."""
     source, build, log = work / "source", work / "superbuild", work / "build.log"
@@ -55,11 +62,7 @@ def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> No
         "KERNELS_SOURCE": source,
         "KERNELS_JOBS": os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)),
         "SOC_VERSION": soc,
-        "ASCEND_HOME_PATH": toolchain.ascend_home,
-        "PYTHON_EXECUTABLE": toolchain.python,
-        "PYTHON_INCLUDE_PATH": toolchain.python_include,
-        "PYBIND11_CMAKE_DIR": toolchain.pybind11,
-        "TORCH_NPU_PATH": toolchain.torch_npu,
+        **toolchain.definitions,
     }
     arguments = [f"-D{name}={value}" for name, value in definitions.items()]
     commands = (
@@ -110,7 +113,11 @@ def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
     remove_tree(work)
     for name in COPIED:
         if (pristine / name).is_dir():
-            shutil.copytree(pristine / name, source / name, symlinks=True)
+            # A Python that ran there may have left its cache.
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(
+                pristine / name, source / name, symlinks=True, ignore=ignore
+            )
         elif (pristine / name).is_file():
             source.mkdir(parents=True, exist_ok=True)
             shutil.copy2(pristine / name, source / name)

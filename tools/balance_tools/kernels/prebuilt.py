@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, named_in_part, sha256_of
-from balance_tools.kernels.stage import BUILD_INFO, build_info_text, prebuilt_stage
+from balance_tools.kernels.stage import BUILD_INFO, build_info_text, stage_of
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.archive import check_wheel
@@ -174,34 +174,30 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     Raises:
         ToolError: as `fetch_kernels`, or their build generated what ours would not.
     """
-    artifact = lock.kernel_wheel(choice.python, choice.arch)
     kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
     with zipfile.ZipFile(kernels.path) as archive:
         generated = {name: archive.read(name).decode() for name in kernels.generated}
-    expected = {BUILD_INFO: build_info_text(device_type)}
-    if generated != expected:
+    if generated != {BUILD_INFO: build_info_text(device_type)}:
         raise ToolError(
-            f"{artifact.filename}: expected its build to have generated only "
+            f"{kernels.artifact.filename}: expected its build to have generated only "
             f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
         )
-    stage = prebuilt_stage(paths, artifact, device_type)
-    if stage.made_from() is None:
+    stage = stage_of(paths, lock, choice, device_type)
+    if stage is not None and stage.made_from() is None:
         stage.clear()
         extract_kernels(kernels, stage.folder)
         stage.finish()
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `kernels`."""
-    summary = "Fetch prebuilt kernels and prove that they belong to the pinned sources."
-    parser = subparsers.add_parser("kernels", help=summary, description=summary)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `kernels`."""
     parser.add_argument("--python", default="cp311", help="interpreter tag: cp311")
     parser.add_argument("--arch", default="x86_64", help="machine: x86_64, aarch64")
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `kernels`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     wheel = fetch_kernels(lock, args.python, args.arch, paths=paths)

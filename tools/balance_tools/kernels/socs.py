@@ -54,8 +54,3 @@ def device_of(soc: str, pristine: Path) -> str:
             f"{OPEN_FAMILY}, found {soc!r}; choose the chip of your devices"
         )
     return known[soc]
-
-
-def label_of(soc: str) -> str:
-    """The chip as it stands in a local version, where only dots may divide."""
-    return re.sub(r"[-_]", ".", soc)

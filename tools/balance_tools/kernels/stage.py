@@ -14,6 +14,7 @@ from pathlib import Path
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
+from balance_tools.kernels.socs import device_of
 from balance_tools.manifest import Manifest, take_manifest
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import Artifact, Lock
@@ -31,6 +32,8 @@ class Stage:
     """What of their making the build of a wheel can check."""
     device_type: str
     """What the plugin's own build calls the device: `A2`."""
+    wheel: Artifact | None = None
+    """Upstream's, which they are unpacked from; None if they are compiled."""
 
     @property
     def manifest_path(self) -> Path:
@@ -43,9 +46,7 @@ class Stage:
         if (
             manifest is None
             or not self.inputs.items() <= manifest.inputs.items()
-            or manifest.missing(self.folder)
-            or manifest.changed(self.folder)
-            or manifest.unknown(self.folder)
+            or not manifest.describes(self.folder)
         ):
             return None
         return manifest.inputs
@@ -61,16 +62,31 @@ class Stage:
         manifest.write(self.manifest_path)
 
 
-def prebuilt_stage(paths: Paths, wheel: Artifact, device_type: str) -> Stage:
-    """The stage of the kernels of an upstream wheel."""
-    folder = paths.build / "kernels" / wheel.filename.removesuffix(".whl")
-    return Stage(folder, {"wheel": wheel.sha256}, device_type)
+def stage_of(
+    paths: Paths, lock: Lock, choice: Choice, device_type: str | None
+) -> Stage | None:
+    """The stage of the kernels of one wheel; None for a wheel without.
 
+    Args:
+        paths: The repository.
+        lock: Names the sources and the kernel wheels.
+        choice: The wheel.
+        device_type: Of prebuilt kernels; the sources know it for the chip otherwise.
 
-def source_stage(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> Stage:
-    """The stage of kernels that are compiled from the locked sources."""
-    inputs = {"sdist": lock.vllm_ascend.sha256, **choice.environment()}
-    return Stage(paths.build / "kernels" / choice.name, inputs, device_type)
+    Raises:
+        ToolError: the chip is unknown, or no kernel wheel is locked.
+    """
+    folder = paths.build / "kernels"
+    if choice.from_source:
+        sdist = lock.vllm_ascend
+        device = device_of(choice.soc, paths.unpacked(sdist.project, sdist.version))
+        inputs = {"sdist": sdist.sha256, **choice.environment()}
+        return Stage(folder / choice.name, inputs, device)
+    if device_type is None:
+        return None
+    wheel = lock.kernel_wheel(choice.python, choice.arch)
+    folder /= wheel.filename.removesuffix(".whl")
+    return Stage(folder, {"wheel": wheel.sha256}, device_type, wheel)
 
 
 def build_info_text(device_type: str) -> str:

@@ -83,14 +83,8 @@ print(json.dumps({
 class Toolchain:
     """What the kernels are compiled with, complete."""
 
-    python: str
-    """The interpreter that they are for."""
-    python_include: str
-    pybind11: str
-    """Its folder of CMake files."""
-    torch_npu: str
-    """The folder of its package."""
-    ascend_home: str
+    definitions: Mapping[str, str]
+    """What CMakeLists.txt wants to know of it: the `python3` on PATH and folders."""
     description: str
     """The versions, for a person and for the record in the wheel."""
 
@@ -141,14 +135,15 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
         "cmake": str(_cmake_version()),
         Path(compiler).name: _first_line(compiler, "-dumpfullversion", "-dumpversion"),
     }
-    return Toolchain(
-        python=python["executable"],
-        python_include=python["include"],
-        pybind11=python["pybind11"][0],
-        torch_npu=python["torch_npu"][0],
-        ascend_home=str(home),
-        description=", ".join(f"{name} {text}" for name, text in versions.items()),
-    )
+    definitions = {
+        "ASCEND_HOME_PATH": str(home),
+        "PYTHON_EXECUTABLE": python["executable"],
+        "PYTHON_INCLUDE_PATH": python["include"],
+        "PYBIND11_CMAKE_DIR": python["pybind11"][0],
+        "TORCH_NPU_PATH": python["torch_npu"][0],
+    }
+    description = ", ".join(f"{name} {text}" for name, text in versions.items())
+    return Toolchain(definitions, description)
 
 
 def _build_requirements(pristine: Path) -> dict[str, Requirement]:

@@ -24,10 +24,8 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `rebase`."""
-    text = "move the patch series to another upstream release"
-    parser = subparsers.add_parser("rebase", help=text, description=text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `rebase`."""
     add = parser.add_argument
     add("version", nargs="?", help="release of vllm; or a name for --sdist")
     add("--ascend", metavar="VERSION", help="release of vllm-ascend")
@@ -38,8 +36,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--scan", metavar="A..B", help="try every final release in a range")
     text = "with --scan: build each release that fits, and serve with each policy"
     add("--run", dest="run_", action="store_true", help=text)
+    text = "with --run: take its newest release if the index has not what is required"
+    add("--newest", action="append", default=[], metavar="PROJECT", help=text)
     add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
-    text = "clone of upstream, to say which commit took a name away"
+    text = "clone of upstream, to say which commit took a name or a place away"
     add("--upstream-git", type=Path, metavar="PATH", help=text)
     add("--line", metavar="NAME", help="write a supported release, lines/NAME")
     add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
@@ -59,10 +59,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ):
         name = f"{flag.replace('-', '_')}_"
         what.add_argument(f"--{flag}", dest=name, action="store_true", help=text)
-    parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `rebase`."""
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     with exclusive(root / ".lock"), disk_errors(root):
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.renew_line:
             return _renew(paths, args.renew_line)
         if args.scan:
-            return _scan(paths, args.scan, args.run_)
+            return _scan(paths, args)
         work = in_progress(paths)
         if args.status_:
             return _status(paths, work)
@@ -118,14 +118,14 @@ def _renew(paths: Paths, name: str) -> int:
     return 0
 
 
-def _scan(paths: Paths, text: str, run: bool) -> int:
+def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
-    artifacts = releases(paths, *parse_range(text))
+    artifacts = releases(paths, *parse_range(args.scan))
     folder = work_root(paths) / "scan"
     folder.mkdir(exist_ok=True)
     rows = scan(paths, lock, artifacts)
-    if run:
-        rows = run_rows(paths, lock, artifacts, rows)
+    if args.run_:
+        rows = run_rows(paths, lock, artifacts, rows, args.newest)
     pin = lock.vllm.version
     report = write_scan(folder, rows, pin, scan_picture(rows, pin))
     print(report.read_text(), end="")

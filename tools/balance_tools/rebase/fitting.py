@@ -15,10 +15,10 @@ from balance_tools.files import exclusive
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.session import Session, Work
+from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.pristine import ensure_pristine
-from balance_tools.vendoring.checkout import files_of
 
 PACKAGE = "vllm"
 
@@ -42,7 +42,7 @@ def read_pin(paths: Paths, lock: Lock) -> Pin | None:
     """
     if not (paths.root / ".git").exists():
         return None
-    files = our_files(files_of(paths))
+    files = our_files(listed_by_git(paths.root))
     if not files:
         return None
     tree = ensure_pristine(lock.vllm, paths)
@@ -88,15 +88,14 @@ def status_of(found: tuple[Finding, ...]) -> Status:
 
 
 def fit(
-    paths: Paths, work: Work, session: Session, lock: Lock, clone: Path | None = None
+    pin: Pin | None, work: Work, session: Session, clone: Path | None = None
 ) -> Status:
     """Check the series in the work folder, and say what does not fit.
 
     Args:
-        paths: The repository.
+        pin: What our files expect; None if there are none.
         work: Of the rebase.
         session: Of the rebase.
-        lock: The pin.
         clone: Of upstream, to say which commits did it.
 
     Returns:
@@ -105,15 +104,14 @@ def fit(
     plan = next(plan for plan in session.plans if plan.package == PACKAGE)
     series = load_series(work.final_series(PACKAGE))
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
-    pin = read_pin(paths, lock)
     if pin is None:
         print("note: no files of ours here; only patches are checked", file=sys.stderr)
         return Status.UNTOUCHED
-    folder = paths.build / "contract" / session.target
+    folder = pin.paths.build / "contract" / session.target
     tree = Path(plan.new_tree)
     found = findings(pin, series, tree, folder, session.target)
     if clone is not None:
-        found = with_commits(found, clone, lock.vllm.version, session.target)
+        found = with_commits(found, clone, pin.version, session.target)
     (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
     for one in found:
         print(f"  {one}", file=sys.stderr)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
@@ -16,8 +18,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
-from balance_tools.hooks.model import placed_by
+from balance_tools.files import named_in_part, remove_tree
+from balance_tools.hooks.model import Status, placed_by
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
@@ -36,6 +38,8 @@ from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
+ROOMS = ("contract", "hooks", "rebase", "series")
+"""The tools that a row depends on."""
 
 
 def parse_range(text: str) -> tuple[Version, Version]:
@@ -75,8 +79,16 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
             continue
         version = release[1]
         final = not version.is_prerelease and not version.is_postrelease
-        if final and first <= version <= last:
+        if not final or not first <= version <= last:
+            continue
+        if link.yanked is None:
             found[version] = artifact_of_link(index, link)
+        else:
+            why = link.yanked or "no reason given"
+            print(
+                f"note: {PACKAGE} {version} was yanked ({why}); left out",
+                file=sys.stderr,
+            )
     if not found:
         raise ToolError(f"--scan: no final release with an sdist in {first}..{last}")
     artifacts = [found[version] for version in sorted(found)]
@@ -101,7 +113,8 @@ def scan(
     """
     folder = work_root(paths) / "scan"
     pin = read_pin(paths, lock)
-    tools = Path(__file__).resolve().parents[1].rglob("*.py")
+    top = Path(__file__).resolve().parents[1]
+    tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
     ours = [paths.root / name for name in pin.files] if pin else []
     key = series_sha256(paths.root, PACKAGE) + _hash([*sorted(tools), *ours])
     rows: dict[str, ScannedRelease] = {}
@@ -148,33 +161,62 @@ def _one(
     remove_tree(work.path)
     work.path.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        tree = unpack_python(archive, Path(name))
-        session = _rebase(
-            work, paths, lock, artifact, tree, ensure_pristine(lock.vllm, paths)
-        )
-        series = load_series(work.final_series(PACKAGE))
-        _write_patched(work, series, tree)
-        row = ScannedRelease(artifact.version, tuple(_cells(session)), 0.0)
-        if row.placed and pin is not None:
-            found = findings(
-                pin, series, tree, Path(name) / "contract", artifact.version
-            )
-            row = replace(
-                row,
-                fit=status_of(found).label,
-                findings=tuple(str(one) for one in found),
-            )
-    for plan in session.plans:
-        remove_tree(work.repo(plan.package))
+        try:
+            tree = unpack_python(archive, Path(name))
+        except ToolError as error:
+            row = _of_another_layout(paths, artifact.version, str(error))
+        else:
+            row = _row(work, paths, lock, artifact, tree, pin)
     row = replace(row, seconds=time.monotonic() - begun)
     known.write_text(json.dumps({"inputs": inputs, **asdict(row)}, indent=1))
     return row
 
 
+def _of_another_layout(paths: Paths, version: str, why: str) -> ScannedRelease:
+    patches = load_series(paths.patches(PACKAGE)).patches
+    gone = Status.TARGET_DELETED.label
+    cells = [ScannedPatch(patch.name, gone, (why,), {}, {}) for patch in patches]
+    return ScannedRelease(version, tuple(cells), 0.0)
+
+
+def _row(
+    work: Work,
+    paths: Paths,
+    lock: Lock,
+    artifact: Artifact,
+    tree: Path,
+    pin: Pin | None,
+) -> ScannedRelease:
+    base = ensure_pristine(lock.vllm, paths)
+    session = _rebase(work, paths, lock, artifact, tree, base)
+    series = load_series(work.final_series(PACKAGE))
+    _write_patched(work, series, tree)
+    for plan in session.plans:
+        remove_tree(work.repo(plan.package))
+    row = ScannedRelease(artifact.version, tuple(_cells(session)), 0.0)
+    if pin is None or not row.placed:
+        return row
+    scratch = tree.parent / "contract"
+    found = findings(pin, series, tree, scratch, artifact.version)
+    told = tuple(str(one) for one in found)
+    return replace(row, fit=status_of(found).label, findings=told)
+
+
 def unpack_python(archive: Path, folder: Path) -> Path:
-    """Unpack the package's Python files and return the top folder."""
+    """Unpack the package's Python files and return the top folder.
+
+    Raises:
+        ToolError: it has none at its top, or cannot be unpacked.
+    """
     with tarfile.open(archive, "r:gz") as tar:
-        members = [member for member in tar if _is_python(PurePosixPath(member.name))]
+        paths = {member: PurePosixPath(member.name) for member in tar}
+        members = [member for member, path in paths.items() if _is_python(path)]
+        if not members:
+            tops = sorted({p.parts[1] for p in paths.values() if len(p.parts) > 1})
+            raise ToolError(
+                f"{archive.name}: expected {PACKAGE}/ at its top, found "
+                f"{named_in_part(tops) or 'nothing'}"
+            )
         check_tar(archive, members)
         for member in members:
             extract_member(tar, member, folder)
@@ -218,5 +260,6 @@ def _cells(session: Session) -> list[ScannedPatch]:
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
         placed, label = placed_by(result.hooks), result.status.label
-        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
+        git = dict(Counter(hook.git or "right" for hook in result.hooks))
+        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed, git))
     return cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,17 @@ NOT_TRIED = "–"
 
 @dataclass(frozen=True)
 class ScannedPatch:
-    """One patch on one release; `reasons` say why a person must decide."""
+    """One patch on one release."""
 
     patch: str
     status: str
+    """Its label."""
     reasons: tuple[str, ...]
+    """Why a person must decide."""
     placed_by: dict[str, int]
+    """How many hooks were placed by whom."""
+    git: dict[str, int] = field(default_factory=dict)
+    """How many hooks git alone had right, unproven, or stopped at."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class ScannedRelease:
     """What does not fit."""
     runs: str = ""
     """What serving a model on it showed; "" if that was not tried."""
+    instead: str = ""
+    """What it ran with, where the index has nothing as new as it requires."""
 
     @property
     def placed(self) -> bool:
@@ -123,6 +130,8 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     ]
     columns = ("release", *names, "placed by", "checked", "runs", "seconds")
     lines += table(columns, map(_cells, rows))
+    lines += ["", "## What git alone makes of it, and what the syntax tree adds", ""]
+    lines += table(ALONE, map(_alone, rows))
     lines += ["", "## First release that broke each patch", ""]
     breaks = first_breaks(rows, Version(pin)).items()
     broken = ((name, *(found or "none" for found in pair)) for name, pair in breaks)
@@ -135,10 +144,36 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+ALONE = (
+    "release",
+    "hooks",
+    "right by git alone",
+    "merged, but unproven",
+    "git stops",
+    "placed by syntax",
+    "left to a person",
+    "patches right by git alone",
+)
+
+
+def _alone(row: ScannedRelease) -> list[object]:
+    git: Counter[str] = Counter()
+    placed: Counter[str] = Counter()
+    for cell in row.cells:
+        git.update(cell.git)
+        placed.update(cell.placed_by)
+    whole = sum(set(cell.git) == {"right"} for cell in row.cells)
+    told = [git[what] for what in ("right", "unproven", "stopped")]
+    done = [placed["syntax"], placed["nobody"]]
+    patches = f"{whole} of {len(row.cells)}"
+    return [row.version, sum(git.values()), *told, *done, patches]
+
+
 def _cells(row: ScannedRelease) -> list[str]:
     statuses = [cell.status for cell in row.cells]
     checked = "yes" if row.checked else row.fit or NOT_TRIED
-    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
+    runs = ", with ".join(filter(None, (row.runs or NOT_TRIED, row.instead)))
+    told = [row.by(), checked, runs, f"{row.seconds:.1f}"]
     return [row.version, *statuses, *told]
 
 

@@ -14,7 +14,7 @@ from balance_tools.rebase.session import Work, work_root
 from balance_tools.serving.env import make_env
 from balance_tools.upstream.lock import Artifact, Lock, dump_lock
 from balance_tools.upstream.pristine import ensure_pristine
-from balance_tools.verify.serves import serves, what_failed
+from balance_tools.verify.serves import serves
 from balance_tools.verify.verify import Bench, ReleaseUnderTest
 from balance_tools.wheel.build import build_wheel
 
@@ -24,6 +24,7 @@ def run_rows(
     lock: Lock,
     artifacts: Sequence[Artifact],
     rows: Sequence[ScannedRelease],
+    newest: Sequence[str] = (),
 ) -> list[ScannedRelease]:
     """Serve on every release that was placed and checked, one at a time.
 
@@ -45,12 +46,14 @@ def run_rows(
             )
             bench = Bench(paths, release, paths.build / "verify" / release.name)
             try:
-                stage = serves(bench, base)
-                failed = what_failed(stage)
-                said = RUNS if not failed else f"no: {failed[0]}"
-                seconds = rows[index].seconds + stage.seconds
+                served = serves(bench, base, newest)
+                said = RUNS if not served.failed else f"no: {served.failed[0]}"
+                seconds = rows[index].seconds + served.tests.seconds
+                instead = served.instead
             except ToolError as error:
-                said, seconds = f"no: {error}", rows[index].seconds
-            found[index] = replace(rows[index], runs=said, seconds=seconds)
+                said, seconds, instead = f"no: {error}", rows[index].seconds, ""
+            found[index] = replace(
+                rows[index], runs=said, seconds=seconds, instead=instead
+            )
             report(done)
     return found

@@ -10,7 +10,7 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import replacing, sha256_of, write_atomically
+from balance_tools.files import named_in_part, replacing, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.session import Plan
 from balance_tools.upstream.fetch import default_index
@@ -48,11 +48,35 @@ class NewUpstream:
 def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
     """Return the pristine trees that the series are made for, by package."""
     return {
-        name: PristineTree(
-            f"{name} {artifact.version}", ensure_pristine(artifact, paths)
-        )
+        name: PristineTree(f"{name} {artifact.version}", _tree(artifact, paths, name))
         for name, artifact in lock.packages.items()
     }
+
+
+def _tree(artifact: Artifact, paths: Paths, package: str) -> Path:
+    tree = ensure_pristine(artifact, paths)
+    check_layout(tree, package, artifact.filename)
+    return tree
+
+
+def check_layout(tree: Path, package: str, archive: str) -> None:
+    """Check that an unpacked sdist has the package where the series expects it.
+
+    Args:
+        tree: Its top folder.
+        package: The folder of the package.
+        archive: For the message.
+
+    Raises:
+        ToolError: it has not.
+    """
+    if not (tree / package).is_dir():
+        found = sorted(path.name for path in tree.iterdir())
+        raise ToolError(
+            f"{archive}: expected {package}/ at its top, found "
+            f"{named_in_part(found) or 'nothing'}; upstream has another layout, so "
+            "give --sdist a folder in which the package is at the top"
+        )
 
 
 def plans_between(
@@ -150,7 +174,7 @@ def local_source(
         if not cached.is_file():
             with replacing(cached) as part:
                 shutil.copyfile(given, part)
-        tree = ensure_pristine(artifact, paths)
+        tree = _tree(artifact, paths, package)
         return PristineTree(f"{package} {artifact.version}", tree), artifact
     if not (given / package).is_dir():
         raise ToolError(

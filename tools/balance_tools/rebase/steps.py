@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from balance_tools.paths import Paths
 from balance_tools.rebase import derive
 from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
 from balance_tools.rebase.finish import export, install_final
-from balance_tools.rebase.fitting import fit
+from balance_tools.rebase.fitting import Pin, fit, read_pin
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.session import (
     DONE,
@@ -35,6 +36,7 @@ from balance_tools.rebase.sources import (
     pinned_trees,
     plans_between,
 )
+from balance_tools.rebase.tracing import with_culprits
 from balance_tools.series.apply import Series, load_series, patched_steps
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 from balance_tools.verify.verdict import Verdict
@@ -80,16 +82,21 @@ def advance(
         work.save(session)
     if session.stage == PATCHES:
         session = _place_patches(work, session, series, args.stop_after)
+        if args.upstream_git:
+            clone = args.upstream_git
+            session = with_culprits(work, session, series["vllm"], clone)
+            work.save(session)
         if session.pending or session.stopped:
             return _stop(work, session)
         session = _export(work, session, series)
-    session, drift = _compare(work, session, series, args.drift)
-    session, fits = _check_fit(paths, work, session, args.upstream_git)
+    with ThreadPoolExecutor(1) as beside:  # the type checker, on the second processor
+        pin = beside.submit(_read_pin, paths, work, session)
+        session, drift = _compare(work, session, series, args.drift)
+        session, fits = _check_fit(pin, work, session, args.upstream_git)
     if fits.needs_human:
         return _misfit(work, session, drift, fits)
-    verdict = None
-    if args.verify and exit_code(session) == 0:
-        verdict = verify_session(paths, work, session, args)
+    wanted = args.verify and exit_code(session) == 0
+    verdict = verify_session(paths, work, session, args) if wanted else None
     return _put_in_place(paths, work, session, drift, verdict)
 
 
@@ -211,16 +218,22 @@ def _compare(
     return session, drift
 
 
+def _read_pin(paths: Paths, work: Work, session: Session) -> Pin | None:
+    """Read what our files expect; not asked of a dry run that got stuck."""
+    if exit_code(session) != 0:
+        return None
+    former = work.former / paths.lock.name  # of the pin that the rebase began with
+    return read_pin(paths, load_lock(former if former.is_file() else paths.lock))
+
+
 def _check_fit(
-    paths: Paths, work: Work, session: Session, clone: Path | None
+    pin: Future[Pin | None], work: Work, session: Session, clone: Path | None
 ) -> tuple[Session, Status]:
     """Hold our files against the release; not asked of a dry run that got stuck."""
     if exit_code(session) != 0:
         return session, Status.UNTOUCHED
     begun = time.monotonic()
-    former = work.former / paths.lock.name  # of the pin that the rebase began with
-    lock = load_lock(former if former.is_file() else paths.lock)
-    fits = fit(paths, work, session, lock, clone)
+    fits = fit(pin.result(), work, session, clone)
     return session.spent("contract", time.monotonic() - begun), fits
 
 

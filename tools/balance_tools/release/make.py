@@ -15,6 +15,8 @@ from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.release.notes import CHANGELOG, release_notes
+from balance_tools.release.provenance import NAME as PROVENANCE
+from balance_tools.release.provenance import render_provenance
 from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
@@ -64,7 +66,9 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
             f"{paths.root}: expected no changes against commit {state.commit[:12]}, "
             "found some (git status); commit them, or make a trial with --trial"
         )
-    tagged = _commit_of_tag(paths.root, f"v{version}")
+    tag = f"refs/tags/v{version}^{{commit}}"
+    found = capture(git(paths.root, "rev-parse", "--quiet", "--verify", tag))
+    tagged = found.text.strip() or None
     if tagged not in (None, state.commit) and not trial:
         raise ToolError(
             f"{SETTINGS_NAME}: expected a version without a tag, found v{version} on "
@@ -105,7 +109,7 @@ def build_wheels(paths: Paths, folder: Path) -> list[Path]:
 
 
 def complete(release: Release, wheels: list[Path], folder: Path) -> None:
-    """Add everything that is not a wheel: sources, bill of materials, notes, sums."""
+    """Add what is not a wheel: sources, bill of materials, notes, provenance, sums."""
     paths, version = release.paths, release.version
     sdist = write_sdist(paths.root, version, folder)
     time_s = commit_time_s(paths.root)
@@ -113,6 +117,11 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
     texts = {f"vllm-{version}.cdx.json": bill, NOTES: release.notes}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
+    built = [path for path in folder.iterdir() if path.is_file()]
+    state = source_state(paths.root)
+    commit = None if state.dirty else state.commit
+    statement = render_provenance(version, commit, built, release.lock)
+    (folder / PROVENANCE).write_text(statement, encoding="utf-8")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")
@@ -158,31 +167,17 @@ def _put_in_place(release: Release, hidden: Path) -> None:
     hidden.rename(folder)
 
 
-def _commit_of_tag(root: Path, tag: str) -> str | None:
-    name = f"refs/tags/{tag}^{{commit}}"
-    found = capture(git(root, "rev-parse", "--quiet", "--verify", name))
-    return found.text.strip() or None
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `release`."""
+    text = "accept changes that are not committed, and a section of CHANGELOG.md that "
+    text += "says Unreleased; the folder ends in -trial"
+    parser.add_argument("--trial", action="store_true", help=text)
+    text = "with --trial: build only"
+    parser.add_argument("--no-verify", action="store_true", help=text)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `release`."""
-    summary = "Make and verify everything that a release has, in dist/release-VERSION."
-    parser = subparsers.add_parser("release", help=summary, description=summary)
-    parser.set_defaults(run=_run, parser=parser)
-    parser.add_argument(
-        "--trial",
-        action="store_true",
-        help="accept changes that are not committed, and a section of CHANGELOG.md "
-        "that says Unreleased; the folder ends in -trial",
-    )
-    parser.add_argument(
-        "--no-verify",
-        action="store_true",
-        help="with --trial: build only",
-    )
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `release`."""
     if args.no_verify and not args.trial:
         args.parser.error("--no-verify is for a trial: add --trial")
     release = plan_release(Paths.find(), trial=args.trial)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.files import replacing
 from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
 from balance_tools.series.seriesfile import read_series_file
 from balance_tools.text import split_lines
@@ -164,33 +162,13 @@ def apply_series(series: Series, tree: Path) -> None:
 
 def write_files(tree: Path, contents: Mapping[str, bytes | None]) -> None:
     """Write contents (None deletes) below `tree`: stage everything, then rename."""
-    staged: list[tuple[str, Path]] = []
-    try:
+    with ExitStack() as staged:
         for path, content in contents.items():
             if content is not None:
-                staged.append((_stage(tree / path, content), tree / path))
-        while staged:
-            temporary, target = staged[-1]
-            Path(temporary).replace(target)
-            staged.pop()
-    finally:
-        for temporary, _ in staged:
-            with contextlib.suppress(FileNotFoundError):
-                Path(temporary).unlink()
+                target = tree / path
+                part = staged.enter_context(replacing(target))
+                part.write_bytes(content)
+                part.chmod(target.stat().st_mode if target.exists() else _NEW_FILE_MODE)
     for path, content in contents.items():
         if content is None:
             (tree / path).unlink(missing_ok=True)
-
-
-def _stage(target: Path, content: bytes) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(name).chmod(mode)
-    except BaseException:
-        Path(name).unlink()
-        raise
-    return name

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -20,16 +19,10 @@ from balance_tools.text import parse_module
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
+Limits = Mapping[str, int]
+"""ADDED and REMOVED to the most lines that a series may add and remove."""
 
-@dataclass(frozen=True)
-class Limits:
-    """How many lines a series may add to and remove from upstream files."""
-
-    added: int | None = None
-    removed: int | None = None
-
-
-LIMITS = {"vllm": Limits(added=75, removed=0), "vllm_ascend": Limits()}
+LIMITS: dict[str, Limits] = {"vllm": {ADDED: 75, REMOVED: 0}, "vllm_ascend": {}}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 REQUIRED_EVEN_IF_EMPTY = ("Relies-On",)
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
@@ -119,12 +112,10 @@ def _lint_hunk(hunk: Hunk, last: bool) -> Iterator[str]:
 
 def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
     """Yield where the series as a whole changes more than it may."""
-    for tag, most, verb in (
-        (ADDED, limits.added, "adds"),
-        (REMOVED, limits.removed, "removes"),
-    ):
+    for tag, most in limits.items():
         count = sum(patch.count(tag) for patch in series.patches)
-        if most is not None and count > most:
+        if count > most:
+            verb = "adds" if tag == ADDED else "removes"
             yield (
                 f"{series.directory}: {verb} {count} lines, at most {most} are "
                 "allowed; move logic into files of ours"
@@ -171,18 +162,14 @@ def lint_series(series: Series, limits: Limits, tree: Path | None) -> list[str]:
     return problems
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `lint-series`."""
-    parser = subparsers.add_parser("lint-series", help=__doc__, description=__doc__)
-    parser.add_argument(
-        "--text-only",
-        action="store_true",
-        help="leave out what needs the pristine trees (nothing is fetched)",
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lint-series`."""
+    text = "leave out what needs the pristine trees (nothing is fetched)"
+    parser.add_argument("--text-only", action="store_true", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `lint-series`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     problems: list[str] = []

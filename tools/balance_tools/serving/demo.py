@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.serving.demo_answers import answers, compare
-from balance_tools.serving.demo_load import DEVICE, POLICIES, Run, call, measure
+from balance_tools.serving.demo_load import DEVICE, POLICIES, STEADY, Run, call, measure
 from balance_tools.serving.demo_plot import plot
 from balance_tools.serving.demo_steps import between_steps_s, waiting_share
 from balance_tools.serving.env import make_env
@@ -63,7 +64,8 @@ def _measure(python: Path, folder: Path, model: Path, policy: str) -> Run:
 def table(runs: Sequence[Run]) -> str:
     """The figures of every run side by side, and the change to the first."""
     rows: list[tuple[str, Callable[[Run], float], str]] = [
-        ("output tokens per second", lambda r: r.bench["output_throughput"], ".0f"),
+        ("output tokens per second", lambda r: r.bench[STEADY], ".0f"),
+        ("the same, to the last answer", lambda r: r.bench["output_throughput"], ".0f"),
         ("ms between tokens (mean TPOT)", lambda r: r.bench["mean_tpot_ms"], ".0f"),
         (
             "seconds a request takes (mean)",
@@ -96,7 +98,7 @@ def _seconds(run: Run, name: str) -> float:
 def verdict(runs: Sequence[Run]) -> str:
     """What the figures say, and whether this machine was too slow to show more."""
     off, on = runs[0], runs[-1]
-    gain = on.bench["output_throughput"] / off.bench["output_throughput"]
+    gain = on.bench[STEADY] / off.bench[STEADY]
     price = on.bench["median_ttft_ms"] / off.bench["median_ttft_ms"]
     text = f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}"
     text += f", and {price:.1f} times the median time to the first token."
@@ -128,14 +130,15 @@ def epilogue(python: Path) -> str:
     )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `demo`."""
-    summary = "Build, serve with balance off and adaptive, compare answers and speed."
-    parser = subparsers.add_parser("demo", help=summary, description=summary)
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `demo`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    demo(Paths.find())
+    try:
+        demo(Paths.find())
+    except (RuntimeError, AssertionError) as error:
+        # Of a server that did not start in time, or did not end.
+        raise ToolError(
+            f"{error}; the end of its log is above. If the machine was busy, run this "
+            "again when it is not"
+        ) from None
     return 0

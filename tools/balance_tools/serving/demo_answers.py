@@ -46,7 +46,11 @@ def answers(python: Path, folder: Path, model: Path, policy: str) -> dict[str, s
 
 
 def compare(found: Mapping[str, Mapping[str, str]]) -> None:
-    """Say that the answers are equal with every policy; ToolError if they are not."""
+    """Say that the answers are equal with every policy.
+
+    Raises:
+        ToolError: They are not.
+    """
     first = found["off"]
     for policy, others in found.items():
         for question, answer in first.items():

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ BENCH = (
     *("--percentile-metrics", "ttft,tpot,itl,e2el"),
 )
 REQUESTS = 160
+STEADY = "steady_output_throughput"
+"""Of a result: tokens per second until the last request is sent, with full slots."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +82,30 @@ def measure(
             *("-m", "vllm.entrypoints.cli.main", "bench", "serve"),
             *("--model", str(model), "--port", str(server.port)),
             *(*BENCH, "--num-prompts", str(requests)),
-            *("--save-result", "--result-filename", str(result)),
+            *("--save-result", "--save-detailed", "--result-filename", str(result)),
         )
         held = server.metric("vllm:dp_balance_held_steps_total")
-    run = Run(policy, json.loads(result.read_text()), read_steps(steps, DEVICE), held)
+    bench = json.loads(result.read_text())
+    bench[STEADY] = steady_throughput(bench)
+    run = Run(policy, bench, read_steps(steps, DEVICE), held)
     check(run)
     return run
 
 
+def steady_throughput(bench: Mapping[str, Sequence[Any]]) -> float:
+    """Output tokens per second until the last request was sent; 0 for one request."""
+    start, last = min(bench["start_times"]), max(bench["start_times"])
+    times = zip(bench["start_times"], bench["ttfts"], bench["itls"], strict=True)
+    tokens = sum(
+        sent + offset <= last
+        for sent, ttft, itls in times
+        for offset in accumulate(itls, initial=ttft)
+    )
+    return tokens / (last - start) if last > start else 0.0
+
+
 def check(run: Run) -> None:
-    """Raises ToolError if a request failed, or the gate is not what the policy says."""
+    """Refuse a failed request, and a gate that is not what the policy says."""
     if run.bench["failed"] or not run.bench["completed"]:
         raise ToolError(
             f"demo: expected every request to complete with balance {run.policy}, "
@@ -109,7 +127,7 @@ def check(run: Run) -> None:
 
 
 def call(folder: Path, python: Path, *arguments: str) -> None:
-    """Run a Python command quietly; ToolError with the end of its output on failure."""
+    """Run a Python command quietly."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = folder / f"{arguments[1].rpartition('.')[2]}.log"
     log.unlink(missing_ok=True)

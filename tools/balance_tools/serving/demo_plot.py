@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from balance_tools.serving.demo_load import Run
+from balance_tools.serving.demo_load import STEADY, Run
 from balance_tools.serving.demo_steps import Step, waiting_share
 
 mpl.use("Agg")
@@ -20,7 +20,7 @@ PROMPT, TOKENS, WAITS = "#ee7733", "#33659b", "#d8d8d8"
 FROM_S, SECONDS = 10.0, 10.0
 """Which ten seconds: after the first ten, in which the server fills up."""
 FIGURES = (
-    ("output tokens per second", "output_throughput", 1.0),
+    ("output tokens per second", STEADY, 1.0),
     ("ms between tokens: less is better", "mean_tpot_ms", 1.0),
     ("seconds a request takes: less is better", "mean_e2el_ms", 1e-3),
     ("seconds to first token, median: the price", "median_ttft_ms", 1e-3),

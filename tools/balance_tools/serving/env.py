@@ -82,14 +82,8 @@ def pip(python: Path, *arguments: str) -> None:
         )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `env`."""
-    summary = "Install the reference wheel into an environment and print its path."
-    parser = subparsers.add_parser("env", help=summary, description=summary)
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `env`."""
     paths = Paths.find()
     print(make_env(paths, build_wheel(paths, Choice(), paths.dist)))
     return 0

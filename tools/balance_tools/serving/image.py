@@ -167,26 +167,20 @@ def read_record(wheel: Path) -> dict[str, Any]:
     return record
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `image`."""
-    summary = "Build one container image from a wheel in dist/."
-    parser = subparsers.add_parser("image", help=summary, description=summary)
-    parser.add_argument("wheel", type=Path, metavar="WHEEL")
-    parser.add_argument("--os", default="ubuntu", help="ubuntu (default) or openeuler")
-    parser.add_argument("--base", help="base image; a digest pins it: NAME@sha256:…")
-    parser.add_argument("--engine", choices=ENGINES, help="default: the first found")
-    parser.add_argument(
-        "--print", action="store_true", help="print the command, do not run it"
-    )
-    parser.add_argument(
-        "--options",
-        default="",
-        help="more options for the engine, in one word: '--secret id=pip,src=FILE'",
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `image`."""
+    add = parser.add_argument
+    add("wheel", type=Path, metavar="WHEEL")
+    add("--os", default="ubuntu", help="ubuntu (default) or openeuler")
+    add("--base", help="base image; a digest pins it: NAME@sha256:…")
+    add("--engine", choices=ENGINES, help="default: the first found")
+    add("--print", action="store_true", help="print the command, do not run it")
+    text = "more options for the engine, in one word: '--secret id=pip,src=FILE'"
+    add("--options", default="", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `image`."""
     paths = Paths.find()
     image = plan_image(paths, args.wheel, args.os, args.base)
     engine = args.engine or next(filter(shutil.which, ENGINES), None)

@@ -55,11 +55,13 @@ class Server(ServeProcess):
         port: int | None = None,
         enter: Sequence[str] = (),
         name: str | None = None,
+        start_limit_s: float | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://{address}:{self.port}"
         self.model = model
         self.start_s = 0.0
+        self._start_limit_s = start_limit_s or START_S
         super().__init__(
             *(folder, name or f"server-{self.port}", model),
             *("--host", address, "--port", str(self.port), *options),
@@ -170,9 +172,9 @@ class Server(ServeProcess):
                 if requests.get(f"{self.url}/health", timeout=5).ok:
                     self.start_s = waited
                     return
-            if waited > START_S:
+            if waited > self._start_limit_s:
                 raise RuntimeError(
-                    f"{self.log}: the server was not ready in {START_S} s"
+                    f"{self.log}: the server was not ready in {self._start_limit_s:g} s"
                 )
             if waited - said >= 10:
                 said = waited

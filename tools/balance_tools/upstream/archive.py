@@ -100,7 +100,7 @@ def _archive_errors(archive: Path, dest: Path) -> Iterator[None]:
 
 
 def check_tar(archive: Path, members: list[tarfile.TarInfo]) -> None:
-    """Raise ToolError for a member that is written, or leads, outside the folder."""
+    """Refuse a member that is written, or leads, outside the folder."""
     links: set[PurePosixPath] = set()
     for member in members:
         path = _check_name(archive, member.name)

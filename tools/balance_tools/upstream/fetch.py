@@ -110,11 +110,10 @@ def _receive(
     if have == artifact.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with http.open(link.url, headers) as response:
+    with http.open(link.url, headers, {HTTP_RANGE_NOT_SATISFIABLE}) as response:
         if response.status_code == HTTP_RANGE_NOT_SATISFIABLE:
             part.unlink()
             raise BrokenError("it could not resume the transfer")
-        http.check(response)
         start = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not (response.status_code == HTTP_PARTIAL_CONTENT and start):
             have = 0  # the server sends the file from its start

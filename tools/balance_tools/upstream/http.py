@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -16,6 +16,7 @@ from balance_tools.upstream.pip_config import PipConfig
 
 T = TypeVar("T")
 
+NO_SUCH_PAGE = frozenset({404, 410})
 TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 BACKOFF_S = 0.5
 LONGEST_PAUSE_S = 8.0
@@ -44,16 +45,24 @@ class Http:
         if self.config.proxy:
             self._session.trust_env = False
 
-    def open(self, url: str, headers: dict[str, str]) -> requests.Response:
+    def open(
+        self, url: str, headers: dict[str, str], allowed: Collection[int] = ()
+    ) -> requests.Response:
         """Begin one GET, without the body.
 
         A login in a URL is used for every later URL of that host, as pip does.
+
+        Args:
+            url: What to get.
+            headers: Of the request.
+            allowed: Statuses that are an answer, beside those of success.
 
         Raises:
             BrokenError: it failed in a way that may pass.
             RefusedError: it failed for good.
         """
         clean, host = self._learn_login(url)
+        proxy = self.config.proxy
         try:
             response = self._session.get(
                 clean,
@@ -64,23 +73,24 @@ class Http:
                 timeout=self.config.timeout_s,
                 verify=self.verify(clean),
                 cert=self.config.client_cert,
-                proxies=self._proxies(),
+                proxies=dict.fromkeys(("http", "https"), proxy) if proxy else None,
             )
         except requests.RequestException as error:
             raise _failure(error, self.config.timeout_s) from error
-        if response.status_code in TRANSIENT_STATUS:
-            response.close()
-            raise BrokenError(f"it answered {response.status_code} {response.reason}")
-        return response
+        if response.ok or response.status_code in allowed:
+            return response
+        response.close()
+        passes = response.status_code in TRANSIENT_STATUS
+        problem = f"it answered {response.status_code} {response.reason}"
+        raise (BrokenError if passes else RefusedError)(problem)
 
     def page(self, url: str, accept: str) -> requests.Response | None:
         """A whole page, with retries; None where the server has no such page."""
 
         def once() -> requests.Response | None:
-            with self.open(url, {"Accept": accept}) as response:
-                if response.status_code in {404, 410}:
+            with self.open(url, {"Accept": accept}, NO_SUCH_PAGE) as response:
+                if response.status_code in NO_SUCH_PAGE:
                     return None
-                self.check(response)
                 try:
                     response.content  # noqa: B018  (reads the body now)
                 except requests.RequestException as error:
@@ -88,12 +98,6 @@ class Http:
                 return response
 
         return self.retry(once)
-
-    @staticmethod
-    def check(response: requests.Response) -> None:
-        """Refuse an answer that is no success."""
-        if not response.ok:
-            raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
     @staticmethod
     def chunks(response: requests.Response) -> Iterator[bytes]:
@@ -139,10 +143,6 @@ class Http:
         if {parts.hostname, parts.netloc} & self.config.trusted_hosts:
             return False
         return self.config.cert or True
-
-    def _proxies(self) -> dict[str, str] | None:
-        proxy = self.config.proxy
-        return {"http": proxy, "https": proxy} if proxy else None
 
 
 def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:

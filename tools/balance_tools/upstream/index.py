@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from pypi_simple import (
     ACCEPT_ANY,
     DistributionPackage,
@@ -33,6 +34,13 @@ class Link:
     sha256: str | None
     size: int | None
     """Bytes."""
+    yanked: str | None = None
+    """Why its release was taken back, "" for no reason; None if it was not."""
+
+    @property
+    def release(self) -> tuple[str, Version | None]:
+        """Project and version that the file name says; "" where it says none."""
+        return release_of(self.filename) or ("", None)
 
 
 class Index:
@@ -49,19 +57,15 @@ class Index:
             RefusedError: a clause that says why the source is no help.
         """
         name = canonicalize_name(project)
-        scheme = urlsplit(source.location).scheme
-        if source.setting == "find-links":
-            if scheme in {"http", "https"}:
-                found = self._page(source, source.location, name)
-            else:
-                found = _folder(source, local_path(source.location), name)
+        flat, location = source.setting == "find-links", source.location
+        if urlsplit(location).scheme in {"http", "https"}:
+            url = location if flat else f"{location.rstrip('/')}/{name}/"
+            found = self._page(source, url, name)
         else:
-            base = source.location.rstrip("/")
-            if scheme in {"http", "https"}:
-                found = self._page(source, f"{base}/{name}/", name)
-            else:
-                found = _local_index(source, local_path(base), name)
-        return tuple(link for link in found if _is_of(link, name))
+            found = (_folder if flat else _local_index)(
+                source, local_path(location), name
+            )
+        return tuple(link for link in found if link.release[0] == name)
 
     def _page(self, source: Source, url: str, name: str) -> Iterable[Link]:
         response = self.http.page(url, ACCEPT_ANY)
@@ -123,11 +127,7 @@ def _links(source: Source, packages: Iterable[DistributionPackage]) -> list[Link
             package.url,
             package.digests.get("sha256"),
             package.size,
+            (package.yanked_reason or "") if package.is_yanked else None,
         )
         for package in packages
     ]
-
-
-def _is_of(link: Link, name: str) -> bool:
-    release = release_of(link.filename)
-    return release is not None and release[0] == name

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from packaging.tags import Tag
@@ -113,19 +114,18 @@ def load_lock(path: Path) -> Lock:
         )
     try:
         with disk_errors(path):
-            text = path.read_text(encoding="utf-8")
+            return parse_lock(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise ToolError(
             f"{path}: expected UTF-8 text, found {error.reason}; restore the file "
             "from git"
         ) from error
-    return parse_lock(text, str(path))
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
     """Read a lock from its text; `name` is what errors call it."""
     try:
-        data: Mapping[str, object] = tomlkit.parse(text).unwrap()
+        data: Mapping[str, Any] = tomlkit.parse(text).unwrap()
     except TOMLKitError as error:
         raise ToolError(
             f"{name}: expected TOML, found {error}; restore the file from git"
@@ -139,14 +139,9 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
     wheels = data.get("kernel_wheels", [])
     if not isinstance(wheels, list):
         raise ToolError(f"{name}: kernel_wheels must be a list of tables; restore it")
+    sdists = {"vllm", "vllm_ascend", *data} - {"kernel_wheels"}
     return Lock(
-        vllm=_artifact(data.get("vllm"), f"{name}: vllm"),
-        vllm_ascend=_artifact(data.get("vllm_ascend"), f"{name}: vllm_ascend"),
-        kernel_sdist=(
-            _artifact(data["kernel_sdist"], f"{name}: kernel_sdist")
-            if "kernel_sdist" in data
-            else None
-        ),
+        **{key: _artifact(data.get(key), f"{name}: {key}") for key in sorted(sdists)},
         kernel_wheels=tuple(
             _artifact(entry, f"{name}: kernel_wheels[{i}]")
             for i, entry in enumerate(wheels)
@@ -159,12 +154,8 @@ def dump_lock(lock: Lock) -> str:
     document = tomlkit.document()
     for line in HEADER.splitlines():
         document.add(tomlkit.comment(line))
-    for name, artifact in (
-        ("vllm", lock.vllm),
-        ("vllm_ascend", lock.vllm_ascend),
-        ("kernel_sdist", lock.kernel_sdist),
-    ):
-        if artifact is not None:
+    for name in ("vllm", "vllm_ascend", "kernel_sdist"):
+        if (artifact := getattr(lock, name)) is not None:
             document.add(name, _table(artifact, NOTES[name]))
     if lock.kernel_wheels:
         wheels = tomlkit.aot()
@@ -185,37 +176,28 @@ def _table(artifact: Artifact, note: str | None) -> tomlkit.items.Table:
     return table
 
 
-def _artifact(entry: object, where: str) -> Artifact:
+def _artifact(entry: Any, where: str) -> Artifact:
     """Check one table of the lock; `where` names it in errors."""
-    if not isinstance(entry, dict):
-        raise ToolError(f"{where}: expected a table, found {entry!r}; restore the lock")
+
+    def expect(holds: object, wanted: str, found: object) -> None:
+        if not holds:
+            raise ToolError(
+                f"{where}: expected {wanted}, found {found}; restore the lock"
+            )
+
     names = [field.name for field in fields(Artifact)]
-    if sorted(entry) != sorted(names):
-        raise ToolError(
-            f"{where}: expected the keys {', '.join(names)}, found "
-            f"{', '.join(sorted(entry)) or 'none'}; restore the lock"
-        )
-    size = entry["size"]
-    texts = {name: value for name, value in entry.items() if name != "size"}
-    whole = type(size) is int and size > 0
-    if not (whole and all(isinstance(value, str) for value in texts.values())):
-        raise ToolError(
-            f"{where}: expected texts and a positive size in bytes, found {entry!r}; "
-            "restore the lock"
-        )
-    artifact = Artifact(**entry)
-    if not re.fullmatch(r"[0-9a-f]{64}", artifact.sha256):
-        raise ToolError(
-            f"{where}: expected sha256 as 64 hexadecimal digits, found "
-            f"{artifact.sha256!r}; restore the lock"
-        )
-    found = release_of(artifact.filename)
-    if found != (artifact.project, _version(artifact.version)):
-        raise ToolError(
-            f"{where}: expected a file of {artifact.project} {artifact.version}, found "
-            f"{artifact.filename!r}; restore the lock"
-        )
-    return artifact
+    expect(isinstance(entry, dict), "a table", repr(entry))
+    keys = ", ".join(sorted(entry)) or "none"
+    expect(sorted(entry) == sorted(names), f"the keys {', '.join(names)}", keys)
+    typed = type(entry["size"]) is int and entry["size"] > 0
+    typed &= all(isinstance(entry[name], str) for name in names if name != "size")
+    expect(typed, "texts and a positive size in bytes", repr(entry))
+    file = Artifact(**entry)
+    digits = re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+    expect(digits, "sha256 as 64 hexadecimal digits", repr(file.sha256))
+    belongs = release_of(file.filename) == (file.project, _version(file.version))
+    expect(belongs, f"a file of {file.project} {file.version}", repr(file.filename))
+    return file
 
 
 def _version(text: str) -> Version | None:

@@ -22,13 +22,7 @@ def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Pat
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")), disk_errors(folder):
         known = Manifest.read(stamp)
-        if (
-            known is None
-            or known.inputs != inputs
-            or known.missing(folder)
-            or known.unknown(folder)
-            or known.changed(folder)
-        ):
+        if known is None or known.inputs != inputs or not known.describes(folder):
             archive = get(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from packaging.version import InvalidVersion, Version
 
@@ -15,7 +16,7 @@ from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import default_index
 from balance_tools.upstream.http import RefusedError
 from balance_tools.upstream.index import Index, Link, local_path
-from balance_tools.upstream.lock import Artifact, Lock, dump_lock, release_of
+from balance_tools.upstream.lock import Artifact, Lock, dump_lock
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
@@ -36,15 +37,13 @@ def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
         vllm=_sdist(index, vllm_links, "vllm", _version("--vllm", vllm)),
         vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
     )
+    candidates = [wanted, Version(wanted.base_version)]
     if kernels is not None:
         candidates = [_version("--kernels", kernels)]
-    else:
-        candidates = [wanted, Version(wanted.base_version)]
     for version in candidates:
         if wheels := _wheels(ascend_links, version):
-            return Lock(
-                vllm=sources.vllm,
-                vllm_ascend=sources.vllm_ascend,
+            return replace(
+                sources,
                 kernel_sdist=_sdist(index, ascend_links, "vllm-ascend", version),
                 kernel_wheels=tuple(artifact_of_link(index, link) for link in wheels),
             )
@@ -85,6 +84,21 @@ def all_links(index: Index, project: str) -> list[Link]:
     return list(found.values())
 
 
+def final_releases(index: Index, project: str) -> set[Version]:
+    """Return the final releases of a project that the index has.
+
+    Args:
+        index: Where pip looks.
+        project: Its name.
+
+    Raises:
+        ToolError: a source cannot be asked.
+    """
+    links = all_links(index, project)
+    versions = {link.release[1] for link in links if link.yanked is None}
+    return {one for one in versions if one is not None and not one.is_prerelease}
+
+
 def _version(flag: str, text: str) -> Version:
     try:
         return Version(text)
@@ -97,54 +111,45 @@ def _version(flag: str, text: str) -> Version:
 def _sdist(
     index: Index, links: Sequence[Link], project: str, version: Version
 ) -> Artifact:
-    for link in links:
-        if link.filename.endswith(".tar.gz") and _version_of(link) == version:
-            return artifact_of_link(index, link)
-    have = sorted(
-        {_version_of(link) for link in links if link.filename.endswith(".tar.gz")}
-    )
-    newest = ", ".join(str(version) for version in have[-5:]) or "none"
+    sdists = {
+        link.release[1]: link for link in links if link.filename.endswith(".tar.gz")
+    }
+    if version in sdists:
+        link = sdists[version]
+        if link.yanked is not None:
+            raise ToolError(
+                f"{project} {version}: expected a release that stands, found that it "
+                f"was yanked ({link.yanked or 'no reason given'}); take another, or "
+                f"give its archive with --{'' if project == 'vllm' else 'ascend-'}sdist"
+            )
+        return artifact_of_link(index, link)
+    newest = ", ".join(map(str, sorted(filter(None, sdists))[-5:])) or "none"
     raise ToolError(
         f"{project} {version}: expected an sdist on pip's configured sources, found "
         f"none; the newest sdists are {newest}"
     )
 
 
-def _version_of(link: Link) -> Version:
-    release = release_of(link.filename)
-    if release is None:
-        raise ValueError(f"not a file of a release: {link.filename}")
-    return release[1]
-
-
 def _wheels(links: Sequence[Link], version: Version) -> list[Link]:
-    return sorted(
-        (
-            link
-            for link in links
-            if link.filename.endswith(tuple(f"_{arch}.whl" for arch in ARCHITECTURES))
-            and _version_of(link) == version
-        ),
-        key=lambda link: link.filename,
-    )
+    ends = tuple(f"_{arch}.whl" for arch in ARCHITECTURES)
+    wheels = (link for link in links if link.filename.endswith(ends))
+    found = (link for link in wheels if link.release[1] == version)
+    return sorted(found, key=lambda link: link.filename)
 
 
 def artifact_of_link(index: Index, link: Link) -> Artifact:
     """The lock's entry for a link; what the index does not say is found out."""
-    release = release_of(link.filename)
-    if release is None:
-        raise ValueError(f"not a file of a release: {link.filename}")
+    size, sha256 = link.size, link.sha256
     try:
-        sha256 = link.sha256
-        size = link.size if sha256 is not None else None
-        if size is None:
+        if size is None or sha256 is None:
             size, sha256 = _measure(index, link)
     except RefusedError as problem:
         raise ToolError(
             f"{link.filename}: expected its size from {link.source}, found that "
             f"{problem}; check the network and run this again"
         ) from problem
-    return Artifact(release[0], str(release[1]), link.filename, sha256 or "", size)
+    project, version = link.release
+    return Artifact(project, str(version), link.filename, sha256, size)
 
 
 def _measure(index: Index, link: Link) -> tuple[int, str]:
@@ -156,7 +161,6 @@ def _measure(index: Index, link: Link) -> tuple[int, str]:
 
     def once() -> tuple[int, str]:
         with index.http.open(link.url, {}) as response:
-            index.http.check(response)
             length = response.headers.get("Content-Length")
             if length is not None and link.sha256 is not None:
                 return int(length), link.sha256
@@ -169,24 +173,20 @@ def _measure(index: Index, link: Link) -> tuple[int, str]:
     return index.http.retry(once)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `lock`."""
-    parser = subparsers.add_parser("lock", help=__doc__, description=__doc__)
-    parser.add_argument("--vllm", required=True, metavar="VERSION")
-    parser.add_argument("--ascend", required=True, metavar="VERSION")
-    parser.add_argument(
-        "--kernels",
-        metavar="VERSION",
-        help="vllm-ascend release whose wheels hold the kernels; default: the same, or "
-        "the one that it is a post-release of",
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="replace upstream.toml, do not print"
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lock`."""
+    add = parser.add_argument
+    add("--vllm", required=True, metavar="VERSION")
+    add("--ascend", required=True, metavar="VERSION")
+    text = "vllm-ascend release whose wheels hold the kernels; default: the same, or "
+    text += "the one that it is a post-release of"
+    add("--kernels", metavar="VERSION", help=text)
+    text = "replace upstream.toml, do not print"
+    add("--write", action="store_true", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `lock`."""
     lock = resolve(args.vllm, args.ascend, args.kernels, default_index())
     if args.write:
         path = Paths.find().lock

@@ -11,27 +11,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.run import capture, git
+from balance_tools.run import listed_by_git
 
 LISTING = ".checkout"
-
-
-def files_of(paths: Paths) -> list[str]:
-    """Return what git tracks, relative to the root.
-
-    Raises:
-        ToolError: it is not a git checkout.
-    """
-    run = capture(git(paths.root, "ls-files", "-z"))
-    if run.status:
-        raise ToolError(
-            f"{paths.root}: expected a git checkout, found {run.tail}; run this in a "
-            "clone"
-        )
-    return [name for name in run.text.split("\0") if name]
 
 
 def make_checkout(
@@ -51,7 +35,7 @@ def make_checkout(
     other = Paths(folder)
     names = [
         name
-        for name in files_of(paths)
+        for name in listed_by_git(paths.root)
         if (paths.root / name).is_file() and not name.startswith("patches/")
     ]
     _forget(folder, names)

@@ -13,7 +13,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from balance_tools.files import remove_tree
@@ -78,14 +78,19 @@ def recover(staging: Path, tree: Path, ours: Callable[[Path], list[str]]) -> Non
     if ready.is_dir():
         if tree.exists():
             # The old folder was still there, or partly: it stays the one that counts.
-            for path in ours(ready):
-                if not os.path.lexists(tree / path):
-                    (tree / path).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ready / path, tree / path, follow_symlinks=False)
+            lost = (path for path in ours(ready) if not os.path.lexists(tree / path))
+            copy_files(ready, tree, lost)
         else:
             ready.replace(tree)
     for leftover in (new, ready, old):
         remove_tree(leftover)
+
+
+def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy files, named relative to `source`; links stay links."""
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def _folders(staging: Path, tree: Path) -> tuple[Path, Path, Path]:

@@ -87,7 +87,7 @@ def materialise(
     effects.step("check")
     ours = refuse_losses(package, new, discard_edits)
     effects.step("copy ours")
-    copy_files(package.tree, new, ours)
+    swap.copy_files(package.tree, new, ours)
     manifest.write(new / MANIFEST_NAME)
     swap.swap_in(paths.staging, package.tree, effects.step, effects.exchange)
     return (
@@ -104,13 +104,6 @@ def is_up_to_date(package: Package, discard_edits: bool) -> bool:
     refuse_edits(package, edited)
     refuse_tracked(package, package.tracked & package.manifest.files.keys())
     return not findings(package)
-
-
-def copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy files, named relative to `source`; links stay links."""
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def stage(pristine: Path, staging: Path, package: Package) -> Path:
@@ -190,26 +183,18 @@ def _list(package: Package, paths: Sequence[str]) -> str:
     return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `vendor`."""
-    parser = subparsers.add_parser("vendor", help=__doc__, description=__doc__)
-    parser.add_argument(
-        "--only", choices=("vllm", "vllm_ascend"), help="this package alone"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="change nothing; compare every hash and exit with 1 on a difference",
-    )
-    parser.add_argument(
-        "--discard-edits",
-        action="store_true",
-        help="overwrite upstream's files that were edited by hand",
-    )
-    parser.set_defaults(run=_run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `vendor`."""
+    add = parser.add_argument
+    add("--only", choices=("vllm", "vllm_ascend"), help="this package alone")
+    text = "change nothing; compare every hash and exit with 1 on a difference"
+    add("--check", action="store_true", help=text)
+    text = "overwrite upstream's files that were edited by hand"
+    add("--discard-edits", action="store_true", help=text)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `vendor`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     names = [args.only] if args.only else list(lock.packages)

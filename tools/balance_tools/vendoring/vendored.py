@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.errors import ToolError
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours
 from balance_tools.paths import Paths
-from balance_tools.run import capture, git
+from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series
 from balance_tools.upstream.lock import Artifact, Lock
 from vllm_balance.fingerprint import series_sha256
@@ -86,11 +85,5 @@ def findings(package: Package, *, thorough: bool = False) -> list[str]:
 
 def tracked_files(root: Path, name: str) -> frozenset[str]:
     """The paths below `root/name` that git tracks; none outside a git checkout."""
-    if not (root / ".git").exists():
-        return frozenset()
-    listing = capture(git(root, "ls-files", "-z", "--", name))
-    if listing.status:
-        raise ToolError(
-            f"{root}: expected git to list its files, found {listing.tail!r}; fix that"
-        )
-    return frozenset(path[len(name) + 1 :] for path in listing.text.split("\0") if path)
+    names = listed_by_git(root, "--", name) if (root / ".git").exists() else []
+    return frozenset(path.removeprefix(f"{name}/") for path in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import venv
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from balance_tools.files import remove_tree
 from balance_tools.run import output_of
 from balance_tools.serving.env import pip
 
+OURS = re.compile(r"vllm(_ascend|_balance)?(-.*)?$")
+"""Packages and dist-infos of a wheel of ours, and of a stock one."""
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 
@@ -16,7 +19,9 @@ TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 def layered_environment(
     folder: Path, wheel: Path, base: Path, requirements: bool = False
 ) -> Path:
-    """Make an environment that has `wheel`, and all else from another one.
+    """Make an environment that has `wheel`, and all else but a vLLM from another one.
+
+    Two of ours in one environment would refuse to start.
 
     Args:
         folder: Where; what is there is replaced.
@@ -34,10 +39,20 @@ def layered_environment(
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     ask = "import site; print('\\n'.join(site.getsitepackages()))"
-    said = output_of([base, "-c", ask])
+    said = output_of([base, "-c", ask]).splitlines()
     (site,) = folder.glob("lib/python*/site-packages")
+    links = [_without_vllm(Path(d), folder / f"base-{i}") for i, d in enumerate(said)]
     # addsitedir, unlike a plain path, reads the .pth files of the base as well.
-    lines = "".join(f"import site; site.addsitedir({d!r})\n" for d in said.split())
+    lines = "".join(f"import site; site.addsitedir({str(d)!r})\n" for d in links)
     (site / "base.pth").write_text(lines)
     pip(python, "install", *([] if requirements else ["--no-deps"]), str(wheel))
     return python
+
+
+def _without_vllm(site: Path, folder: Path) -> Path:
+    """Make a folder of links to all that is installed in a folder but vLLM and ours."""
+    folder.mkdir()
+    for entry in site.iterdir():
+        if not OURS.match(entry.name):
+            (folder / entry.name).symlink_to(entry)
+    return folder

@@ -55,16 +55,12 @@ def _uses(tree: Path, name: str, modules: set[str], helpers: bool) -> bool:
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    if any(_is_in(symbol, modules) for symbol in symbols):
+    if any({symbol, symbol.rpartition(".")[0]} & modules for symbol in symbols):
         return True
     return helpers and any(
         _uses(tree, helper, modules, helpers=False)
         for helper in _helpers(tree, symbols)
     )
-
-
-def _is_in(symbol: str, modules: set[str]) -> bool:
-    return symbol in modules or symbol.rpartition(".")[0] in modules
 
 
 def _helpers(tree: Path, symbols: Iterable[str]) -> set[str]:

@@ -15,10 +15,11 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
+from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
 from balance_tools.serving.env import make_env, pip
 from balance_tools.upstream.lock import load_lock, parse_lock
-from balance_tools.vendoring.checkout import files_of, make_checkout
+from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
 from balance_tools.verify.environments import (
     TEST_REQUIREMENTS,
@@ -160,7 +161,7 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
 def wheel_stage(bench: Bench, root: Paths) -> Entry:
     """Build the wheel of a source root, unless that is done."""
     digest = hashlib.sha256(bench.release.lock.encode())
-    for name in files_of(bench.paths):
+    for name in listed_by_git(bench.paths.root):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
             digest.update(name.encode() + (root.root / name).read_bytes())
     digest.update(series_sha256(root.root, UPSTREAM).encode())

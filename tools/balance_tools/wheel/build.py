@@ -1,4 +1,4 @@
-"""The commands `wheel` and `wheels`: from a checkout to finished, checked wheels."""
+"""The command `wheel`: from a checkout to a finished, checked wheel."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from balance_tools import run
 from balance_tools.distribution import (
     ARCHES,
     KERNELS,
@@ -24,11 +22,11 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
-from balance_tools.kernels.from_source import build_kernels
+from balance_tools.kernels.from_source import build_kernels, for_python3
 from balance_tools.kernels.prebuilt import stage_kernels
-from balance_tools.kernels.toolchain import python_tag
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
+from balance_tools.run import tail_of, to_log
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.vendor import vendor
 
@@ -67,53 +65,41 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += ["--outdir", str(out), str(paths.root)]
-    environment = _without_choice(os.environ) | choice.environment()
+    others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE_PREFIX)}
+    environment = others | choice.environment()
     with progress(f"building {choice.name}", 1, "wheel"):
-        status = run.to_log(command, log, env=environment)
+        status = to_log(command, log, env=environment)
     if status != 0:
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):
                 raise ToolError(line.removeprefix("error: "))
         raise ToolError(
             f"{log}: expected a wheel for {choice.name}, found that its build failed: "
-            f"{run.tail_of(log)}; read the log"
+            f"{tail_of(log)}; read the log"
         )
     (wheel,) = out.glob("*.whl")
     return wheel
 
 
-def _without_choice(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key: value
-        for key, value in environment.items()
-        if not key.startswith(VARIABLE_PREFIX)
-    }
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `wheel`."""
+    add = parser.add_argument
+    add("--target", choices=TARGETS, help="default: reference")
+    text = "ascend; default: cp311, with kernels from source that of python3"
+    add("--python", choices=PYTHONS, help=text)
+    add("--arch", choices=ARCHES, help="ascend; default: this machine's")
+    add("--kernels", choices=KERNELS, help="ascend; default: prebuilt")
+    add("--soc", metavar="CHIP", help="kernels from source: ascend910b1")
+    add_out(parser)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register `wheel` and `wheels`."""
-    summary = "Build one wheel and print its path and sha256."
-    one = subparsers.add_parser("wheel", help=summary, description=summary)
-    one.add_argument("--target", choices=TARGETS, help="default: reference")
-    one.add_argument(
-        "--python",
-        choices=PYTHONS,
-        help="ascend; default: cp311, with kernels from source that of python3",
-    )
-    one.add_argument("--arch", choices=ARCHES, help="ascend; default: this machine's")
-    one.add_argument("--kernels", choices=KERNELS, help="ascend; default: prebuilt")
-    one.add_argument("--soc", metavar="CHIP", help="kernels from source: ascend910b1")
-    summary = "Build the reference wheel and all Ascend wheels."
-    every = subparsers.add_parser("wheels", help=summary, description=summary)
-    for parser in (one, every):
-        parser.add_argument(
-            "--out", type=Path, metavar="DIR", help="where to; default: dist"
-        )
-    one.set_defaults(run=_run_one)
-    every.set_defaults(run=_run_all)
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """The argument that `wheels` has, too."""
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: dist")
 
 
-def _run_one(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `wheel`."""
     chosen = {
         VARIABLE_PREFIX + name.upper(): value
         for name in ("target", "python", "arch", "kernels", "soc")
@@ -122,15 +108,12 @@ def _run_one(args: argparse.Namespace) -> int:
     variables = {**os.environ, **chosen}
     choice = choice_from(variables)
     if choice.from_source and not variables.get(f"{VARIABLE_PREFIX}PYTHON"):
-        choice = replace(choice, python=python_tag())
-    return _build([choice], args.out)
+        choice = for_python3(choice)
+    return build_wheels([choice], args.out)
 
 
-def _run_all(args: argparse.Namespace) -> int:
-    return _build(ALL, args.out)
-
-
-def _build(choices: list[Choice], out: Path | None) -> int:
+def build_wheels(choices: Sequence[Choice], out: Path | None) -> int:
+    """Build wheels and print the sha256 and the path of each."""
     paths = Paths.find()
     for choice in choices:
         wheel = build_wheel(paths, choice, out or paths.dist)

@@ -33,7 +33,7 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         soc=plan.choice.soc or None,
         arch=plan.choice.arch if kernels else None,
         kernels=plan.choice.kernels if kernels else None,
-        kernel_wheel=plan.kernel_wheel.filename if plan.kernel_wheel else None,
+        kernel_wheel=kernels.wheel.filename if kernels and kernels.wheel else None,
         toolchain=made_from.get("toolchain"),
         commit=state.commit,
         dirty=state.dirty,

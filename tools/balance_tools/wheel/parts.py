@@ -43,7 +43,7 @@ def plugin(plan: WheelPlan) -> DistInfo:
     kept = [(name, value) for name in KEPT_HEADERS for value in upstream.values(name)]
     return DistInfo(
         name=upstream.name,
-        version=plan.plugin_version,
+        version=plan.version_of(PLUGIN),
         package=PLUGIN,
         headers=[*kept, _requirement(plan)],
         description=(

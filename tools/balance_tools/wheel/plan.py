@@ -7,9 +7,12 @@ become one WheelPlan.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.version import Version
 
 from balance_tools.distribution import (
     SETTINGS_NAME,
@@ -21,10 +24,9 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
-from balance_tools.kernels.socs import device_of, label_of
-from balance_tools.kernels.stage import Stage, prebuilt_stage, source_stage
-from balance_tools.paths import Paths
-from balance_tools.upstream.lock import Artifact, Lock, load_lock
+from balance_tools.kernels.stage import Stage, stage_of
+from balance_tools.paths import LOCK_NAME, Paths
+from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.licences import licence_files
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
@@ -60,26 +62,25 @@ class WheelPlan:
     requirements: tuple[str, ...]
     licences: Mapping[str, Path]
     """Path below licenses/ to source."""
-    kernel_wheel: Artifact | None
-    """Where prebuilt kernels come from."""
     kernels: Stage | None
     """Where the kernels lie; None for a wheel without."""
 
     @property
     def label(self) -> str:
-        """The end of the local version: the chip, where kernels were built for one."""
-        return label_of(self.choice.soc) if self.choice.soc else self.target.label
+        """The end of the local version: the chip, where kernels were built for one.
+
+        Only dots may divide it.
+        """
+        return re.sub(r"[-_]", ".", self.choice.soc) or self.target.label
 
     @property
     def version(self) -> str:
         """The distribution's version, with the local label."""
-        upstream = self.upstreams[self.target.packages[0]].version
-        return self.settings.local_version(upstream, self.label)
+        return self.version_of(self.target.packages[0])
 
-    @property
-    def plugin_version(self) -> str:
-        """The version of the second distribution, the plugin."""
-        upstream = self.upstreams[PLUGIN].version
+    def version_of(self, package: str) -> str:
+        """The version of the distribution that carries a package of upstream's."""
+        upstream = self.upstreams[package].version
         return self.settings.local_version(upstream, self.label)
 
     @property
@@ -92,7 +93,7 @@ class WheelPlan:
         """What importlib.metadata will see: name to version, the wheel's own first."""
         found = {self.settings.name: self.version, GUARD: self.version}
         if self.has_plugin:
-            found[self.upstreams[PLUGIN].name] = self.plugin_version
+            found[self.upstreams[PLUGIN].name] = self.version_of(PLUGIN)
         return found
 
     @property
@@ -112,12 +113,13 @@ class WheelPlan:
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
-        if self.kernel_wheel is None:
+        if self.kernels is None or self.kernels.wheel is None:
             return ("py3", "none", "any")
-        tags = sorted(self.kernel_wheel.tags, key=str)
+        wheel = self.kernels.wheel
+        tags = sorted(wheel.tags, key=str)
         if len(tags) != 1:
             raise ToolError(
-                f"{self.kernel_wheel.filename}: expected one tag in the name of the "
+                f"{wheel.filename}: expected one tag in the name of the "
                 f"kernel wheel, found {len(tags)}; lock a wheel with one tag"
             )
         return (tags[0].interpreter, tags[0].abi, tags[0].platform)
@@ -184,6 +186,23 @@ def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
                 )
 
 
+def check_pair(lock: Lock) -> None:
+    """Check that the plugin is made for this vLLM, which its version says.
+
+    Args:
+        lock: Of the release.
+
+    Raises:
+        ToolError: it is for another one.
+    """
+    vllm, plugin = (Version(one.version) for one in (lock.vllm, lock.vllm_ascend))
+    if vllm.release[:2] != plugin.release[:2]:
+        raise ToolError(
+            f"{LOCK_NAME}: expected a vllm-ascend for vllm {vllm}, found {plugin}; "
+            "until there is one, this release has the target reference alone"
+        )
+
+
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     """Work out one wheel."""
     settings = load_settings(paths.root / SETTINGS_NAME)
@@ -191,9 +210,11 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     target = settings.targets[choice.target]
     for entry_points in (target.entry_points, settings.guard_entry_points):
         check_our_entry_points(paths.root, entry_points)
+    if PLUGIN in target.packages:
+        check_pair(lock)
     check_trees(paths, lock, target.packages)
     pristine = {
-        package: paths.pristine / f"{artifact.project}-{artifact.version}"
+        package: paths.unpacked(artifact.project, artifact.version)
         for package, artifact in lock.packages.items()
         if package in target.packages
     }
@@ -206,13 +227,6 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         name = REQUIREMENT_FILES[package]
         wanted += read_requirements(folder / name, f"{package} {name}")
     wanted += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
-    kernel_wheel, kernels = None, None
-    if choice.from_source:
-        device = device_of(choice.soc, pristine[PLUGIN])
-        kernels = source_stage(paths, lock, choice, device)
-    elif target.device_type is not None:
-        kernel_wheel = lock.kernel_wheel(choice.python, choice.arch)
-        kernels = prebuilt_stage(paths, kernel_wheel, target.device_type)
     return WheelPlan(
         paths=paths,
         choice=choice,
@@ -222,6 +236,5 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         upstreams=upstreams,
         requirements=tuple(reconcile(wanted, target.policy)),
         licences=licence_files(paths.root, pristine),
-        kernel_wheel=kernel_wheel,
-        kernels=kernels,
+        kernels=stage_of(paths, lock, choice, target.device_type),
     )

@@ -14,7 +14,6 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from balance_tools.distribution import SETTINGS_NAME, RequirementPolicy
 from balance_tools.errors import ToolError
@@ -83,7 +82,7 @@ def reconcile(wanted: Iterable[Wanted], policy: RequirementPolicy) -> list[str]:
         )
     lines: list[str] = []
     for name, group in sorted(groups.items()):
-        possible = is_satisfiable(_joined(group))
+        possible = not _joined(group).is_unsatisfiable()
         if name not in chosen and not possible:
             raise ToolError(_contradiction(name, group))
         if name in chosen and possible:
@@ -94,32 +93,6 @@ def reconcile(wanted: Iterable[Wanted], policy: RequirementPolicy) -> list[str]:
         replacement = chosen[name].specifier if name in chosen else None
         lines += _merge(group, replacement)
     return lines
-
-
-def is_satisfiable(specifiers: SpecifierSet) -> bool:
-    """Whether some version pleases all of them.
-
-    Only versions at or next to a bound are tried, so a gap between exclusions that is
-    narrower than the next minor release may be called empty; never the other way.
-    """
-    return any(
-        specifiers.contains(candidate, prereleases=True)
-        for candidate in _candidates(specifiers)
-    )
-
-
-def _candidates(specifiers: SpecifierSet) -> set[Version]:
-    found = {Version("0"), Version("1")}
-    for specifier in specifiers:
-        bound = Version(specifier.version.removesuffix(".*"))
-        major, minor = bound.major, bound.minor
-        found |= {
-            bound,
-            Version(f"{bound.base_version}.1"),
-            Version(f"{major}.{minor + 1}"),
-            Version(f"{major + 1}"),
-        }
-    return found
 
 
 def _joined(group: Sequence[Wanted]) -> SpecifierSet:

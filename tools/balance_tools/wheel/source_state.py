@@ -13,7 +13,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import files_of_ours
-from balance_tools.run import git, output_of
+from balance_tools.run import git, listed_by_git, output_of
 from vllm_balance.checkout import ALL_PACKAGES, ARCHIVE_RECORD
 
 
@@ -44,10 +44,8 @@ def render_record(state: SourceState, root: Path, files: list[str]) -> str:
 
 def source_files(root: Path) -> list[str]:
     """Every file that git tracks, or neither tracks nor ignores: what is ours."""
-    listing = output_of(
-        git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    )
-    return sorted(name for name in set(listing.split("\0")) if (root / name).is_file())
+    names = listed_by_git(root, "--cached", "--others", "--exclude-standard")
+    return [name for name in names if (root / name).is_file()]
 
 
 def commit_time_s(root: Path) -> int:

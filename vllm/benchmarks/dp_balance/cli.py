@@ -4,62 +4,36 @@
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 from . import calibrate, compare, recommend, report
 from .errors import UsageError
 
-
-class Subcommand(NamedTuple):
-    """One verb of `vllm bench dp-balance`."""
-
-    name: str
-    help: str
-    add_cli_args: Callable[[argparse.ArgumentParser], None]
-    main: Callable[[argparse.Namespace], None]
-
-
-SUBCOMMANDS = (
-    Subcommand(
-        "simulate",
-        "Compare policies on a workload, in virtual time.",
-        compare.add_cli_args,
-        compare.main,
-    ),
-    Subcommand(
-        "calibrate",
+SUBCOMMANDS = {
+    "simulate": (compare, "Compare policies on a workload, in virtual time."),
+    "calibrate": (
+        calibrate,
         "Fit the step time to a server's log or to a result of `vllm bench serve`.",
-        calibrate.add_cli_args,
-        calibrate.main,
     ),
-    Subcommand(
-        "recommend",
+    "recommend": (
+        recommend,
         "Name the policy for a workload, or say to leave balance scheduling off.",
-        recommend.add_cli_args,
-        recommend.main,
     ),
-    Subcommand(
-        "report",
-        "Write a page that shows what each policy does to a workload.",
-        report.add_cli_args,
-        report.main,
-    ),
-)
+    "report": (report, "Write a page that shows what each policy does to a workload."),
+}
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
     """Adds the verbs."""
     subparsers = parser.add_subparsers(required=True, dest="dp_balance_type")
-    for command in SUBCOMMANDS:
+    for name, (module, description) in SUBCOMMANDS.items():
         subparser = subparsers.add_parser(
-            command.name,
-            help=command.help,
-            description=command.help,
-            usage=f"vllm bench dp-balance {command.name} [options]",
+            name,
+            help=description,
+            description=description,
+            usage=f"vllm bench dp-balance {name} [options]",
         )
-        command.add_cli_args(subparser)
-        subparser.set_defaults(dp_balance_main=command.main)
+        module.add_cli_args(subparser)
+        subparser.set_defaults(dp_balance_main=module.main)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -76,9 +76,11 @@ class FastEngine:
         self._prefill = [0] * ranks
         self._attended = [0.0] * ranks
         self._cache = [PrefixCache() for _ in self._ranks]
+        # Prompt tokens of the step that ends next, and of those after it.
         self._scheduled: deque[Sequence[int]] = deque(maxlen=1 + async_scheduling)
-        """Prompt tokens of the step that ends next, and of those after it."""
         self.held = [False] * ranks
+        self._held_slots = [0] * ranks  # for requests at the head of the queue
+        self._new: set[int] = set()  # by `id`, those that arrived in the step
         self._changed = set(self._ranks)
         self._pending = [0] * ranks
         self._pending_tokens = [0] * ranks
@@ -86,10 +88,8 @@ class FastEngine:
         """When the oldest pending request was first seen pending."""
         self._sent: list[list[float]] = [[] for _ in self._ranks]
         """When the pending requests were sent."""
-        self._held_total = [0] * ranks
-        """Steps in which the rank held requests."""
-        self._held_since = [0] * ranks
-        """That number when the hold of the request that is held longest began."""
+        # Steps in which the rank held requests, and when its longest hold began.
+        self._held_total, self._held_since = [0] * ranks, [0] * ranks
         self._max_running = (limits.max_num_seqs,) * ranks
         self._max_tokens = (limits.max_num_batched_tokens,) * ranks
         self._zeros = (0,) * ranks
@@ -114,6 +114,7 @@ class FastEngine:
         """Hands a request to a rank."""
         request.rank = rank
         self._waiting[rank].append(request)
+        self._new.add(id(request))
         self._changed.add(rank)
         self._unfinished += 1
 
@@ -159,6 +160,7 @@ class FastEngine:
         self._prefill = [0] * len(self._ranks)
         self._attended = [0.0] * len(self._ranks)
         self.held = [False] * len(self._ranks)
+        self._held_slots = [0] * len(self._ranks)
         max_running = self._limits.max_num_seqs
         for rank in self._ranks:
             if self._partial[rank] is not None or (
@@ -188,6 +190,7 @@ class FastEngine:
         while waiting and budget > 0 and running < self._limits.max_num_seqs:
             if not admit or allowed == 0:
                 self.held[rank] = True
+                self._held_slots[rank] = self._limits.max_num_seqs - running
                 break
             request = waiting.popleft()
             if request.hash_ids:
@@ -202,7 +205,7 @@ class FastEngine:
         position = request.prompt_len - request.left
         self._attended[rank] += tokens * (position + tokens / 2)
         request.left -= tokens
-        if request.hash_ids:
+        if tokens and request.hash_ids:
             self._cache[rank].store(request, position + tokens)
         self._prefill[rank] += tokens
         if request.left:
@@ -252,6 +255,7 @@ class FastEngine:
         for rank in self._changed:
             self._measure_pending(rank, now)
         self._changed.clear()
+        self._new.clear()
         since = now if self._last_exchange is None else self._last_exchange
         self._last_exchange = now
         ranks = len(self._ranks)
@@ -302,9 +306,13 @@ class FastEngine:
     def _measure_pending(self, rank: int, now: float) -> None:
         slots = self._limits.max_num_seqs - self._running(rank)
         pending = list(islice(self._waiting[rank], slots))
+        total = self._held_total[rank]
+        for request in pending[: self._held_slots[rank]]:
+            if id(request) in self._new:
+                request.pending_since = now
+                request.held_since = total - 1
         if (partial := self._partial[rank]) is not None:
             pending.insert(0, partial)
-        total = self._held_total[rank]
         for request in pending:
             if math.isnan(request.pending_since):
                 request.pending_since = now

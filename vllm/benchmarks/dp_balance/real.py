@@ -219,8 +219,7 @@ class RealEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        schedulers = [rank.scheduler for rank in self._ranks]
-        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        counts = [rank.gate.request_counts() for rank in self._ranks]
         return [RankCounts(waiting, running) for running, waiting in counts]
 
     def backlogs(self) -> Counts:

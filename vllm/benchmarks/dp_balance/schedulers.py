@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """vLLM's schedulers and requests, made without an engine around them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,18 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
 )
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK_SIZE = 16
 """Tokens in a block of the KV cache."""
+
+FULL_ATTENTION = FullAttentionSpec(
+    block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+)
+"""One small layer."""
 
 
 def make_scheduler(
@@ -27,18 +34,17 @@ def make_scheduler(
     scheduler_class: type[Scheduler] = Scheduler,
     *,
     log_stats: bool = False,
+    layers: Sequence[KVCacheSpec] = (FULL_ATTENTION,),
 ) -> Any:
-    """Makes a scheduler for a model of one full attention layer, without workers.
+    """Makes a scheduler for a model of a few layers, without workers.
 
     Args:
         config: of the engine that it would have; its cache gets the blocks.
         num_blocks: blocks of `BLOCK_SIZE` tokens, vLLM's null block included.
         scheduler_class: the scheduler, or a subclass.
         log_stats: whether it collects statistics.
+        layers: what each keeps in the KV cache; each is a group of the cache.
     """
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
     config.cache_config.num_gpu_blocks = num_blocks
     register_all_kvcache_specs(config)
     return scheduler_class(
@@ -46,7 +52,10 @@ def make_scheduler(
         kv_cache_config=KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer.{number}"], layer)
+                for number, layer in enumerate(layers)
+            ],
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,

@@ -4,21 +4,30 @@
 
 import math
 from dataclasses import dataclass
-from operator import add, truediv
 
 from .costs import CostLearner, StepCost
-from .cycle import Traffic, fuller_release, optimal_cycle, shortened_cycle
+from .cycle import Traffic, optimal_cycle
 from .decision import OPEN, Decision
 from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
+from .stretch import Decodes
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
+_DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
-_LEAST_LOAD = 0.25
-"""Share of the slots in use below which deadlines get no shorter."""
+_LEAST_LOAD = 0.125
+"""Share of the slots in use below which waits get no dearer."""
+_LOAD_EXPONENT = 2
+"""How much more waiting weighs on a rank with more requests; the fullest rank decides
+when the last request ends. The weights of the ranks have the mean 1."""
+_BEHIND = 0.25
+"""What the wait of a request that a release does not start counts, beside one that it
+starts; see `Adaptive._decodes_first`."""
+_NEWEST = 0.01
+"""Weight of a step in the mean age of what is pending."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +36,7 @@ class AdaptiveParameters:
 
     ttft_budget: float | None = None
     """Time to first token, in seconds, that the operator promises. Requests that
-    still can keep it are not held past the point where they no longer could."""
-    urgency: float = 1.2
-    """Growth of the waiting cost with age. With 1.5, it would pay for the waste of a
-    release after exactly one cycle if arrivals were even: the integral of
-    ``urgency * (t / T) * m t / N`` over one cycle T would equal ``m T^2 / 2N``. They
-    are not, and ranks that are waited for get work of their own."""
-    load_exponent: float = 3.0
-    """How much more the waiting cost of a rank with more requests weighs; the fullest
-    rank decides when the last request ends. The weights of the ranks have the mean
-    1."""
-    tolerance: float = 0.03
-    """Share of the throughput that may be given for shorter waits where all slots are
-    in use and no request waits for one; see `Adaptive._tolerance`."""
-    deadline_cycles: float = 2.0
-    """Age at which a rank's pending work must be served, in cycles, when a rank is
-    full; times ``log2(2 * ranks)``, because the oldest of more ranks is older. The
-    fewer slots are in use, the younger, down to a quarter."""
+    still can keep it weigh more when one more step would make them miss it."""
     window: float = 30.0
     """Seconds over which the traffic is measured."""
 
@@ -53,28 +46,25 @@ class AdaptiveParameters:
 
 
 class Adaptive:
-    """Waiting cost against waste, with a budget for all ranks that fits their work.
+    """Waiting against waste, with a budget for all ranks that fits their work.
 
-    Every second that n_r of N requests are pending on rank r costs the share n_r / N
-    of the throughput. The policy lets this *waiting cost* accrue,
+    What counts is the time average of the requests in the ranks: by Little's law that
+    is the mean end-to-end time at a given rate, and the throughput at a given number
+    in flight. Both sides are person-seconds, seconds times the requests that lose them.
 
-    ``cost_r += dt * (n_r / N) * load_r^load_exponent / mean(load^load_exponent)
-    * urgency * age_r / cycle``
+    - A hold of dt seconds delays the n_r requests that are pending on rank r: its
+      *waiting* grows by ``dt * n_r``.
+    - A release while other ranks have less to prefill wastes time (`StepCost.waste`),
+      and that delays all N requests, by so much more as prefills stretch the time of
+      those that decode: its *price* is ``waste * N * stretch``.
 
-    and compares it with the *waste* of releasing now, while other ranks have less to
-    prefill (`StepCost.waste`). `best_prefill_budget` releases as many tokens per
-    rank as gain most, once any gain is not negative: rent-or-buy, which never pays
-    more than twice what the best choice in hindsight would have. `cycle` is the one
-    that renewal theory finds best for the learned costs and traffic (`cycle.py`), so
-    no constant is in seconds. Release is immediate
-
-    - while nobody's time is at stake: no rank decodes anything, or one with pending
-      work does not;
-    - when less than 2.5 requests arrive per cycle: nothing is worth waiting for;
-    - when a request would otherwise miss the operator's TTFT budget.
-
-    A rank whose oldest request has been pending past a deadline (`deadline_cycles`)
-    is served whole.
+    A release is due once the waiting has reached the price: rent-or-buy, which never
+    pays more than twice what the best choice in hindsight would have, and with even
+    arrivals makes the cycles that renewal theory finds best (`cycle.py`).
+    `best_prefill_budget` finds the tokens per rank that gain most. A due release still
+    waits while decoding ends more requests than it would start (`_decodes_first`).
+    Everything is open while no rank decodes, and while less than 2.5 requests arrive
+    per cycle: nothing is worth waiting for.
 
     Everything is computed from gathered rows, in O(ranks log ranks).
     """
@@ -83,103 +73,89 @@ class Adaptive:
         self._parameters = parameters
         self._learner = CostLearner()
         self._traffic = Traffic(parameters.window)
+        self._decodes = Decodes()
+        self._mean_age = 0.0
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the waiting costs; keeps the costs and the traffic."""
-        self._waiting_costs: list[float] = []
+        """Forgets the waiting; keeps the costs and the traffic."""
+        self._waiting: list[float] = []
+        self._decodes.reset()
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Learns from the step that has ended and decides on the next one."""
         ranks = len(snapshot.running)
         seconds = max(snapshot.step_time_us) * _SECONDS
         self._learn(snapshot, seconds)
-        if len(self._waiting_costs) != ranks:
-            self._waiting_costs = [0.0] * ranks
+        if len(self._waiting) != ranks:
+            self._waiting = [0.0] * ranks
         decision = self._decide(snapshot, seconds)
         if decision.prefill_budget is None:
-            self._waiting_costs = [0.0] * ranks
+            self._waiting = [0.0] * ranks
         return decision
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
-        if not seconds:
-            return  # the first step of a wave has no step time
         prefilled = sum(snapshot.prefill_tokens)
-        largest = max(snapshot.max_tokens)
-        self._learner.observe(
-            seconds,
-            most=max(snapshot.prefill_tokens) / largest,
-            mean=prefilled / len(snapshot.running) / largest,
-        )
-        self._traffic.observe(
-            seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
+        if seconds:  # the first step of a wave has no step time
+            largest = max(snapshot.max_tokens)
+            self._learner.observe(
+                seconds,
+                most=max(snapshot.prefill_tokens) / largest,
+                mean=prefilled / len(snapshot.running) / largest,
+            )
+            self._traffic.observe(
+                seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
+            )
+        cost = self._learner.cost
+        self._decodes.observe(
+            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
-        requests, tokens = snapshot.pending, snapshot.pending_tokens
-        running = sum(snapshot.running)
-        pending = sum(requests)
-        if self._is_idle(snapshot):
+        tokens = snapshot.pending_tokens
+        if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
         if cost is None:
             return self._first_decode(snapshot)
-        size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
-        waste = cost.waste(most=size, mean=size / len(requests))
-        total = running + pending
-        cycle = optimal_cycle(waste, total, self._traffic.rate)
-        if cycle * self._traffic.rate < _SMALLEST_BATCH:
-            return OPEN._replace(reason="alone")
-        if not pending:
-            self._waiting_costs = [0.0] * len(requests)
-            return _HOLD  # an arrival must not slip in before the ranks have seen it
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
-        if self._budget_is_due(snapshot, limit, cost):
-            return OPEN._replace(reason="ttft_budget")
-        used = map(add, snapshot.running, requests)
-        load = min(1.0, max(map(truediv, used, snapshot.max_running)))
-        cycle, waste = fuller_release(
-            cycle, waste, load * cycle * self._traffic.rate / len(requests)
-        )
-        cycle = shortened_cycle(cycle, waste, self._tolerance(snapshot, load))
-        self._accrue(snapshot, seconds / total / cycle)
-        floor = self._overdue(
-            snapshot,
-            limit,
-            deadline=self._parameters.deadline_cycles
-            * math.log2(2 * len(requests))
-            * cycle
-            * max(load, _LEAST_LOAD),
-        )
+        if self._is_thin(snapshot, cost):
+            if any(tokens) and self._decodes_first(snapshot, limit, cost):
+                return _DECODES_FIRST
+            return OPEN._replace(reason="alone")
+        if not any(tokens):
+            self._waiting = [0.0] * len(tokens)
+            return _HOLD  # an arrival must not slip in before the ranks have seen it
+        self._wait(snapshot, seconds)
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        slack = self._slack(requests / sum(snapshot.max_running))
+        scale = (1 + slack) / (requests * self._decodes.stretch)
+        # Without slack, whoever is served in time makes others late.
+        is_due = slack > 2 and self._budget_is_due(snapshot, limit, cost)
+        if is_due:
+            scale *= slack * slack
         budget = best_prefill_budget(
             [
-                (work, waited)
-                for work, waited in zip(tokens, self._waiting_costs, strict=True)
+                (work, waited * scale)
+                for work, waited in zip(tokens, self._waiting, strict=True)
                 if work
             ],
-            ranks=len(requests),
+            ranks=len(tokens),
             limit=limit,
             max_tokens=max(snapshot.max_tokens),
             cost=cost,
-            floor=floor,
         )
         if not budget:
             return _HOLD
-        self._waiting_costs = [
+        if self._decodes_first(snapshot, budget, cost):
+            return _DECODES_FIRST
+        if is_due:
+            return OPEN._replace(reason="ttft_budget")
+        self._waiting = [
             waited * (1 - budget / work) if budget < work else 0.0
-            for work, waited in zip(tokens, self._waiting_costs, strict=True)
+            for work, waited in zip(tokens, self._waiting, strict=True)
         ]
-        return Decision(
-            admit=True, prefill_budget=budget, reason="deadline" if floor else "gain"
-        )
-
-    @staticmethod
-    def _is_idle(snapshot: Snapshot) -> bool:
-        """Whether no rank decodes, or one that could prefill does not."""
-        ranks = list(zip(snapshot.pending, snapshot.decoding, strict=True))
-        return not any(snapshot.decoding) or any(
-            pending and not decoding for pending, decoding in ranks
-        )
+        return Decision(admit=True, prefill_budget=budget, reason="gain")
 
     @staticmethod
     def _first_decode(snapshot: Snapshot) -> Decision:
@@ -191,63 +167,73 @@ class Adaptive:
             return _HOLD._replace(reason="learn")
         return OPEN._replace(reason="learn")
 
-    def _tolerance(self, snapshot: Snapshot, load: float) -> float:
-        """What shorter waits are worth, as a share of the throughput.
+    def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
+        """Whether so few requests come that none would join one that waits."""
+        size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
+        price = cost.waste(most=size, mean=size / len(snapshot.running))
+        price *= self._decodes.stretch
+        requests = sum(snapshot.running) + sum(snapshot.pending)
+        cycle = optimal_cycle(price, requests, self._traffic.rate)
+        return cycle * self._traffic.rate < _SMALLEST_BATCH
 
-        ``tolerance * (2 - load) * (share of the waiting requests that have a slot)``:
-        twice as much on empty ranks, where a hold is all that a request waits for;
-        nothing where requests queue for slots, whose wait only throughput shortens.
+    def _wait(self, snapshot: Snapshot, seconds: float) -> None:
+        """Adds a step's waiting, more for old requests and for full ranks.
 
-        Args:
-            snapshot: the rows.
-            load: share of the slots in use, of the fullest rank.
+        Half of it grows with the age, as a share of the mean age of what is pending:
+        two requests that wait for a second are better than one that waits for two.
         """
-        waiting = sum(snapshot.waiting)
-        queued = sum(
-            [
-                n - able
-                for n, able in zip(snapshot.waiting, snapshot.pending, strict=True)
-                if n > able
-            ]
-        )
-        with_slot = 1 - queued / waiting if waiting else 1.0
-        return self._parameters.tolerance * (2 - load) * with_slot
-
-    def _accrue(self, snapshot: Snapshot, share: float) -> None:
-        """Adds a step's waiting cost.
-
-        Args:
-            snapshot: the rows.
-            share: seconds of the step per request per cycle.
-        """
-        exponent = self._parameters.load_exponent
-        weights = [
-            load**exponent for load in map(add, snapshot.running, snapshot.waiting)
+        pending = snapshot.pending
+        ages = [age * _SECONDS for age in snapshot.pending_age_us]
+        mean = sum(age * n for age, n in zip(ages, pending, strict=True)) / sum(pending)
+        self._mean_age += _NEWEST * (mean - self._mean_age)
+        loads = [
+            float(running + waiting) ** _LOAD_EXPONENT
+            for running, waiting in zip(snapshot.running, snapshot.waiting, strict=True)
         ]
-        # Somebody runs, or there would be an immediate release: the sum is positive.
-        scale = self._parameters.urgency * share * _SECONDS * len(weights)
-        scale /= sum(weights)
-        self._waiting_costs = [
-            waited + scale * n * age * weight if n else 0.0
-            for waited, n, age, weight in zip(
-                self._waiting_costs,
-                snapshot.pending,
-                snapshot.pending_age_us,
-                weights,
-                strict=True,
+        # Somebody decodes, or all would be open: the sum is positive.
+        scale = seconds * len(loads) / sum(loads) / 2
+        self._waiting = [
+            waited + scale * load * n * (1 + age / max(self._mean_age, seconds))
+            if n
+            else 0.0
+            for waited, load, n, age in zip(
+                self._waiting, loads, pending, ages, strict=True
             )
         ]
 
-    @staticmethod
-    def _overdue(snapshot: Snapshot, limit: int, deadline: float) -> int:
-        """Pending tokens of the rank whose oldest request has been pending longest.
+    def _slack(self, load: float) -> float:
+        """How much more waiting weighs where the ranks have time, from 8 to almost 0.
 
-        0 unless that is longer than the deadline (seconds).
+        ``1 / (load * stretch^3)``. On empty ranks a hold is all that a request waits
+        for, little is lost by a shorter cycle, and users feel the first token.
+
+        Args:
+            load: requests in the ranks, as a share of the slots.
         """
-        age, work = max(
-            zip(snapshot.pending_age_us, snapshot.pending_tokens, strict=True)
+        return 1 / (max(_LEAST_LOAD, load) * self._decodes.stretch**3)
+
+    def _decodes_first(self, snapshot: Snapshot, budget: int, cost: StepCost) -> bool:
+        """Whether decoding ends more requests in the same time than the release helps.
+
+        A request that it starts weighs ``sqrt(stretch)``, since what the others do
+        meanwhile is stretched; one that waits behind it, with a slot or without, a
+        quarter. Short answers are so given before more prompts are begun, but a queue
+        is not kept waiting for them.
+        """
+        largest, tokens = max(snapshot.max_tokens), snapshot.pending_tokens
+        served = [min(work, budget) for work in tokens]
+        mean = sum(served) / len(served)
+        seconds = cost.fixed + (cost.own * max(served) + cost.shared * mean) / largest
+        started = sum(
+            n * part / work
+            for n, part, work in zip(snapshot.pending, served, tokens, strict=True)
+            if work
         )
-        return min(work, limit) if age * _SECONDS > deadline else 0
+        decoding = sum(snapshot.decoding)
+        undecoded = sum(snapshot.running) + sum(snapshot.waiting) - decoding
+        behind = max(0.0, undecoded - started)
+        ends = decoding * self._decodes.ending / cost.decode * seconds
+        return ends > started * math.sqrt(self._decodes.stretch) + _BEHIND * behind
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
         """Whether one more decode step would make a request miss the TTFT budget.

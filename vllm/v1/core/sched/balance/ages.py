@@ -53,8 +53,8 @@ class Arrivals:
         self._arrived: dict[str, float] = {}
         self._seen_at = deque([-math.inf, -math.inf], maxlen=2)
 
-    def observe(self, requests: dict[str, Any], now: float, wall: float) -> None:
-        """Notes new requests.
+    def observe(self, requests: dict[str, Any], now: float, wall: float) -> list[str]:
+        """Notes new requests, and returns their names.
 
         Args:
             requests: all that there are by name, the newest last.
@@ -62,6 +62,7 @@ class Arrivals:
             wall: seconds of the clock of `Request.arrival_time`, if it is this host's.
         """
         earliest = self._seen_at[0]
+        new = []
         for name in reversed(requests):
             if name in self._arrived:
                 break
@@ -69,22 +70,35 @@ class Arrivals:
             if not earliest - self._FRONT_END_S <= arrived <= now:
                 arrived = now if math.isinf(earliest) else earliest
             self._arrived[name] = arrived
+            new.append(name)
         self._seen_at.append(now)
         if len(self._arrived) > 2 * len(requests) + 100:
             self._arrived = {name: self._arrived[name] for name in requests}
+        return new
 
-    def wait(self, name: str, now: float) -> float:
-        """Seconds since that request arrived."""
-        return now - self._arrived.get(name, now)
+    def longest_wait(self, names: Iterable[str], now: float, less: float) -> float:
+        """Seconds since the first of these requests arrived; 0 without any.
+
+        Args:
+            names: of the requests.
+            now: seconds of the clock of `observe`.
+            less: longer waits do not count, and waits of as long.
+        """
+        arrived = self._arrived
+        times = [arrived.get(name, now) for name in names]
+        first = min(times, default=now)
+        if now - first >= less:
+            first = min([time for time in times if now - time < less], default=now)
+        return now - first
 
 
 class Holds:
     """For how many steps each admissible request has been held.
 
-    A step counts if the request was pending when it began and is still pending after
-    it, and was held. Steps in which the scheduler did not get to it, because it
-    preempted others or was paused, neither count nor end the hold: that ends when
-    some of its prompt is computed, or when it is gone.
+    A step counts if the request was held in it and is pending after it, and was
+    pending before it or arrived meanwhile. Steps in which the scheduler did not get to
+    it, because it preempted others or was paused, neither count nor end the hold: that
+    ends when some of its prompt is computed, or when it is gone.
     """
 
     def __init__(self) -> None:
@@ -93,13 +107,16 @@ class Holds:
         self._computed: dict[str, int] = {}
         self._pending: set[str] = set()
         self.held_one = False
-        """Whether the last step held a request that could have been admitted."""
+        """Whether the last step counted for a request."""
+        self.longest = 0
+        """Steps of the longest hold of a request that is pending."""
 
     def end_step(
         self,
         requests: dict[str, Any],
         pending: Iterable[str],
         held: set[str],
+        new: Iterable[str],
         began: float,
     ) -> list[tuple[int, float]]:
         """Counts one step.
@@ -108,37 +125,40 @@ class Holds:
             requests: all that there are, by name.
             pending: those that are pending after the step.
             held: those that were held in it.
+            new: those that arrived in it.
             began: seconds of any clock that does not go back, at its begin.
 
         Returns:
             Steps and seconds of the holds that had ended when the step began.
         """
-        ended = []
-        for name in [name for name in self._steps if self._has_ended(requests, name)]:
-            ended.append(self._end(name, began))
+        steps, computed = self._steps, self._computed
+        ended = [
+            self._end(name, began)
+            for name in list(steps)
+            if name not in requests
+            or requests[name].num_computed_tokens > computed[name]
+        ]
         now_pending = set(pending)
-        self.held_one = not now_pending.isdisjoint(held)
-        for name in now_pending & self._pending & held:
-            self._steps[name] = self._steps.get(name, 0) + 1
-            self._since.setdefault(name, began)
-            self._computed[name] = requests[name].num_computed_tokens
+        held = now_pending & held & self._pending.union(new)
+        self.held_one = bool(held)
+        for name in held:
+            if name in steps:
+                steps[name] += 1
+            else:
+                steps[name] = 1
+                self._since[name] = began
+            computed[name] = requests[name].num_computed_tokens
         self._pending = now_pending
+        self.longest = max(
+            [n for name, n in steps.items() if name in now_pending], default=0
+        )
         return ended
-
-    def _has_ended(self, requests: dict[str, Any], name: str) -> bool:
-        request = requests.get(name)
-        return request is None or request.num_computed_tokens > self._computed[name]
 
     def end_all(self, now: float) -> list[tuple[int, float]]:
         """Steps and seconds of all holds: the wave has ended."""
-        self._pending = set()
+        self._pending, self.longest = set(), 0
         return [self._end(name, now) for name in list(self._steps)]
 
     def _end(self, name: str, now: float) -> tuple[int, float]:
         del self._computed[name]
         return self._steps.pop(name), now - self._since.pop(name)
-
-    @property
-    def longest(self) -> int:
-        """Steps of the longest hold of a request that is pending."""
-        return max((self._steps.get(name, 0) for name in self._pending), default=0)

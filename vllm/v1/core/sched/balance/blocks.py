@@ -2,46 +2,71 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Whether requests fit in the KV cache, counted with upstream's own functions."""
 
+import sys
+from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.prefix_hits import Hit
+from vllm.v1.core.sched.balance.prefix_hits import Hit, PrefixHits
 from vllm.v1.core.sched.balance.upstream import blocks_to_allocate
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 
+EXACT_COUNTS = 8
+"""Requests that are counted exactly in one step, if upstream must be asked."""
+
+
 class FreeBlocks:
     """Counts down the free blocks as one request after the other would take its own.
 
-    While there is plenty of room, a request counts with all blocks of its prompt. Only
-    when that does not fit does it, and all before it, count with what upstream would
-    allocate: without the blocks that other requests use, and with those that are
+    While there is plenty of room, a request counts with all blocks of its prompt. When
+    that does not fit, it and those before it, one by one, count with what upstream
+    would allocate: without the blocks that other requests use, and with those that are
     cached but could be evicted, each of them once.
+
+    With one group of full attention that is counted here, else upstream is asked, for
+    at most `EXACT_COUNTS` requests in a step.
     """
 
-    def __init__(self, scheduler: "Scheduler", budget: int) -> None:
+    def __init__(self, scheduler: "Scheduler", hits: PrefixHits, budget: int) -> None:
         """Starts with what is free now.
 
         Args:
             scheduler: the rank's.
+            hits: what requests find in the KV cache.
             budget: prompt tokens that fit in the next step.
         """
         self.budget = budget
         self._scheduler = scheduler
+        self._hits = hits
         self._cache = scheduler.kv_cache_manager.coordinator
         self._managers = self._cache.single_type_managers
+        self._sizes = [manager.block_size for manager in self._managers]
+        self._windows = [
+            manager
+            for manager in self._managers
+            if not isinstance(manager, FullAttentionManager)
+        ]
+        self._one_full_attention = len(self._managers) == 1 and not self._windows
         self._nothing = scheduler.kv_cache_manager.empty_kv_cache_blocks.blocks
+        self._ahead = scheduler.num_lookahead_tokens
         self._free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        per_decode = 1 - (-scheduler.num_lookahead_tokens // scheduler.block_size)
+        per_decode = 1 - (-self._ahead // scheduler.block_size)
         self._roomy = self._free - (
             len(self._managers) * len(scheduler.running) * per_decode
         )
-        self._taken: list[tuple[Request, int, Hit | None]] | None = []
-        """Requests that were counted with all their blocks; None once all count
-        exactly."""
+        self.most_left = self._roomy
+        """Free blocks beside those of the requests that were taken, at least."""
+        self.tight = False
+        """Whether that was not enough once."""
+        self._inexact: deque[tuple[Request, int, Hit | None, int]] = deque()
+        """Requests that were taken with all their blocks."""
+        self._exact_left = sys.maxsize if self._one_full_attention else EXACT_COUNTS
         self._revived: set[int] = set()
 
     def preempted(self) -> set[Request]:
@@ -51,7 +76,7 @@ class FreeBlocks:
         if self._roomy >= sum(map(self._most, chunks)):
             return set()
         needs = {request: self._growth(request) for request in running}
-        if sum(needs.values()) <= self._free:
+        if max(accumulate(needs.values()), default=0) <= self._free:
             return set()
         return self._preempted(needs)
 
@@ -63,32 +88,43 @@ class FreeBlocks:
             computed: its tokens that need not be computed.
             hit: what it finds in the KV cache, if it has computed nothing.
         """
-        if self._taken is not None:
-            self._roomy -= self._most(request)
-            if self._roomy >= 0:
-                self._taken.append((request, computed, hit))
-                return True
-            earlier, self._taken = self._taken, None
-            for decode in self._scheduler.running:
-                if not decode.is_prefill_chunk:
-                    self._free -= self._growth(decode)
-            for taken, tokens, found in earlier:
-                self._free -= self._need(taken, tokens, found)
-        self._free -= self._need(request, computed, hit)
-        return self._free >= 0
+        most = self._most(request)
+        self.most_left -= most
+        self._inexact.append((request, computed, hit, most))
+        if self.most_left >= 0:
+            return True
+        if not self.tight:
+            self.tight = True
+            self.most_left += (
+                self._free
+                - self._roomy
+                - sum(
+                    self._growth(decode)
+                    for decode in self._scheduler.running
+                    if not decode.is_prefill_chunk
+                )
+            )
+        while self.most_left < 0 and self._inexact and self._exact_left > 0:
+            self._exact_left -= 1
+            earlier, tokens, found, counted = self._inexact.popleft()
+            self.most_left += counted - self._need(earlier, tokens, found)
+        return self.most_left >= 0
 
     def _most(self, request: Request) -> int:
-        ahead = self._scheduler.num_lookahead_tokens
-        tokens = request.num_tokens + ahead
-        return sum(-(-tokens // manager.block_size) + 2 for manager in self._managers)
+        tokens = request.num_tokens + self._ahead
+        most = 0
+        for size in self._sizes:
+            most += 2 - (-tokens // size)
+        return most
 
     def _need(self, request: Request, computed: int, hit: Hit | None) -> int:
         need = self._exact(request, hit, computed)
-        for blocks in hit.blocks if hit else ():
-            for block in blocks:
-                if block.ref_cnt == 0 and not block.is_null:
-                    need -= block.block_id in self._revived
-                    self._revived.add(block.block_id)
+        if hit is None:
+            return need - self._left_behind(request)
+        for block in self._hits.unused(request, hit):
+            again = block.block_id in self._revived
+            need += self._one_full_attention - again
+            self._revived.add(block.block_id)
         return need
 
     def _exact(self, request: Request, hit: Hit | None, computed: int) -> int:
@@ -99,7 +135,7 @@ class FreeBlocks:
         scheduler = self._scheduler
         tokens = min(request.num_tokens, scheduler.max_model_len)
         first = min(computed + max(self.budget, 1), tokens)
-        ahead = min(first + scheduler.num_lookahead_tokens, scheduler.max_model_len)
+        ahead = min(first + self._ahead, scheduler.max_model_len)
         need = self._count(request, ahead, hit, computed, first, False)
         if scheduler.scheduler_reserve_full_isl:
             need = max(need, self._count(request, tokens, hit, computed, tokens, True))
@@ -114,6 +150,12 @@ class FreeBlocks:
         main: int,
         capped: bool,
     ) -> int:
+        if self._one_full_attention:
+            (manager,) = self._managers
+            has = len(manager.req_to_blocks.get(request.request_id, ()))
+            if hit:
+                has += hit.tokens // manager.block_size
+            return max(0, -(-tokens // manager.block_size) - has)
         return blocks_to_allocate(
             self._cache,
             local_tokens=request.num_computed_tokens + (hit.tokens if hit else 0),
@@ -127,7 +169,28 @@ class FreeBlocks:
         )
 
     def _growth(self, request: Request) -> int:
-        """Blocks that a running request needs for its next step."""
+        """Free blocks that the next step of a running request takes.
+
+        It is less than 0 if more blocks leave its window.
+        """
+        return self._needed(request) - self._left_behind(request)
+
+    def _left_behind(self, request: Request) -> int:
+        """Blocks of a running request that upstream frees when it schedules it.
+
+        Only it uses them, and no window of attention will reach them again.
+        """
+        count = 0
+        for manager in self._windows:
+            tokens = manager.get_num_skipped_tokens(request.num_computed_tokens)
+            blocks = manager.req_to_blocks.get(request.request_id, ())
+            for block in reversed(blocks[: tokens // manager.block_size]):
+                if block.is_null:
+                    break
+                count += block.ref_cnt == 1
+        return count
+
+    def _needed(self, request: Request) -> int:
         scheduler = self._scheduler
         computed = request.num_computed_tokens
         tokens = request.num_tokens_with_spec + request.num_output_placeholders
@@ -138,9 +201,7 @@ class FreeBlocks:
         new = min(new, scheduler.max_model_len - 1 - computed)
         if new <= 0:
             return 0
-        most = min(
-            computed + new + scheduler.num_lookahead_tokens, scheduler.max_model_len
-        )
+        most = min(computed + new + self._ahead, scheduler.max_model_len)
         allocated = [
             len(manager.req_to_blocks.get(request.request_id, ()))
             for manager in self._managers

@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Learns from step times what a prefill costs the ranks that step in lock step."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -45,7 +47,7 @@ _NOISE = (0.1, 0.05)
 
 
 class CostLearner:
-    """Fits `StepCost` by a Kalman filter of three states, each kept positive.
+    """Fits `StepCost` by a Kalman filter of three states, each kept within bounds.
 
     The state ``x = (fixed, own, shared)`` is observed through every step with a
     prefill as ``step - decode = h . x`` with ``h = (1, most, mean)``. Fits through the
@@ -99,11 +101,41 @@ class CostLearner:
         variance = sum(g * share for g, share in zip(gain, load, strict=True)) + noise
         expected = sum(x * share for x, share in zip(self._state, load, strict=True))
         error = (seconds - decode - expected) / variance
-        fixed, own, shared = (
-            max(0.0, x + g * error) for x, g in zip(self._state, gain, strict=True)
-        )
-        # A launch or a graph break costs at most about one decode step.
-        self._state = (min(fixed, decode), own, shared)
+        state = [x + g * error for x, g in zip(self._state, gain, strict=True)]
         for i in range(3):
             for j in range(3):
                 covariance[i][j] -= gain[i] * gain[j] / variance
+        # A launch or a graph break costs at most about one decode step.
+        self._state = _within_bounds(state, covariance, (decode, math.inf, math.inf))
+
+
+def _within_bounds(
+    state: list[float], covariance: list[list[float]], highest: Sequence[float]
+) -> tuple[float, float, float]:
+    """Moves a state into its bounds, and the others as they are correlated with it.
+
+    The nearest admissible state in the metric of the covariance. Clamping each state by
+    itself can diverge: if one is held at 0, an error that it should have taken drives
+    another away, without end where times are not linear in tokens.
+
+    Args:
+        state: the three states; their lowest value is 0.
+        covariance: theirs.
+        highest: the largest value of each.
+    """
+    for _ in state:  # one bound at a time; moving to it may pass another
+        outside = [
+            (j, bound)
+            for j, (x, top) in enumerate(zip(state, highest, strict=True))
+            if (bound := min(max(x, 0.0), top)) != x and covariance[j][j] > 0
+        ]
+        if not outside:
+            break
+        j, bound = outside[0]
+        step = (state[j] - bound) / covariance[j][j]
+        state = [x - covariance[i][j] * step for i, x in enumerate(state)]
+        state[j] = bound
+    fixed, own, shared = (
+        min(max(x, 0.0), top) for x, top in zip(state, highest, strict=True)
+    )
+    return fixed, own, shared

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The scheduler's side of balance scheduling: measure, exchange, hold and clip."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -214,11 +215,11 @@ class BalanceGate:
         scheduler, permit = self._scheduler, self._permit
         pending = self._pending.read(permit.known_computed)
         names = [request.request_id for request, _ in pending]
-        self._arrivals.observe(scheduler.requests, now, wall)
+        new = self._arrivals.observe(scheduler.requests, now, wall)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
-            self._holds.end_step(scheduler.requests, names, permit.held_ids, since)
+            self._holds.end_step(scheduler.requests, names, permit.held_ids, new, since)
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
@@ -247,14 +248,13 @@ class BalanceGate:
 
         Without a budget, of the oldest that has no token yet.
         """
-        waits = [
-            self._arrivals.wait(request.request_id, now)
+        names = [
+            request.request_id
             for request, _ in pending
             if not request.num_output_tokens
         ]
-        if self.ttft_budget is not None:
-            waits = [wait for wait in waits if wait < self.ttft_budget]
-        return max(waits, default=0.0)
+        budget = math.inf if self.ttft_budget is None else self.ttft_budget
+        return self._arrivals.longest_wait(names, now, less=budget)
 
     def _observe_ends(self, holds: list[tuple[int, float]]) -> None:
         for steps, seconds in holds:

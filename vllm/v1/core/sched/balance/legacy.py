@@ -24,6 +24,10 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
 
     Afterwards `ascend_config.enable_balance_scheduling` says whether any policy is
     on, so that the plugin's own checks of the combination hold for the flag too.
+
+    Raises:
+        ValueError: the flag is given on a host that only prefills or only decodes,
+            which the plugin refuses by the name of its own switch.
     """
     parallel_config = vllm_config.parallel_config
     nested = (vllm_config.additional_config or {}).get("scheduler_config") or {}
@@ -48,3 +52,11 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
     policy = parallel_config.data_parallel_balance
     is_on = isinstance(policy, str) and policy != "off"
     ascend_config.enable_balance_scheduling = is_on
+    transfer = vllm_config.kv_transfer_config
+    role = transfer.kv_role if transfer is not None else "kv_both"
+    if is_on and not switched_on and role != "kv_both":
+        raise ValueError(
+            f"--data-parallel-balance {policy}: vllm-ascend runs no balance scheduling "
+            "on an instance that only prefills or only decodes, and "
+            f"--kv-transfer-config has kv_role {role}. Remove the flag, or use kv_both."
+        )

@@ -21,6 +21,31 @@ _MOST_OBSERVED = 1000
 """Values that one report adds to a histogram; Prometheus takes them one at a time, and
 the front-end has requests to serve. The others follow with the next reports."""
 
+_HISTOGRAMS = {
+    "hold_lengths": (
+        "vllm:dp_balance_hold_length_steps",
+        "Length of the holds that ended, in steps.",
+    ),
+    "hold_seconds": (
+        "vllm:dp_balance_hold_length_seconds",
+        "Length of the holds that ended, in seconds.",
+    ),
+    "budgets": (
+        "vllm:dp_balance_prefill_budget_tokens",
+        "Prompt tokens that each rank was granted, by the decisions that admit.",
+    ),
+    "exchange_seconds": (
+        "vllm:dp_balance_exchange_seconds",
+        "Time the rank spent in the exchange of rows, waiting for slower ranks "
+        "included.",
+    ),
+    "balance_ratios": (
+        "vllm:dp_balance_ratio",
+        "Mean over maximum, among the ranks, of the tokens of a step.",
+    ),
+}
+"""By the field of the report that goes into it: name and documentation."""
+
 
 class DPBalanceProm:
     """Records balance scheduling in Prometheus, labelled by engine (rank).
@@ -61,8 +86,15 @@ class DPBalanceProm:
             )
         )
         self._histograms = {
-            field: per_engine(metric)
-            for field, metric in _histograms(histogram, labelnames).items()
+            field: per_engine(
+                histogram(
+                    name=name,
+                    documentation=documentation,
+                    buckets=HISTOGRAMS[field],
+                    labelnames=labelnames,
+                )
+            )
+            for field, (name, documentation) in _HISTOGRAMS.items()
         }
         self._pending: defaultdict[tuple[str, int], _Bins] = defaultdict(dict)
 
@@ -82,45 +114,6 @@ class DPBalanceProm:
                 before = pending.get(index, (0, 0.0))
                 pending[index] = (before[0] + count, before[1] + total)
             _drain(pending, HISTOGRAMS[name], metric[engine_idx].observe)
-
-
-def _histograms(histogram: Callable[..., Any], labelnames: list[str]) -> dict[str, Any]:
-    """Makes the histograms, each by the field of the report that goes into it."""
-    return {
-        "hold_lengths": histogram(
-            name="vllm:dp_balance_hold_length_steps",
-            documentation="Length of the holds that ended, in steps.",
-            buckets=HISTOGRAMS["hold_lengths"],
-            labelnames=labelnames,
-        ),
-        "hold_seconds": histogram(
-            name="vllm:dp_balance_hold_length_seconds",
-            documentation="Length of the holds that ended, in seconds.",
-            buckets=HISTOGRAMS["hold_seconds"],
-            labelnames=labelnames,
-        ),
-        "budgets": histogram(
-            name="vllm:dp_balance_prefill_budget_tokens",
-            documentation="Prompt tokens that each rank was granted, by the "
-            "decisions that admit.",
-            buckets=HISTOGRAMS["budgets"],
-            labelnames=labelnames,
-        ),
-        "exchange_seconds": histogram(
-            name="vllm:dp_balance_exchange_seconds",
-            documentation="Time the rank spent in the exchange of rows, waiting "
-            "for slower ranks included.",
-            buckets=HISTOGRAMS["exchange_seconds"],
-            labelnames=labelnames,
-        ),
-        "balance_ratios": histogram(
-            name="vllm:dp_balance_ratio",
-            documentation="Mean over maximum, among the ranks, of the tokens of a "
-            "step.",
-            buckets=HISTOGRAMS["balance_ratios"],
-            labelnames=labelnames,
-        ),
-    }
 
 
 def _drain(

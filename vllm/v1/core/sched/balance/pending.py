@@ -4,17 +4,20 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.sched.balance.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.prefix_hits import PrefixHits
-from vllm.v1.core.sched.balance.queues import in_turn
+from vllm.v1.core.sched.balance.queues import admitted_in_turn
 from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+
+_WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 
 class Pending(NamedTuple):
@@ -23,6 +26,17 @@ class Pending(NamedTuple):
     request: Request
     tokens: int
     """Tokens left to compute."""
+
+
+class _Counted(NamedTuple):
+    """Requests that all could start, as they were counted in an earlier step."""
+
+    requests: list[Request]
+    admissible: list[Pending]
+    most_blocks: int
+
+
+_NOTHING = _Counted([], [], 0)
 
 
 class PendingWork:
@@ -39,6 +53,7 @@ class PendingWork:
         self._scheduler = scheduler
         self._budget = 0
         self._known: Mapping[str, int] = {}
+        self._before = _NOTHING
 
     @cached_property
     def _hits(self) -> PrefixHits:
@@ -58,7 +73,7 @@ class PendingWork:
             return []
         self._hits.begin_step()
         self._budget = self._step_budget()
-        free = FreeBlocks(scheduler, self._budget)
+        free = FreeBlocks(scheduler, self._hits, self._budget)
         in_progress = [
             Pending(request, request.num_tokens - request.num_computed_tokens)
             for request in scheduler.running
@@ -95,32 +110,60 @@ class PendingWork:
     def _admissible(self, free: FreeBlocks) -> list[Pending]:
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        if scheduler.pause_state != PauseState.UNPAUSED or self._budget <= 0:
+        if self._budget <= 0:
             return []
-        admissible: list[Pending] = []
-        for request in self._with_adapter(self._ready()):
-            if len(admissible) >= slots:
-                break
-            hit = None if request.num_computed_tokens else self._hits.of(request)
-            computed = max(
-                request.num_computed_tokens,
-                hit.tokens if hit else 0,
-                self._known.get(request.request_id, 0),
-            )
+        in_turn = self._ready()
+        if scheduler.lora_config:
+            in_turn = self._with_adapter(in_turn)
+        ready = list(islice(in_turn, max(0, slots)))
+        before = self._before
+        if (
+            ready == before.requests
+            and free.most_left >= before.most_blocks
+            and self._hits.all_hold(ready)
+        ):
+            return before.admissible
+        room = free.most_left
+        admissible = self._fitting(ready, free)
+        all_fit = len(admissible) == len(ready) and not free.tight
+        if all_fit and self._of_any_size and scheduler.connector is None:
+            self._before = _Counted(ready, admissible, room - free.most_left)
+        else:
+            self._before = _NOTHING
+        return admissible
+
+    @property
+    def _of_any_size(self) -> bool:
+        """Whether a step can compute as few tokens of a prompt as are left in it."""
+        scheduler = self._scheduler
+        chunked: bool = scheduler.scheduler_config.enable_chunked_prefill
+        return chunked and not scheduler.need_mamba_block_aligned_split
+
+    def _fitting(self, requests: list[Request], free: FreeBlocks) -> list[Pending]:
+        """The first of these requests, up to one that upstream would not admit."""
+        of_any_size, known = self._of_any_size, self._known
+        fitting: list[Pending] = []
+        for request in requests:
+            computed, hit = request.num_computed_tokens, None
+            if not computed:
+                hit = self._hits.of(request)
+                computed = hit.tokens
+            if known:
+                computed = max(computed, known.get(request.request_id, 0))
             tokens = request.num_tokens - computed
-            if not self._can_start(request, tokens, computed):
+            if not of_any_size and not self._can_start(request, tokens, computed):
                 break
             if not free.take(request, computed, hit):
                 break
-            admissible.append(Pending(request, tokens))
-        return admissible
+            fitting.append(Pending(request, tokens))
+        return fitting
 
     def _ready(self) -> Iterator[Request]:
         """Waiting requests that wait for nothing but a slot. The others take none."""
         arrived = self._scheduler.finished_recving_kv_req_ids
-        for request in in_turn(self._scheduler):
+        for request in admitted_in_turn(self._scheduler):
             status = request.status
-            if status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            if status is _WAITING or status is _PREEMPTED:
                 yield request
             elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 if request.request_id in arrived:
@@ -133,9 +176,6 @@ class PendingWork:
     def _with_adapter(self, requests: Iterator[Request]) -> Iterator[Request]:
         """Leaves out those whose adapter finds no place beside those that run."""
         scheduler = self._scheduler
-        if not scheduler.lora_config:
-            yield from requests
-            return
         adapters = {
             request.lora_request.lora_int_id
             for request in scheduler.running

@@ -30,7 +30,7 @@ class PrefillPermit:
         self.known_computed: dict[str, int] = {}
         """Tokens that need not be computed, as told at the lookup, of held requests."""
         self.held_ids: set[str] = set()
-        """Requests that were held in this step."""
+        """Requests that were held in this step, and had a slot."""
         self.apply(OPEN)
 
     def apply(self, decision: Decision) -> None:
@@ -63,7 +63,8 @@ class PrefillPermit:
         asks = self._scheduler.connector is not None and not computed
         if asks and self._looks_on and request.request_id not in self.known_computed:
             return False
-        self.held_ids.add(request.request_id)
+        if self._looks_on:
+            self.held_ids.add(request.request_id)
         return True
 
     @property

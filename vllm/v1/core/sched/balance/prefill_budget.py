@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Chooses the prefill budget of a step: waiting saved against time wasted."""
 
-from bisect import bisect_left
 from collections.abc import Iterable
 
 from .costs import StepCost
@@ -14,14 +13,13 @@ def best_prefill_budget(
     limit: int,
     max_tokens: int,
     cost: StepCost,
-    floor: int = 0,
 ) -> int:
     """The budget B with the largest gain, or 0 if none is worth its waste.
 
     ``gain(B) = sum_r cost_r * min(1, B / p_r) - cost.waste(B, mean_r min(p_r, B))``
 
-    Between two of the pending tokens p_r the gain is linear in B, so only B = p_r,
-    the limit and the floor need to be looked at: one sort, O(ranks log ranks).
+    Between two of the pending tokens p_r the gain is linear in B, so only B = p_r
+    and the limit need to be looked at: one sort, O(ranks log ranks).
 
     Args:
         work: pending prompt tokens p_r > 0 and waiting cost_r (seconds) of each rank
@@ -30,30 +28,22 @@ def best_prefill_budget(
         limit: the largest budget that a step can take beside its decodes, at least 1.
         max_tokens: tokens of the largest step; the unit of `cost`.
         cost: what prefills cost.
-        floor: a budget that must be granted at least, from 0 (none) to the limit.
 
     Returns:
-        A number of tokens, at most `limit`; at least `floor`.
+        A number of tokens, at most `limit`.
     """
     ordered = sorted(work)
-    # Ranks below the floor are served whole whatever budget is chosen.
-    first = bisect_left(ordered, (floor,))
     # Waiting cost and tokens of the ranks that are served whole.
-    saved = sum(waited for _, waited in ordered[:first])
-    below = sum(tokens for tokens, _ in ordered[:first])
-    rest = ordered[first:]
-    above = len(rest)
+    saved = below = 0.0
+    above = len(ordered)
     # With the costs per token and mean = (below + B * above) / ranks,
     # gain(B) = saved + B * rate - own * (B - mean) - fixed + fixed * mean;
     # all gains below are without the constant -fixed.
     own = cost.own / max_tokens
     slope = (own + cost.fixed / max_tokens) / ranks
-    rate = sum(waited / tokens for tokens, waited in rest) - own
+    rate = sum(waited / tokens for tokens, waited in ordered) - own
     best, best_gain = 0, cost.fixed
-    if floor:
-        best = floor
-        best_gain = saved + floor * rate + slope * (below + floor * above)
-    for tokens, waited in rest:
+    for tokens, waited in ordered:
         budget = tokens if tokens < limit else limit
         gain = saved + budget * rate + slope * (below + budget * above)
         if gain >= best_gain:

@@ -2,7 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Which blocks of waiting prompts are in the KV cache already, without touching it."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -11,88 +13,178 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-LOOKUP_BLOCKS = 512
-"""Blocks of prompts that are looked up in one step; the rest keeps what was found."""
+ALWAYS, EVERY = 4, 8
+"""So many requests at the head of the queue are looked at in each step, and of those
+behind them every so many-th."""
+SEARCHES = 8
+"""Prompts that are searched for in one step, besides the first. The others keep what
+was found before, at first nothing."""
+SEARCHED_BLOCKS = 128
+"""The same for a search that walks all blocks of a hit: with several groups."""
 
 
 class Hit(NamedTuple):
-    """What the KV cache had of a request when it was looked up."""
+    """What the KV cache had of a request when it was searched."""
 
     tokens: int
     """Prompt tokens that need not be computed."""
     blocks: tuple[Sequence[Any], ...]
-    """Their blocks, for each group of the KV cache."""
-    last_hash: Any
-    """Hash of the last of them, by which a look tells whether it is still there."""
+    """Their blocks, for each group of the KV cache; with one group of full attention
+    only the last."""
+    marks: list[Any]
+    """Those of them that are there only if all are."""
+    hashes: list[Any]
+    """The hashes that these had."""
 
 
 class PrefixHits:
-    """Looks prefixes up with upstream's own search, and remembers what it found.
+    """Searches prefixes as upstream does, and remembers what it found.
 
-    The search neither counts in upstream's statistics nor changes the order in which
-    blocks are evicted. It walks all blocks of a hit, so at most `LOOKUP_BLOCKS` are
-    walked in one step; what is left for later counts with what was found before, at
-    first nothing. With one group of full attention, two looks at the end of a hit
-    tell whether it still holds, because blocks are evicted from the end. With other
-    groups every request is looked up again as its turn comes.
+    A search neither counts in upstream's statistics nor changes the order in which
+    blocks are evicted. Since blocks are evicted from the end of a prompt, the end of a
+    hit is found by halving, and two looks there tell whether it still holds. Only
+    without a group of full attention does that take upstream's whole search.
+
+    What is said of the first requests in turn is true in each step. What is said of the
+    others is up to `EVERY` steps old, or more where more new ones come in a step than
+    `SEARCHES`, so that the time for it is bounded.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
         manager = scheduler.kv_cache_manager
         self._cache = manager.coordinator
+        self._has_block = self._cache.block_pool.get_cached_block
         self._enabled = manager.enable_caching
-        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, None)
+        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, [], [])
         managers = self._cache.single_type_managers
-        self._one_full_attention = len(managers) == 1 and isinstance(
-            managers[0], FullAttentionManager
-        )
+        self._full = [isinstance(each, FullAttentionManager) for each in managers]
+        self._size = managers[0].block_size if self._full == [True] else 0
         self._dropped = len(self._cache.eagle_group_ids)
+        self._can_tell = any(self._full) and not self._dropped
+        if self._can_tell:
+            self._full_group = self._full.index(True)
+            self._full_size = managers[self._full_group].block_size
+            if len(managers) > 1:
+                self._can_tell = self._full_size == self._cache.hash_block_size
         self._found: dict[str, Hit] = {}
         self._next: dict[str, Hit] = {}
-        self._blocks_left = 0
+        self._step = 0
 
     def begin_step(self) -> None:
         """Forgets the requests that were not asked for since the last call."""
-        # Those that come first next time were looked up longest ago.
         self._found, self._next = self._next, {}
-        self._blocks_left = LOOKUP_BLOCKS
+        self._step += 1
+        self._asked = 0
+        self._searches = SEARCHES
+        self._blocks = SEARCHED_BLOCKS
 
     def of(self, request: Request) -> Hit:
-        """What the KV cache has of a request that has computed nothing."""
-        if not self._enabled or request.skip_reading_prefix_cache:
+        """What the KV cache has of a request that has computed nothing.
+
+        To be asked once in a step for each request, in their turn.
+        """
+        if not self._enabled:
             return self._nothing
-        request_id = request.request_id
-        hit = self._found.get(request_id)
-        if hit is None or not self._still_holds(request, hit):
-            hit = self._look_up(request) or hit or self._nothing
-        self._next[request_id] = hit
+        index, self._asked = self._asked, self._asked + 1
+        may_search = index == 0 or (self._searches > 0 and self._blocks > 0)
+        hit = self._found.get(request.request_id)
+        if hit is None:
+            if request.skip_reading_prefix_cache:
+                hit = self._nothing
+            elif may_search:
+                hit = self._search(request, charged=index > 0)
+            else:
+                return self._nothing
+        elif (
+            (index < ALWAYS or (index - ALWAYS - self._step) % EVERY == 0)
+            and may_search
+            and not self._still_holds(request, hit)
+        ):
+            hit = self._search(request, charged=index > 0)
+        self._next[request.request_id] = hit
         return hit
 
-    def _look_up(self, request: Request) -> Hit | None:
-        if self._blocks_left <= 0:
-            return None
+    def all_hold(self, requests: Sequence[Request]) -> bool:
+        """Whether these have what they had in the last step, as far as is looked at.
+
+        Args:
+            requests: all that were asked for then; if so, none need be asked for now.
+        """
+        if not self._enabled:
+            return True
+        found, count = self._found, len(requests)
+        if len(found) != count:
+            return False
+        looked_at = chain(
+            range(min(ALWAYS, count)), range(ALWAYS + self._step % EVERY, count, EVERY)
+        )
+        for index in looked_at:
+            request = requests[index]
+            hit = found.get(request.request_id)
+            if hit is None or not self._still_holds(request, hit):
+                return False
+        self._next = found
+        return True
+
+    def unused(self, request: Request, hit: Hit) -> Iterator[Any]:
+        """Those blocks of a hit that no request uses: upstream could evict them."""
+        if not self._size:
+            for blocks in hit.blocks:
+                for block in blocks:
+                    if block.ref_cnt == 0 and not block.is_null:
+                        yield block
+            return
+        # Who uses a block uses those before it, too.
+        for index in reversed(range(hit.tokens // self._size)):
+            found = self._has_block(request.block_hashes[index], [0])
+            if not found or found[0].ref_cnt:
+                return
+            yield found[0]
+
+    def _search(self, request: Request, charged: bool) -> Hit:
+        self._searches -= charged
+        hashes = request.block_hashes
+        if self._size:
+            end = min(len(hashes), (request.num_tokens - 1) // self._size)
+            count = self._end_of_hit(hashes, end) - self._dropped
+            if count <= 0:
+                return self._nothing
+            last = self._has_block(hashes[count - 1], [0])
+            return _hit(count * self._size, (last,), last)
         # From 0.30 on there is a third value, of which we need nothing.
         blocks, tokens = self._cache.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
+            hashes, request.num_tokens - 1
         )[:2]
-        self._blocks_left -= 1 + sum(map(len, blocks))
-        last = blocks[0][-1].block_hash if self._one_full_attention and tokens else None
-        return Hit(tokens, blocks, last)
+        self._blocks -= charged * (1 + sum(map(len, blocks)))
+        marks = [
+            block
+            for full, group in zip(self._full, blocks, strict=True)
+            for block in (group[-1:] if full else group)
+            if not block.is_null
+        ]
+        return _hit(tokens, blocks, marks)
+
+    def _end_of_hit(self, hashes: Sequence[Any], end: int) -> int:
+        if end == 0 or not self._has_block(hashes[0], [0]):
+            return 0
+        return bisect_left(
+            range(end), True, key=lambda index: not self._has_block(hashes[index], [0])
+        )
 
     def _still_holds(self, request: Request, hit: Hit) -> bool:
-        if not self._one_full_attention:
-            return False
-        (blocks,) = hit.blocks
-        if blocks and blocks[-1].block_hash != hit.last_hash:
-            return False
+        """Whether the hit is there, and no longer one could be."""
+        if request.skip_reading_prefix_cache:
+            return True
         # With speculation by EAGLE, upstream drops the last block that it finds.
-        hashes = request.block_hashes
-        size = self._cache.single_type_managers[0].block_size
-        after = len(blocks) + self._dropped
-        if blocks and self._dropped and not self._has(hashes[len(blocks)]):
+        if not self._can_tell or [b.block_hash for b in hit.marks] != hit.hashes:
             return False
-        end = min(len(hashes), (request.num_tokens - 1) // size)
-        return after >= end or not self._has(hashes[after])
+        size = self._full_size
+        end, after = (request.num_tokens - 1) // size, hit.tokens // size
+        hashes = request.block_hashes
+        if after >= min(end, len(hashes)):
+            return True
+        return not self._has_block(hashes[after], [self._full_group])
 
-    def _has(self, block_hash: Any) -> bool:
-        return self._cache.block_pool.get_cached_block(block_hash, [0]) is not None
+
+def _hit(tokens: int, blocks: tuple[Sequence[Any], ...], marks: list[Any]) -> Hit:
+    return Hit(tokens, blocks, marks, [block.block_hash for block in marks])

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.balance.dispatch import (
     queued_tokens,
 )
 from vllm.v1.core.sched.balance.upstream import first_of
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
@@ -30,8 +31,19 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
     queues = (_looked_at_first(scheduler), scheduler.waiting)
     merged = hasattr(scheduler, "skipped_waiting")
     if merged and scheduler.policy == SchedulingPolicy.PRIORITY:
-        return heapq.merge(*queues)
+        return _smallest_first(*queues)
     return chain(*queues)
+
+
+def admitted_in_turn(scheduler: "Scheduler") -> Iterator[Request]:
+    """Those of them that the scheduler looks at, now that it is paused or not.
+
+    In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
+    """
+    if scheduler.pause_state == PauseState.UNPAUSED:
+        return in_turn(scheduler)
+    drained = not hasattr(scheduler, "skipped_waiting")
+    return iter(_looked_at_first(scheduler) if drained else ())
 
 
 def backlog_of(scheduler: "Scheduler") -> Backlog:
@@ -53,3 +65,23 @@ def _looked_at_first(scheduler: "Scheduler") -> Any:
     they and `waiting` are one queue. From 0.31 on those that hold KV blocks.
     """
     return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
+
+
+def _smallest_first(*queues: Any) -> Iterator[Request]:
+    """The requests of heaps, by priority; a heap's own iterator copies it all."""
+    heaps: list[list[Request]] = [queue._heap for queue in queues]
+    found = [
+        (heap[0].priority, heap[0].arrival_time, heap[0].request_id, number, 0)
+        for number, heap in enumerate(heaps)
+        if heap
+    ]
+    heapq.heapify(found)
+    while found:
+        *_, number, index = found[0]
+        heap = heaps[number]
+        yield heap[index]
+        heapq.heappop(found)
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            request = heap[child]
+            key = (request.priority, request.arrival_time, request.request_id)
+            heapq.heappush(found, (*key, number, child))

@@ -30,7 +30,7 @@ class Row(NamedTuple):
     pending_tokens: int
     """Prompt tokens that the pending requests have left to compute."""
     held_steps: int
-    """Steps for which this rank has been holding an admissible request, in a row."""
+    """Steps for which this rank has been holding an admissible request."""
     prefill_tokens: int
     """Prompt tokens of the step that `step_time_us` measures."""
     step_time_us: int

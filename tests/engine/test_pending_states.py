@@ -1,0 +1,197 @@
+"""The row says what upstream's scheduler would do next, in the states of special models
+and requests. `test_pending.py` has those of plain ones, and more of each."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from vllm.benchmarks.dp_balance.schedulers import FULL_ATTENTION
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.sched.balance.decision import OPEN, Decision
+from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import RequestStatus
+
+from schedulers import BLOCK_SIZE, engine_config, make_scheduler, step
+from test_pending import prompt_request, row_of, upstream_prefills
+
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK_SIZE,
+    num_kv_heads=1,
+    head_size=8,
+    dtype=torch.float32,
+    sliding_window=48,
+)
+MAMBA = MambaSpec(
+    block_size=BLOCK_SIZE,
+    shapes=((8, 32),),
+    dtypes=(torch.float32,),
+    mamba_cache_mode="align",
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """One kind of scheduler and of requests."""
+
+    layers: tuple[Any, ...] = (FULL_ATTENTION,)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    configure: Callable[[Any], None] = lambda config: None
+    prepare: Callable[[Any], None] = lambda scheduler: None
+    new_request: Callable[..., Any] = prompt_request
+    before_step: Callable[[Any, random.Random], None] = lambda scheduler, rng: None
+    in_doubt: float = 0.0
+    """Share of the steps in which the row may say that something is pending, and
+    upstream starts nothing."""
+
+
+def align_mamba(config: Any) -> None:
+    config.cache_config.mamba_cache_mode = "align"
+    config.cache_config.block_size = BLOCK_SIZE
+
+
+def two_adapters(config: Any) -> None:
+    config.lora_config = LoRAConfig(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
+
+
+def with_adapter(name: str, prompt: list[int], output: int, **arguments: Any) -> Any:
+    number = prompt[-1] % 5
+    adapter = LoRARequest(f"adapter-{number}", number, "/nowhere") if number else None
+    return prompt_request(name, prompt, output, lora_request=adapter, **arguments)
+
+
+def whole_encoder_items(scheduler: Any) -> None:
+    scheduler.scheduler_config.disable_chunked_mm_input = True
+    scheduler.max_num_encoder_input_tokens = 100
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=200)
+
+
+def with_items(name: str, prompt: list[int], output: int, **arguments: Any) -> Any:
+    """A request with items of 20 tokens, as many as there is room for."""
+    items = [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=f"{name}-{offset}",
+            mm_position=PlaceholderRange(offset=offset, length=20),
+        )
+        for offset in range(prompt[-1] % 30, len(prompt) - 20, 40)
+    ]
+    return prompt_request(name, prompt, output, mm_features=items, **arguments)
+
+
+def draft(scheduler: Any, rng: random.Random) -> None:
+    """Draft tokens for what decodes; `step` accepts none of them."""
+    ids = [r.request_id for r in scheduler.running if not r.is_prefill_chunk]
+    drafts = [[5] * rng.randint(0, 3) for _ in ids]
+    scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+
+def input_stream(name: str, prompt: list[int], output: int, **arguments: Any) -> Any:
+    return prompt_request(name, prompt, output, resumable=True, **arguments)
+
+
+def more_input(scheduler: Any, rng: random.Random) -> None:
+    """The next part of some inputs, or their end."""
+    for request in list(scheduler.requests.values()):
+        waits = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+        if waits and rng.random() < 0.3:
+            more = [rng.randrange(90) for _ in range(rng.randint(1, 60))]
+            last = rng.random() < 0.3 or request.num_tokens > 120
+            part = prompt_request(request.request_id, more, 3, resumable=not last)
+            scheduler.add_request(part)
+
+
+SPECULATION = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+PRIORITIES = {"scheduling_policy": "priority"}
+
+STATES = {
+    "full attention and sliding window": State(layers=(FULL_ATTENTION, WINDOW)),
+    "sliding window": State(layers=(WINDOW,)),
+    "two sliding windows, priorities": State(
+        layers=(WINDOW, FULL_ATTENTION, WINDOW), arguments=PRIORITIES, in_doubt=0.01
+    ),
+    "mamba align": State(layers=(FULL_ATTENTION, MAMBA), configure=align_mamba),
+    "adapters": State(configure=two_adapters, new_request=with_adapter),
+    "adapters, priorities": State(
+        configure=two_adapters, new_request=with_adapter, arguments=PRIORITIES
+    ),
+    "encoder items": State(
+        prepare=whole_encoder_items, new_request=with_items, in_doubt=0.1
+    ),
+    "speculation": State(arguments=SPECULATION, before_step=draft),
+    "speculation and sliding window": State(
+        layers=(FULL_ATTENTION, WINDOW),
+        arguments=SPECULATION,
+        before_step=draft,
+        in_doubt=0.01,
+    ),
+    "input streams": State(new_request=input_stream, before_step=more_input),
+    "many slots": State(arguments={"max_num_seqs": 24, "max_num_batched_tokens": 96}),
+}
+
+
+def scheduler_of(model: Any, state: State, num_blocks: int) -> Any:
+    config = engine_config(
+        model,
+        data_parallel_size=2,
+        data_parallel_balance="cap",
+        **{"enable_prefix_caching": True, "async_scheduling": False} | state.arguments,
+    )
+    state.configure(config)
+    scheduler = make_scheduler(config, num_blocks=num_blocks, layers=state.layers)
+    state.prepare(scheduler)
+    return scheduler
+
+
+def compare(scheduler: Any, state: State, rng: random.Random, hit_rate: float) -> Any:
+    """60 steps; how often the row and upstream said what, and tokens that hit."""
+    said: Counter[Any] = Counter()
+    for number in range(60):
+        for index in range(rng.choice([0, 0, 1, 3])):
+            length = rng.randint(1, 200)
+            shared = int(length * hit_rate)
+            prompt = [1] * shared + rng.choices(range(2, 90), k=length - shared)
+            name = f"{number}-{index}"
+            output = rng.randint(1, 20)
+            priority = rng.randint(0, 2)
+            request = state.new_request(name, prompt, output, priority=priority)
+            scheduler.add_request(request)
+        state.before_step(scheduler, rng)
+        row = row_of(scheduler, now=float(number))
+        if rng.random() < 0.5:
+            budget = rng.choice([0, 0, 5, 40, None])
+            decision = Decision(admit=budget != 0, prefill_budget=budget, reason="t")
+            scheduler.balance_gate.apply(decision)
+            step(scheduler)
+            continue
+        scheduler.balance_gate.apply(OPEN)
+        prefilled = bool(upstream_prefills(scheduler))
+        said[row.pending > 0, prefilled] += 1
+        said["waiting, not pending"] += bool(row.waiting and not row.pending)
+        assert row.pending or not prefilled, (number, row)
+        assert row.pending_tokens >= row.pending
+    return said
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_something_is_pending_exactly_if_upstream_would_prefill(moe_model, name):
+    state, said = STATES[name], Counter()
+    for seed in range(2):
+        for num_blocks in (30, 60, 300):
+            for hit_rate in (0.0, 0.5, 0.9):
+                scheduler = scheduler_of(moe_model, state, num_blocks)
+                rng = random.Random(f"{seed}{num_blocks}{hit_rate}")
+                said += compare(scheduler, state, rng, hit_rate)
+    print(name, dict(said))
+    steps = said[True, True] + said[False, False] + said[True, False]
+    assert said[True, True] > steps / 10
+    assert said["waiting, not pending"] > steps / 100
+    assert said[True, False] <= state.in_doubt * steps

@@ -1,0 +1,83 @@
+"""A prefill instance, a decode instance, and a KV connector between them.
+
+Both are real servers of two ranks, with every policy. The connector is vLLM's example,
+which hands the KV cache over in files and runs on a CPU.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from vllm.v1.core.sched.balance.policy import POLICIES
+
+from balance_tools.serving.server import Server
+from hugging_face import Sample, continuations
+from test_greedy_equality import assert_equal
+
+RANKS = 2
+BLOCK_SIZE = 32
+CONCURRENCY = 16
+
+
+@contextmanager
+def instances(folder: Path, model: Path, policy: str) -> Iterator[tuple[Server, ...]]:
+    """The prefill instance and the decode instance."""
+    with ExitStack() as stack:
+        servers = []
+        for role in ("kv_producer", "kv_consumer"):
+            connector = {
+                "kv_connector": "ExampleConnector",
+                "kv_role": role,
+                "kv_connector_extra_config": {"shared_storage_path": f"{folder}/kv"},
+            }
+            options = ["--data-parallel-size", str(RANKS), "--max-num-seqs", "2"]
+            options += ["--data-parallel-balance", policy]
+            options += ["--block-size", str(BLOCK_SIZE)]
+            options += ["--kv-transfer-config", json.dumps(connector)]
+            own = folder / role
+            own.mkdir()
+            server = Server(own, model, *options, "--no-enable-prefix-caching")
+            servers.append(stack.enter_context(server))
+        yield tuple(servers)
+
+
+@pytest.fixture(scope="module")
+def samples(moe_model: Path) -> list[Sample]:
+    """Prompts that differ in their first block: the example takes others for equal.
+
+    It finds no prompt that is one token longer than whole blocks: it stores the KV
+    cache of one block more than it looks for.
+    """
+    rng = random.Random(0)
+    lengths = [length for length in range(40, 110) if length % BLOCK_SIZE != 1]
+    prompts = [rng.choices(range(3, 250), k=rng.choice(lengths)) for _ in range(40)]
+    answers = continuations(moe_model, prompts)
+    return [
+        Sample(tuple(prompt), tuple(answer))
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_prompts_that_arrive_by_transfer_are_never_held(
+    policy: str, moe_model: Path, samples: list[Sample], tmp_path: Path
+) -> None:
+    assert len(samples) > 2 * CONCURRENCY
+    prompts = [sample.prompt for sample in samples]
+    with instances(tmp_path, moe_model, policy) as (prefill, decode):
+        first = prefill.complete(prompts, [1] * len(prompts), CONCURRENCY)
+        assert first == [list(sample.tokens[:1]) for sample in samples]
+        assert_equal(decode, samples, CONCURRENCY)
+        for server in (prefill, decode):
+            decisions = server.metric("vllm:dp_balance_decisions_total")
+            assert sorted(decisions) == list(range(RANKS))
+            assert min(decisions.values()) > 0
+        held = decode.metric("vllm:dp_balance_held_steps_total")
+        loads = decode.log.read_text().count("External Cache Hit!")
+    print(f"{policy}: {loads} prompts loaded, held steps of the decode ranks: {held}")
+    assert loads >= len(prompts)
+    assert sum(held.values()) == 0

@@ -1,0 +1,208 @@
+"""On a bad day a rebase says one clear sentence, and the former state is intact."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from balance_tools.errors import ToolError
+from balance_tools.files import exclusive
+from balance_tools.paths import Paths
+from balance_tools.rebase.scan import releases, scan
+from balance_tools.upstream.lock import load_lock
+from index_samples import SampleIndex
+from rebase_samples import (
+    ENGINE,
+    UPSTREAM,
+    Files,
+    make_root,
+    make_sdist,
+    rebase,
+    tracked,
+)
+
+NEWER = ENGINE.replace(b"class Engine", b"LIMIT = 8\n\n\nclass Engine")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    files: Files = {**UPSTREAM, "vllm/engine.py": NEWER}
+    return make_sdist(tmp_path, "vllm-2.0", files)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """An sdist whose package is not at its top."""
+    files: Files = {f"src/{path}": content for path, content in UPSTREAM.items()}
+    return make_sdist(tmp_path, "vllm-3.0", files)
+
+
+@pytest.fixture
+def index(
+    archive: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SampleIndex]:
+    """The only index that pip knows; it has two releases of vLLM, and a plugin."""
+    served = SampleIndex()
+    for path in (archive, elsewhere):
+        served.add(path.name, path.read_bytes())
+    served.add("vllm_ascend-1.0.tar.gz", b"never read")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", served.url)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    yield served
+    served.stop()
+
+
+def refused(
+    root: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1
+) -> str:
+    """Run a rebase that must fail and change nothing; return its one sentence."""
+    before = tracked(root)
+    assert rebase(root, *arguments) == code
+    assert tracked(root) == before
+    assert rebase(root, "--status") == 0  # nothing is in progress
+    (said,) = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("error: ")
+    ]
+    return said
+
+
+def test_the_index_lacks_the_release(
+    root: Path, index: SampleIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(root, capsys, "2.5") == (
+        "error: vllm 2.5: expected an sdist on pip's configured sources, found none; "
+        "the newest sdists are 2.0, 3.0"
+    )
+
+
+def test_the_release_was_yanked(
+    root: Path, index: SampleIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.yanked["vllm-2.0.tar.gz"] = "wrong answers"
+    said = refused(root, capsys, "2.0")
+    assert "found that it was yanked (wrong answers); take another" in said
+
+
+def test_a_scan_leaves_yanked_releases_out_and_says_so(
+    root: Path, index: SampleIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.yanked["vllm-2.0.tar.gz"] = "wrong answers"
+    found = releases(Paths(root), Version("1.5"), Version("4.0"))
+    assert [one.version for one in found] == ["3.0"]
+    assert "vllm 2.0 was yanked (wrong answers); left out" in capsys.readouterr().err
+
+
+def test_a_scan_of_a_range_without_a_release(root: Path, index: SampleIndex) -> None:
+    with pytest.raises(ToolError, match=r"--scan: no final release .* in 7\.0\.\.8\.0"):
+        releases(Paths(root), Version("7.0"), Version("8.0"))
+
+
+def test_the_sdist_has_another_layout(
+    root: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(root, capsys, "--sdist", str(elsewhere))
+    assert said.startswith("error: vllm-3.0.tar.gz: expected vllm/ at its top, found ")
+    assert "src" in said
+
+
+def test_a_scan_goes_on_behind_a_release_of_another_layout(
+    root: Path, index: SampleIndex
+) -> None:
+    paths = Paths(root)
+    (root / "build" / "rebase" / "scan").mkdir(parents=True)
+    found = releases(paths, Version("2.0"), Version("3.0"))
+    first, second = scan(paths, load_lock(paths.lock), found)
+    assert first.placed
+    assert {cell.status for cell in second.cells} == {"target-deleted"}
+    (why,) = {reason for cell in second.cells for reason in cell.reasons}
+    assert why == "vllm-3.0.tar.gz: expected vllm/ at its top, found src"
+
+
+def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> None:
+    """Leave only these programs on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in programs:
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_quilt_is_not_needed(
+    root: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(tmp_path, monkeypatch, "git", "diff")
+    assert rebase(root, "--sdist", str(archive)) == 0
+
+
+def test_git_is_needed_and_asked_for(
+    root: Path,
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = tracked(root)
+    with monkeypatch.context() as without_git:
+        only(tmp_path, without_git, "diff")
+        assert rebase(root, "--sdist", str(archive)) == 1
+    assert "git: expected this program on PATH, found none" in capsys.readouterr().err
+    assert tracked(root) == before
+    assert rebase(root, "--continue") == 0  # with git it goes on
+
+
+# The device /dev/full answers every write as a full disk does.
+@pytest.mark.parametrize("patch", ["gate.patch", "exchange.patch", "defer.patch"])
+def test_the_disk_is_full_in_the_middle(
+    patch: str, root: Path, archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tracked(root)
+    assert rebase(root, "--sdist", str(archive), "--stop-after", patch) == 0
+    journal = root / "build" / "rebase" / "2.0" / "state.json"
+    journal.with_name("state.json.part").symlink_to("/dev/full")
+    assert rebase(root, "--continue") == 1
+    said = capsys.readouterr().err
+    assert os.strerror(errno.ENOSPC) in said
+    assert "free space" in said
+    assert tracked(root) == before
+    assert rebase(root, "--continue") == 0
+    assert load_lock(root / "upstream.toml").vllm.version == "2.0"
+
+
+def test_a_second_rebase_waits_for_the_first(
+    root: Path, archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    second = threading.Thread(
+        target=lambda: codes.append(rebase(root, "--sdist", str(archive)))
+    )
+    lock, said = root / "build" / "rebase" / ".lock", ""
+    with exclusive(lock):
+        second.start()
+        end = time.monotonic() + 60
+        while "waiting for another run that holds" not in said:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+        assert str(lock) in said
+        assert codes == []
+    second.join(60)
+    assert codes == [0]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""How decodes fare: how many end in a step, and how much prefills slow them down."""
+
+import math
+
+_MEMORY = 256
+"""Ended requests that the share is a mean of; both sums are halved beyond it."""
+_LONGEST = 1e4
+"""Steps over which the stretch is a mean, while no request has ended yet."""
+
+
+class Decodes:
+    """Learned from the counts and times of the steps alone."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._decoded = 0.0
+        self._before: int | None = None
+        self._seconds = 0.0
+        self._decode_seconds = 0.0
+
+    def reset(self) -> None:
+        """Forgets the last step; keeps what was learned."""
+        self._before = None
+
+    @property
+    def ending(self) -> float:
+        """Share of the requests that decode in a step that end in it; 0 at first."""
+        return self._ended / self._decoded if self._decoded else 0.0
+
+    @property
+    def stretch(self) -> float:
+        """Seconds that pass while a request decodes for one; 1 or more.
+
+        A mean over about the time for which a request decodes.
+        """
+        if not self._decode_seconds:
+            return 1.0
+        return max(1.0, self._seconds / self._decode_seconds)
+
+    def observe(
+        self, decoding: int, prefilled: int, seconds: float, decode: float | None
+    ) -> None:
+        """Adds one step.
+
+        Args:
+            decoding: requests that decode on all ranks after it.
+            prefilled: prompt tokens that all ranks scheduled in it.
+            seconds: its duration; 0 if it is not known.
+            decode: seconds of a step without prefill; None if they are not known.
+        """
+        if self._before and not prefilled:
+            # Without prefill nobody joins, so whoever is missing has ended.
+            self._ended += max(0, self._before - decoding)
+            self._decoded += self._before
+            if self._ended > _MEMORY:
+                self._ended /= 2
+                self._decoded /= 2
+        self._before = decoding
+        if decode is not None and seconds:
+            keep = math.exp(-max(self.ending, 1 / _LONGEST))
+            self._seconds = self._seconds * keep + seconds
+            self._decode_seconds = self._decode_seconds * keep + min(seconds, decode)
