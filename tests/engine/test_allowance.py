@@ -226,23 +226,17 @@ def test_a_request_that_missed_its_ttft_budget_does_not_press(config):
     assert row.wait_us == 1_000_000
 
 
-def test_held_requests_that_have_a_slot_are_told_as_running(config):
-    """Else the load balancer prefers ranks on which the next request waits longer."""
+def test_front_ends_are_told_requests_and_prompt_tokens(config):
     scheduler = make_scheduler(config)
     gate = scheduler.balance_gate
+    assert gate.backlog() == (0, 0)
     add(scheduler, *((name, 30) for name in "abcdef"))
-    allow(scheduler, 0)
-    assert gate.request_counts() == (0, 6)
-    gate = give_gate(scheduler, "adaptive", ttft_budget=5.0)
-    allow(scheduler, 0)
-    assert gate.request_counts() == (4, 2)
-    row = gate.measure(wave=0, step=1, now=0.0, wall=0.0)
-    assert (row.running, row.waiting) == (0, 6)
+    assert gate.backlog() == (6, 180)
     gate.apply(OPEN)
     step(scheduler)  # 64 tokens: "a", "b" and four of "c"
     assert len(scheduler.running) == 3
     assert scheduler.get_request_counts() == (3, 3), "what it counts with itself"
-    assert gate.request_counts() == (4, 2)
+    assert gate.backlog() == (6, 116)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -22,10 +22,12 @@ def exchange_follows_the_finish_sync(tree: ast.Module) -> None:
         loop,
         lambda t: t.startswith("self.engines_running = self._has_global_unfinished"),
     )
-    assert "gate.exchange(" in body[index + 1]
-    assert "tell_clients=self._send_engine_dead" in body[index + 1]
+    assert body[index + 1] == (
+        "if (gate := getattr(self.scheduler, 'balance_gate', None)) is not None:\n"
+        "    gate.exchange_for(self)"
+    )
     assert function(tree, "EngineCoreProc._send_engine_dead")
-    once(tree, "gate.exchange(")
+    once(tree, "gate.exchange_for(")
 
 
 def scheduler_is_checked_where_it_is_made(tree: ast.Module) -> None:
@@ -121,8 +123,8 @@ def gate_is_told_of_the_end(tree: ast.Module) -> None:
     once(tree, "balance_gate.shutdown()")
 
 
-def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
-    """The gate has the last word on what the load balancer is told, and only there.
+def backlog_is_told_instead_of_counts(tree: ast.Module) -> None:
+    """The gate has the last word on what front-ends are told, and only there.
 
     From 0.31 on the scheduler asks its own get_request_counts, too.
     """
@@ -131,10 +133,30 @@ def gate_counts_for_the_load_balancer(tree: ast.Module) -> None:
     index = body.index("counts = self.scheduler.get_request_counts()")
     assert body[index + 1] == (
         "if (gate := getattr(self.scheduler, 'balance_gate', None)) is not None:\n"
-        "    counts = gate.request_counts()"
+        "    counts = gate.backlog()"
     )
     assert body[index + 2].startswith("if counts != self.last_counts:")
-    once(tree, "gate.request_counts()")
+    once(tree, "gate.backlog()")
+
+
+DISPATCH = "if self.balance_dispatch is not None:\n    self.balance_dispatch."
+
+
+def front_end_dispatches(tree: ast.Module) -> None:
+    """A request is pinned before upstream chooses; answers and aborts are seen."""
+    client = "DPLBAsyncMPClient."
+    for name, call in (
+        ("get_core_engine_for_request", "pin(request, self.lb_engines)"),
+        ("process_engine_outputs", "see(outputs)"),
+        ("abort_requests_async", "forget(request_ids)"),
+    ):
+        told = function(tree, client + name)
+        first = told.body[ast.get_docstring(told) is not None]
+        assert ast.unparse(first) == DISPATCH + call
+        once(tree, f"balance_dispatch.{call}")
+    made = [ast.unparse(each) for each in function(tree, client + "__init__").body]
+    (at,) = [i for i, text in enumerate(made) if "create_balance_dispatch(" in text]
+    assert any(text.startswith("super().__init__(") for text in made[:at])
 
 
 def rank_says_its_identity(tree: ast.Module) -> None:
@@ -209,10 +231,14 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "vllm/v1/engine/core.py": (
         imported(f"{BALANCE}.validation", "check_balance_scheduler"),
         exchange_follows_the_finish_sync,
-        gate_counts_for_the_load_balancer,
+        backlog_is_told_instead_of_counts,
         scheduler_is_checked_where_it_is_made,
         imported(f"{BALANCE}.identity", "identity_of"),
         rank_says_its_identity,
+    ),
+    "vllm/v1/engine/core_client.py": (
+        imported(f"{BALANCE}.front_end", "create_balance_dispatch"),
+        front_end_dispatches,
     ),
     "vllm/v1/engine/async_llm.py": (
         imported(f"{BALANCE}.ending", "end_with_engines"),

@@ -128,18 +128,9 @@ class FastEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        counts = [
+        return [
             RankCounts(len(self._waiting[rank]), self._running(rank))
             for rank in self._ranks
-        ]
-        if self._ttft_budget is None:
-            return counts
-        slots = self._limits.max_num_seqs
-        return [
-            RankCounts(
-                max(0, waiting - (slots - running)), min(slots, running + waiting)
-            )
-            for waiting, running, _ in counts
         ]
 
     def backlogs(self) -> Counts:

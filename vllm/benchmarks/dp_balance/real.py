@@ -219,7 +219,7 @@ class RealEngine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        counts = [rank.gate.request_counts() for rank in self._ranks]
+        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
         return [RankCounts(waiting, running) for running, waiting in counts]
 
     def backlogs(self) -> Counts:

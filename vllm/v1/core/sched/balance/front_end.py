@@ -3,27 +3,30 @@
 """Dispatch by prompt tokens in vLLM's own front-end."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
+if TYPE_CHECKING:
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
 
 def create_balance_dispatch(
-    vllm_config: VllmConfig, engines: int, servers: int, server: int
+    client: "DPLBAsyncMPClient", vllm_config: VllmConfig
 ) -> "BalanceDispatch | None":
-    """None unless balance scheduling is on.
-
-    Args:
-        vllm_config: of the front-end.
-        engines: how many it sends requests to.
-        servers: front-ends that send requests to the same engines.
-        server: number of this one.
-    """
+    """The dispatch of a front-end; None unless balance scheduling is on."""
     if vllm_config.parallel_config.data_parallel_balance == "off":
         return None
-    slots = vllm_config.scheduler_config.max_num_seqs
-    return BalanceDispatch(TokenDispatch(engines, slots, servers, server))
+    return BalanceDispatch(
+        TokenDispatch(
+            len(client.core_engines),
+            vllm_config.scheduler_config.max_num_seqs,
+            client.client_count,
+            client.client_index,
+        )
+    )
 
 
 class BalanceDispatch:

@@ -21,16 +21,17 @@ from vllm.v1.core.sched.balance.parents import end_with_parent
 from vllm.v1.core.sched.balance.pending import Pending, PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
-from vllm.v1.core.sched.balance.queues import num_waiting
+from vllm.v1.core.sched.balance.queues import backlog_of, num_waiting
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.balance.upstream import keep_prefill_interval, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import DPEngineCoreProc
 
 logger = init_logger(__name__)
 
@@ -279,20 +280,27 @@ class BalanceGate:
         """Steps for which a request that is pending has been held, at most."""
         return self._holds.longest
 
-    # Called by the scheduler.
+    # Called by the engine core.
 
-    def request_counts(self) -> tuple[int, int]:
-        """Running and waiting requests, as the load balancer is told.
+    def exchange_for(self, core: "DPEngineCoreProc") -> None:
+        """As `exchange`, for the step that the engine core has ended."""
+        self.exchange(
+            group=core.dp_group,
+            wave=core.current_wave,
+            step=core.step_counter,
+            active=core.engines_running,
+            tell_clients=core._send_engine_dead,
+        )
 
-        It takes a waiting request for the sign of a full rank. With a TTFT budget,
-        requests that could be admitted in the next step count as running.
+    def backlog(self) -> tuple[int, int]:
+        """What front-ends are told instead of running and waiting requests.
+
+        Requests in flight, and prompt tokens without a first token.
         """
-        running, waiting = len(self._scheduler.running), num_waiting(self._scheduler)
-        if self.ttft_budget is None:
-            return running, waiting
-        pending = self._pending.read(self._permit.known_computed)
-        ready = sum(each.status != RequestStatus.RUNNING for each, _ in pending)
-        return running + ready, waiting - ready
+        tokens, requests = backlog_of(self._scheduler)
+        return requests, tokens
+
+    # Called by the scheduler.
 
     def holds(self, request: Request) -> bool:
         """As `PrefillPermit.holds`."""
