@@ -78,7 +78,7 @@ def test_the_oracle_sees_every_hook_that_is_gone_or_doubled(
 MOVES = {
     "exchange before the finish-sync": (
         "vllm/v1/engine/core.py",
-        b"gate.exchange(",
+        b"gate.exchange_for(self)",
         b"            # 3) All-reduce operation to determine global unfinished reqs.\n",
     ),
     "hold before the request is looked at": (
