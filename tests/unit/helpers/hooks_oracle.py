@@ -139,20 +139,20 @@ def backlog_is_told_instead_of_counts(tree: ast.Module) -> None:
     once(tree, "gate.backlog()")
 
 
+CHOICE = "if (eng_index := request.data_parallel_rank) is None"
 DISPATCH = "if self.balance_dispatch is not None:\n    self.balance_dispatch."
 
 
 def front_end_dispatches(tree: ast.Module) -> None:
     """A request is pinned before upstream chooses; answers and aborts are seen."""
     client = "DPLBAsyncMPClient."
-    for name, call in (
-        ("get_core_engine_for_request", "pin(request, self.lb_engines)"),
-        ("process_engine_outputs", "see(outputs)"),
-        ("abort_requests_async", "forget(request_ids)"),
+    for name, call, following in (
+        ("get_core_engine_for_request", "pin(request, self.lb_engines)", CHOICE),
+        ("process_engine_outputs", "see(outputs)", "if outputs.finished_requests "),
+        ("abort_requests_async", "forget(request_ids)", "if not request_ids "),
     ):
-        told = function(tree, client + name)
-        first = told.body[ast.get_docstring(told) is not None]
-        assert ast.unparse(first) == DISPATCH + call
+        body = [ast.unparse(each) for each in function(tree, client + name).body]
+        assert body[body.index(DISPATCH + call) + 1].startswith(following)
         once(tree, f"balance_dispatch.{call}")
     made = [ast.unparse(each) for each in function(tree, client + "__init__").body]
     (at,) = [i for i, text in enumerate(made) if "create_balance_dispatch(" in text]

@@ -35,23 +35,24 @@ class BalanceDispatch:
     def __init__(self, dispatch: TokenDispatch) -> None:
         """Starts without requests."""
         self.dispatch = dispatch
-        self._published: Sequence[Sequence[int]] | None = None
+        self._published: Sequence[Sequence[float]] | None = None
 
     def pin(
-        self, request: EngineCoreRequest, published: Sequence[Sequence[int]]
+        self, request: EngineCoreRequest, published: Sequence[Sequence[float]]
     ) -> None:
         """Chooses the rank of a request, unless somebody has.
 
         Args:
             request: gets its `data_parallel_rank`. Pooling requests do not: those that
                 belong together go to one rank.
-            published: what the coordinator says of each rank; another list each time.
+            published: what the coordinator says of each rank, prompt tokens and
+                requests first; another list each time.
         """
         if request.pooling_params is not None:
             return
         if published is not self._published:
             self._published = published
-            self.dispatch.publish([(each[0], each[1]) for each in published])
+            self.dispatch.publish([(int(each[0]), int(each[1])) for each in published])
         rank = request.data_parallel_rank
         if rank is None:
             rank = self.dispatch.rank_of(request.request_id)
