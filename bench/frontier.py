@@ -12,11 +12,9 @@ runs anew. Once nothing is missing, bench/results/frontier.json is written.
 import argparse
 import hashlib
 import json
-import multiprocessing
 import signal
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +30,8 @@ from frontier_grid import (
     GridCell,
     grid,
 )
+from kept_runs import Figures, KeptRuns
 from scenarios import FIGURES
-from tqdm import tqdm
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
 
@@ -44,8 +42,6 @@ SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
 ADAPTIVE_ONLY = ("adaptive", "costs", "cycle", "prefill_budget", "stretch")
 """Sources that the other policies do not depend on."""
-
-Figures = dict[str, float]
 
 
 class Task(NamedTuple):
@@ -81,7 +77,7 @@ def _source() -> dict[bool, str]:
             b"".join(
                 text
                 for path, text in texts.items()
-                if adaptive or path.stem not in ADAPTIVE_ONLY
+                if adaptive or path.name not in ADAPTIVE_ONLY
             )
         ).hexdigest()
         for adaptive in (True, False)
@@ -97,26 +93,8 @@ def execute(task: Task) -> tuple[str, Figures]:
     return task.key, {name: round(getattr(metrics, name), 4) for name in FIGURES}
 
 
-class Runs:
-    """Runs that are kept on disk."""
-
-    def __init__(self, jobs: int, minutes: float) -> None:
-        self._jobs = jobs
-        self._end = time.monotonic() + 60 * minutes
-        self._known: dict[str, Figures] = {}
-        if KEPT.exists():
-            for line in KEPT.read_text(encoding="utf-8").splitlines():
-                try:
-                    key, figures = json.loads(line)
-                except ValueError:
-                    continue  # the line that was being written when a run was killed
-                self._known[key] = figures
-
-    def __contains__(self, task: Task) -> bool:
-        return task.key in self._known
-
-    def __getitem__(self, task: Task) -> Figures:
-        return self._known[task.key]
+class Runs(KeptRuns[Task]):
+    """The runs of the frontier."""
 
     def mean(
         self, cell: GridCell, policy: str, seeds: Sequence[int], name: str
@@ -124,30 +102,13 @@ class Runs:
         """Mean of a figure over the seeds."""
         return statistics.fmean(self[Task(cell, policy, seed)][name] for seed in seeds)
 
-    def make(self, title: str, tasks: Sequence[Task]) -> None:
+    def make_all(self, title: str, tasks: Sequence[Task]) -> None:
         """Makes those that are missing.
 
         Raises:
             UnfinishedError: the time was over before.
         """
-        missing = [task for task in tasks if task not in self]
-        if not missing:
-            return
-        KEPT.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            KEPT.open("a", encoding="utf-8") as kept,
-            multiprocessing.Pool(self._jobs) as pool,
-            tqdm(desc=title, total=len(missing), unit="run", mininterval=5) as bar,
-        ):
-            kept.write("\n")  # ends what a killed run may have left
-            for key, figures in pool.imap_unordered(execute, missing):
-                self._known[key] = figures
-                kept.write(json.dumps([key, figures]) + "\n")
-                kept.flush()
-                bar.update()
-                if time.monotonic() > self._end:
-                    break
-        if any(task not in self for task in tasks):
+        if not self.make(title, tasks):
             raise UnfinishedError
 
 
@@ -170,7 +131,7 @@ def choose_settings(
     """Mean gain of each setting of each baseline, over the cells of the choice."""
     settings = [setting for choices in BASELINES.values() for setting in choices]
     cells = [cell for cell in cells if cell.phi in CHOICE_PHIS]
-    runs.make(
+    runs.make_all(
         "choosing settings",
         [
             Task(cell, policy, seed)
@@ -228,13 +189,13 @@ def make_all(runs: Runs, cells: Sequence[GridCell], policies: Sequence[str]) -> 
         UnfinishedError: the time was over before.
     """
     for seed in REPORT_SEEDS:
-        runs.make(
+        runs.make_all(
             f"seed {seed}",
             [Task(cell, policy, seed) for cell in cells for policy in policies],
         )
         if seed in BUDGET_SEEDS:
             tasks = [task for _, task in budget_tasks(runs, cells, seed)]
-            runs.make("TTFT budgets", tasks)
+            runs.make_all("TTFT budgets", tasks)
 
 
 def summary(
@@ -324,7 +285,7 @@ def main() -> None:
     # As an error, so that the processes end with this one.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     cells = list(grid())
-    runs = Runs(arguments.jobs, arguments.minutes)
+    runs = Runs(KEPT, execute, arguments.jobs, arguments.minutes)
     message = f"Time is over; run it again to go on. Runs are kept in {KEPT}."
     try:
         choice, policies = choose(runs, cells)

@@ -13,18 +13,16 @@ every policy has been run in, and can be started again to go on.
 import argparse
 import hashlib
 import json
-import multiprocessing
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
+from kept_runs import Figures, KeptRuns
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
@@ -80,8 +78,6 @@ WINDOWS = (
     Window("Mooncake", "mooncake_conversation.jsonl", 2200, 600),
 )
 """None of them was looked at when the policy was made; see the page of the results."""
-
-Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -171,39 +167,7 @@ def figures(run: Run) -> Figures:
     }
 
 
-class Runs:
-    """Runs that are kept on disk."""
-
-    def __init__(self, jobs: int, minutes: float) -> None:
-        self._jobs = jobs
-        self._end = time.monotonic() + 60 * minutes
-        self.known: dict[str, Figures] = {}
-        if KEPT.exists():
-            for line in KEPT.read_text(encoding="utf-8").splitlines():
-                try:
-                    key, found = json.loads(line)
-                except ValueError:
-                    continue  # the line that was being written when a run was killed
-                self.known[key] = found
-
-    def make(self, title: str, tasks: Sequence[Task]) -> bool:
-        """Makes those that are missing, until the time is over; whether all are."""
-        missing = [task for task in tasks if task.key not in self.known]
-        KEPT.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            KEPT.open("a", encoding="utf-8") as kept,
-            multiprocessing.Pool(self._jobs) as pool,
-            tqdm(desc=title, total=len(missing), unit="run", mininterval=5) as bar,
-        ):
-            kept.write("\n")  # ends what a killed run may have left
-            for key, found in pool.imap(execute, missing):
-                self.known[key] = found
-                kept.write(json.dumps([key, found]) + "\n")
-                kept.flush()
-                bar.update()
-                if time.monotonic() > self._end:
-                    break
-        return all(task.key in self.known for task in tasks)
+Runs = KeptRuns[Task]
 
 
 class Cell(NamedTuple):
@@ -220,8 +184,8 @@ def grid(runs: Runs) -> Iterator[Cell]:
     for cost in COSTS:
         for window in WINDOWS:
             tasks = [Task(window, cost, policy) for policy in ("off", "adaptive")]
-            if all(task.key in runs.known for task in tasks):
-                off, adaptive = (runs.known[task.key]["rate"] for task in tasks)
+            if all(task in runs for task in tasks):
+                off, adaptive = (runs[task]["rate"] for task in tasks)
                 for load in LOADS:
                     rate = 1.2 * adaptive if load is None else load * off
                     yield Cell(window, cost, load, round(rate, 4))
@@ -232,10 +196,10 @@ def summary(runs: Runs) -> list[dict[str, object]]:
     cells = []
     for cell in grid(runs):
         tasks = {
-            policy: Task(cell.window, cell.cost, policy, cell.rate).key
+            policy: Task(cell.window, cell.cost, policy, cell.rate)
             for policy in POLICIES
         }
-        if all(key in runs.known for key in tasks.values()):
+        if all(task in runs for task in tasks.values()):
             cells.append(
                 {
                     "trace": cell.window.trace,
@@ -244,7 +208,7 @@ def summary(runs: Runs) -> list[dict[str, object]]:
                     "cost": cell.cost,
                     "load": cell.load,
                     "rate": cell.rate,
-                    "policies": {name: runs.known[key] for name, key in tasks.items()},
+                    "policies": {name: runs[task] for name, task in tasks.items()},
                 }
             )
     return cells
@@ -258,7 +222,7 @@ def main() -> None:
         "--minutes", type=float, default=float("inf"), help="stop after so many"
     )
     arguments = parser.parse_args()
-    runs = Runs(arguments.jobs, arguments.minutes)
+    runs = Runs(KEPT, execute, arguments.jobs, arguments.minutes)
     # One cost model after the other, so that what there is when the time is over has
     # all traces and loads.
     for cost in COSTS:

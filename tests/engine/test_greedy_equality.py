@@ -34,7 +34,7 @@ def assert_equal(
 
 def assert_the_gate_held(server: Server, ranks: int) -> None:
     """Every rank decided, and admissions were held somewhere."""
-    decisions, held, holds, exchanges = server.metrics(
+    decisions, held, holds, exchanges = server.settled_metrics(
         "vllm:dp_balance_decisions_total",
         "vllm:dp_balance_held_steps_total",
         "vllm:dp_balance_hold_length_steps_count",

@@ -19,25 +19,11 @@ END_S = 60
 """Within this time the ranks are named, clients have errors, and processes end."""
 
 ANSWERS = 20
-
-
-def counts(server: Server) -> list[dict[int, float]]:
-    """Decisions, held steps and exchanges by rank, once the wave has ended.
-
-    The front-end writes /metrics in a thread, while it goes on counting: a report that
-    comes meanwhile is in the counters written last and not in those written first.
-    The steps of a wave go on for a while after its last answer.
-    """
-    names = ("decisions_total", "held_steps_total", "exchange_seconds_count")
-    end = time.monotonic() + END_S
-    before = None
-    while time.monotonic() < end:
-        now = list(server.metrics(*(f"vllm:dp_balance_{name}" for name in names)))
-        if now == before:
-            return now
-        before = now
-        time.sleep(0.5)
-    raise AssertionError(f"without requests, the ranks step for more than {END_S} s")
+COUNTED = (
+    "vllm:dp_balance_decisions_total",
+    "vllm:dp_balance_held_steps_total",
+    "vllm:dp_balance_exchange_seconds_count",
+)
 
 
 def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> None:
@@ -49,7 +35,7 @@ def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> N
     served: dict[int, float] = {}
     held = 0.0
     for server in servers:
-        ours, steps, exchanges = counts(server)
+        ours, steps, exchanges = server.settled_metrics(*COUNTED)
         assert exchanges == ours
         decisions |= ours
         held += sum(steps.values())

@@ -25,6 +25,7 @@ START_S = 150
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
 REQUEST_S = 120
+SETTLE_S, SETTLE_PAUSE_S = 60.0, 0.5
 
 
 def free_port() -> int:
@@ -139,7 +140,11 @@ class Server(ServeProcess):
         return self.metrics(name, **labels)[0]
 
     def metrics(self, *names: str, **labels: str) -> list[dict[int, float]]:
-        """Several Prometheus samples of one moment, each as by `metric`."""
+        """Several Prometheus samples, each as by `metric`.
+
+        The front-end writes them in a thread while it goes on counting: a report that
+        comes meanwhile is in those written last and not in those written first.
+        """
         text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
         values: list[dict[int, float]] = [defaultdict(float) for _ in names]
         for family in text_string_to_metric_families(text):
@@ -148,6 +153,24 @@ class Server(ServeProcess):
                     engine = int(sample.labels["engine"])
                     values[names.index(sample.name)][engine] += sample.value
         return [dict(value) for value in values]
+
+    def settled_metrics(self, *names: str) -> list[dict[int, float]]:
+        """As `metrics`, once the ranks have stopped: their steps outlast the answers.
+
+        Raises:
+            RuntimeError: they still step after a minute without requests.
+        """
+        before = None
+        for _ in range(int(SETTLE_S / SETTLE_PAUSE_S)):
+            now = self.metrics(*names)
+            if now == before:
+                return now
+            before = now
+            time.sleep(SETTLE_PAUSE_S)
+        raise RuntimeError(
+            f"{self.url}/metrics: expected {', '.join(names)} to stand still without "
+            f"requests, found them changing for {SETTLE_S:.0f} s; see {self.log}"
+        )
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of every rank."""
