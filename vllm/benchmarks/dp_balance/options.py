@@ -15,7 +15,7 @@ from .engine import RankLimits
 from .errors import UsageError
 from .policies import BASELINES, OWN, make_controller
 from .presets import PRESETS
-from .routing import LOAD_BALANCERS
+from .routing import AS_SERVED, LOAD_BALANCERS
 from .scenario import Scenario
 from .trace_options import add_trace_args, traffic_from, workload_from
 from .traces import CountTokens
@@ -45,10 +45,12 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--load-balancer",
-        choices=LOAD_BALANCERS,
-        default="0.23",
-        help="vLLM's own, by version, or a router that does not look at the ranks: "
-        "skewed draws ranks and sticky sessions by Zipf's law.",
+        choices=(AS_SERVED, *LOAD_BALANCERS),
+        default=AS_SERVED,
+        help="as-served: by prompt tokens for the policies of a server, that of vLLM "
+        "0.23 for off and for other projects' rules. Or one for all: vLLM's own, by "
+        "version, or a router that does not look at the ranks: skewed draws ranks and "
+        "sticky sessions by Zipf's law.",
     )
     server.add_argument(
         "--api-server-count",

@@ -13,9 +13,11 @@ from itertools import accumulate
 from typing import Protocol
 
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.policy import POLICIES
 
 from .coordinator import Counts, RankCounts
 from .errors import UsageError
+from .policies import PolicySpec
 from .workload import SimRequest
 
 
@@ -212,6 +214,21 @@ _ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
 BY_TOKENS = "tokens"
 
 LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
+
+AS_SERVED = "as-served"
+
+
+def load_balancer_of(name: str, policy: str) -> str:
+    """The load balancer that a policy is simulated with.
+
+    Args:
+        name: one of `LOAD_BALANCERS`, or `AS_SERVED` for that of a server which runs
+            the policy: by tokens with balance on, else that of vLLM 0.23.
+        policy: as on the command line.
+    """
+    if name != AS_SERVED:
+        return name
+    return BY_TOKENS if PolicySpec.parse(policy).name in POLICIES else "0.23"
 
 
 def make_load_balancers(

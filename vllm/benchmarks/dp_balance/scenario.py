@@ -18,7 +18,7 @@ from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
 from .prefix_cache import BLOCK_SIZE
-from .routing import BY_TOKENS, make_load_balancers
+from .routing import BY_TOKENS, load_balancer_of, make_load_balancers
 from .traces import CountTokens, TimedTrace, Trace, read_trace
 from .workload import (
     SimRequest,
@@ -149,8 +149,9 @@ def simulate(
     )
     rng = random.Random(f"clients {seed}")
     ranks = scenario.limits.ranks
+    load_balancer = load_balancer_of(scenario.load_balancer, policy)
     load_balancers = make_load_balancers(
-        scenario.load_balancer,
+        load_balancer,
         ranks,
         random.Random(f"routing {seed}"),
         scenario.skew,
@@ -163,7 +164,7 @@ def simulate(
         controller,
         requests,
         scenario.traffic,
-        Dispatcher(ranks, load_balancers, scenario.load_balancer == BY_TOKENS),
+        Dispatcher(ranks, load_balancers, load_balancer == BY_TOKENS),
         scenario.cost,
         rng,
         frontend=scenario.frontend,

@@ -1,0 +1,197 @@
+"""With balance on, real front-ends send requests by prompt tokens, and forget them."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.dispatch import REQUEST_TOKENS, Backlog
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from balance_tools.serving.server import Server
+
+RANKS = 3
+SLOTS = 4
+
+
+def device(step_seconds: float) -> dict[str, Any]:
+    return {"emulated_device": {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}}
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    model: Path, step_seconds: float, policy: str = "adaptive"
+) -> AsyncIterator[AsyncLLM]:
+    arguments = AsyncEngineArgs(
+        model=str(model),
+        data_parallel_size=RANKS,
+        data_parallel_balance=policy,
+        max_num_seqs=SLOTS,
+        max_model_len=256,
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        additional_config=device(step_seconds),
+    )
+    running = AsyncLLM.from_engine_args(arguments)
+    try:
+        yield running
+    finally:
+        running.shutdown()
+
+
+async def ask(
+    asked: AsyncLLM, name: str, prompt: int, output: int, rank: int | None = None
+) -> int:
+    """Tokens that were answered."""
+    parameters = SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False)
+    prompts: Any = {"prompt_token_ids": [7] * prompt}
+    tokens = 0
+    async for answer in asked.generate(
+        prompts, parameters, name, data_parallel_rank=rank
+    ):
+        tokens = len(answer.outputs[0].token_ids)
+    return tokens
+
+
+def ranks_chosen(asked: AsyncLLM) -> list[int]:
+    """The ranks of the requests from now on, in their order."""
+    client: Any = asked.engine_core
+    choose, chosen = client.get_core_engine_for_request, []
+
+    def spy(request: Any) -> Any:
+        engine_of_request = choose(request)
+        chosen.append(client.core_engines.index(engine_of_request))
+        return engine_of_request
+
+    client.get_core_engine_for_request = spy
+    return chosen
+
+
+def expected_ranks(prompts: list[int], pins: list[int | None]) -> list[int]:
+    """Of requests that come while nothing is computed: the rule in a plain form."""
+    tokens, count, ranks = [0] * RANKS, [0] * RANKS, []
+    for prompt, pin in zip(prompts, pins, strict=True):
+        loads = [
+            (count[rank] >= SLOTS, tokens[rank] + REQUEST_TOKENS * count[rank], rank)
+            for rank in range(RANKS)
+        ]
+        rank = min(loads)[-1] if pin is None else pin
+        tokens[rank] += prompt
+        count[rank] += 1
+        ranks.append(rank)
+    return ranks
+
+
+def test_requests_go_by_prompt_tokens_and_pins_are_kept(moe_model: Path) -> None:
+    rng = random.Random(1)
+    prompts = [rng.choice((5, 20, 200)) for _ in range(16)]
+    pins = [rng.choice((None, None, None, 2)) for _ in prompts]
+
+    async def serve() -> tuple[list[int], list[int]]:
+        async with engine(moe_model, step_seconds=2.0) as asked:
+            chosen = ranks_chosen(asked)
+            answers = await asyncio.gather(
+                *(
+                    ask(asked, f"{i}", prompt, 2, pin)
+                    for i, (prompt, pin) in enumerate(zip(prompts, pins, strict=True))
+                )
+            )
+            return chosen, answers
+
+    chosen, answers = asyncio.run(serve())
+    expected = expected_ranks(prompts, pins)
+    assert chosen == expected
+    assert answers == [2] * len(prompts)
+    by_requests = [rank % RANKS for rank in range(len(prompts))]
+    assert expected != by_requests, "the case does not tell rules apart"
+
+
+def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
+    """Clients give up before the first token, after it, and at the end."""
+    rng = random.Random(2)
+
+    async def serve() -> None:
+        async with engine(moe_model, step_seconds=0.002) as asked:
+            dispatch = asked.engine_core.balance_dispatch.dispatch
+
+            async def client(number: int) -> None:
+                request = ask(
+                    asked, f"{number}", rng.randint(1, 200), rng.randint(1, 30)
+                )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(request, rng.choice((0.01, 0.1, 0.5, 60)))
+
+            busiest = 0
+            for wave in range(25):
+                clients = [client(100 * wave + i) for i in range(100)]
+                tasks = [asyncio.create_task(each) for each in clients]
+                await asyncio.sleep(0.05)
+                busiest = max(busiest, sum(own.requests for own in dispatch.own))
+                await asyncio.gather(*tasks)
+            assert busiest > RANKS * SLOTS
+            for _ in range(100):
+                if all(own == Backlog() for own in dispatch.own):
+                    break
+                await asyncio.sleep(0.05)
+            assert dispatch.own == [Backlog()] * RANKS
+            assert dispatch.rank_of("2499") is None
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("servers", ["1", "2", "4"])
+def test_several_api_servers_load_all_ranks(
+    moe_model: Path, tmp_path: Path, servers: str
+) -> None:
+    """Each sees what the others sent in what the ranks publish; so also after clients
+    have gone away in the middle."""
+    options = (
+        *("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "8"),
+        *("--api-server-count", servers, "--max-model-len", "256"),
+        *("--no-enable-prefix-caching", "--additional-config"),
+        json.dumps(device(0.02)),
+    )
+    with Server(tmp_path, moe_model, *options) as server:
+        run_clients(server, give_up=True)
+        before = server.metric("vllm:prompt_tokens_total")
+        run_clients(server, give_up=False)
+        (after,) = server.settled_metrics("vllm:prompt_tokens_total")
+        tokens = [after[rank] - before.get(rank, 0) for rank in sorted(after)]
+        assert len(tokens) == 2
+        assert min(tokens) > 0.6 * max(tokens), tokens
+        running = server.metric("vllm:num_requests_running")
+        assert set(running.values()) == {0}
+
+
+def run_clients(server: Server, give_up: bool) -> None:
+    """96 requests from 12 threads; who gives up reads no more than one token."""
+
+    def client(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(8):
+            body = {
+                "model": str(server.model),
+                "prompt": [rng.randrange(3, 90)] * rng.choice((5, 20, 180)),
+                "max_tokens": 40 if give_up else 10,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            with requests.post(
+                f"{server.url}/v1/completions", json=body, stream=True, timeout=60
+            ) as answer:
+                assert answer.status_code == 200, answer.text
+                for _line in answer.iter_lines():
+                    if give_up:
+                        break
+
+    with ThreadPoolExecutor(12) as threads:
+        for _done in threads.map(client, range(12)):
+            pass
