@@ -6,7 +6,8 @@
 
 Real schedulers with 64 slots, in states that take the gate different ways. Counted is
 all that happens for the row before it is sent: the queues and the KV cache are read,
-prefixes are looked up, ages and holds are kept, and the checksum is made. Needs the
+prefixes are looked up, ages and holds are kept, and the checksum is made; and what the
+coordinator is told of the rank's backlog. Needs the
 interpreter of an environment with this vLLM; nothing else should run meanwhile.
 """
 
@@ -143,6 +144,7 @@ def measure(name: str, model: Path, calls: int) -> dict[str, Any]:
         start = time.perf_counter_ns()
         row = gate.measure(0, step, float(step), float(step))
         encode(row)
+        gate.backlog()
         times.append((time.perf_counter_ns() - start) / 1e3)
         for _ in range(state.turnover):
             scheduler.waiting.insert(LONG - 1, scheduler.waiting.popleft())

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import requests
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import REQUEST_TOKENS, Backlog
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 from balance_tools.serving.server import Server
 
@@ -169,6 +173,23 @@ def test_several_api_servers_load_all_ranks(
         assert min(tokens) > 0.6 * max(tokens), tokens
         running = server.metric("vllm:num_requests_running")
         assert set(running.values()) == {0}
+
+
+def test_a_client_that_upstreams_tests_make_is_left_alone() -> None:
+    """They make one without its __init__, which would make the dispatch."""
+    client = object.__new__(DPLBAsyncMPClient)
+    client.core_engines = [b"0", b"1"]
+    client.reqs_in_flight = {}
+    later: Any = {"streaming_reqs": set(), "engine_inflight": Counter()}
+    vars(client).update(later)  # of releases after the pin
+    request: Any = SimpleNamespace(
+        request_id="one", data_parallel_rank=1, resumable=False
+    )
+    assert client.get_core_engine_for_request(request) == b"1"
+    ended = EngineCoreOutputs(finished_requests={"one"})
+    asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, ended))
+    assert client.reqs_in_flight == {}
+    asyncio.run(client.abort_requests_async([]))
 
 
 def run_clients(server: Server, give_up: bool) -> None:

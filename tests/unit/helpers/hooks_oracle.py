@@ -140,7 +140,10 @@ def backlog_is_told_instead_of_counts(tree: ast.Module) -> None:
 
 
 CHOICE = "if (eng_index := request.data_parallel_rank) is None"
-DISPATCH = "if self.balance_dispatch is not None:\n    self.balance_dispatch."
+DISPATCH = (
+    "if (dispatch := getattr(self, 'balance_dispatch', None)) is not None:\n"
+    "    dispatch."
+)
 
 
 def front_end_dispatches(tree: ast.Module) -> None:
@@ -153,7 +156,7 @@ def front_end_dispatches(tree: ast.Module) -> None:
     ):
         body = [ast.unparse(each) for each in function(tree, client + name).body]
         assert body[body.index(DISPATCH + call) + 1].startswith(following)
-        once(tree, f"balance_dispatch.{call}")
+        once(tree, f"dispatch.{call}")
     made = [ast.unparse(each) for each in function(tree, client + "__init__").body]
     (at,) = [i for i, text in enumerate(made) if "create_balance_dispatch(" in text]
     assert any(text.startswith("super().__init__(") for text in made[:at])

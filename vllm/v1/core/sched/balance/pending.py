@@ -32,11 +32,13 @@ class _Counted(NamedTuple):
     """Requests that all could start, as they were counted in an earlier step."""
 
     requests: list[Request]
+    computed: list[int]
+    """Tokens of each: an input stream may be computed and then get more input."""
     admissible: list[Pending]
     most_blocks: int
 
 
-_NOTHING = _Counted([], [], 0)
+_NOTHING = _Counted([], [], [], 0)
 
 
 class PendingWork:
@@ -116,9 +118,11 @@ class PendingWork:
         if scheduler.lora_config:
             in_turn = self._with_adapter(in_turn)
         ready = list(islice(in_turn, max(0, slots)))
+        computed = [request.num_computed_tokens for request in ready]
         before = self._before
         if (
             ready == before.requests
+            and computed == before.computed
             and free.most_left >= before.most_blocks
             and self._hits.all_hold(ready)
         ):
@@ -127,7 +131,7 @@ class PendingWork:
         admissible = self._fitting(ready, free)
         all_fit = len(admissible) == len(ready) and not free.tight
         if all_fit and self._of_any_size and scheduler.connector is None:
-            self._before = _Counted(ready, admissible, room - free.most_left)
+            self._before = _Counted(ready, computed, admissible, room - free.most_left)
         else:
             self._before = _NOTHING
         return admissible

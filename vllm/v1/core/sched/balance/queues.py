@@ -3,7 +3,7 @@
 """The scheduler's queues: the only place that knows what upstream calls them."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,16 @@ def admitted_in_turn(scheduler: "Scheduler") -> Iterator[Request]:
 def backlog_of(scheduler: "Scheduler") -> Backlog:
     """What the rank has to do, as front-ends are told that dispatch by it."""
     waiting, running = num_waiting(scheduler), scheduler.running
-    sample = [_prompt_left(each) for each in islice(in_turn(scheduler), QUEUE_SAMPLE)]
-    tokens = queued_tokens(sample, waiting) + sum(map(_prompt_left, running))
+    queues = (_looked_at_first(scheduler), scheduler.waiting)
+    stored = chain.from_iterable(getattr(queue, "_heap", queue) for queue in queues)
+    sample = _prompts_left(islice(stored, QUEUE_SAMPLE))
+    tokens = queued_tokens(sample, waiting) + sum(_prompts_left(running))
     return Backlog(tokens, waiting + len(running))
 
 
-def _prompt_left(request: Request) -> int:
-    return max(0, request.num_prompt_tokens - request.num_computed_tokens)
+def _prompts_left(requests: Iterable[Request]) -> list[int]:
+    left = [each.num_prompt_tokens - each.num_computed_tokens for each in requests]
+    return [tokens if tokens > 0 else 0 for tokens in left]
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
