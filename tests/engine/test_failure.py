@@ -119,6 +119,7 @@ def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
     ranks = start(moe_model, Slow)
     try:
         ranks.drain()
+        time.sleep(TIMEOUT_S / 2)  # rank 0 has told the end; the others come to it
         stopped = psutil.Process(ranks.processes[1].pid)
         stopped.suspend()
         time.sleep(1.5 * TIMEOUT_S)
