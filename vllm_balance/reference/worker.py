@@ -74,14 +74,11 @@ def _fit_slot_mapping() -> None:
     it there, so that each argument is taken for the one before it.
     """
     launcher = getattr(block_table, "_COMPUTE_SLOT_MAPPING_KERNEL", None)
-    size = "block_size"
+    kernel = getattr(launcher, "kernel", None)
+    given, size = getattr(kernel, "arg_names", ()), "block_size"
     wanted = inspect.signature(cpu_triton_utils._compute_slot_mapping_kernel_impl)
-    if (
-        launcher is not None
-        and size in wanted.parameters
-        and size not in launcher.kernel.arg_names
-    ):
-        launcher.kernel._impl = _slot_mapping
+    if kernel is not None and given and size in wanted.parameters and size not in given:
+        kernel._impl = _slot_mapping
 
 
 def _slot_mapping(*given: Any) -> None:
