@@ -12,6 +12,7 @@ runs anew. Once nothing is missing, bench/results/frontier.json is written.
 import argparse
 import hashlib
 import json
+import platform
 import signal
 import statistics
 import sys
@@ -30,7 +31,7 @@ from frontier_grid import (
     GridCell,
     grid,
 )
-from kept_runs import Figures, KeptRuns
+from kept_runs import Figures, KeptRuns, sources_hash
 from scenarios import FIGURES
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
@@ -38,10 +39,6 @@ from vllm.benchmarks.dp_balance.scenario import simulate_and_measure
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "frontier" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "frontier.json"
-SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
-"""Packages; of them, the modules that a simulation imports."""
-ADAPTIVE_ONLY = ("adaptive", "costs", "cycle", "prefill_budget", "stretch")
-"""Sources that the other policies do not depend on."""
 
 
 class Task(NamedTuple):
@@ -54,37 +51,13 @@ class Task(NamedTuple):
     @property
     def key(self) -> str:
         """Names the run, with a hash of all that it depends on."""
-        source = _SOURCE[self.policy.startswith("adaptive")]
-        everything = f"{self.cell.scenario} {source}".encode()
+        everything = f"{self.cell.scenario} {sources_hash(self.policy)}".encode()
         digest = hashlib.sha256(everything).hexdigest()[:12]
         return f"{self.cell.name}; {self.policy}; {self.seed}; {digest}"
 
 
 class UnfinishedError(Exception):
     """There was no time for all runs."""
-
-
-def _source() -> dict[bool, str]:
-    """Hash of the simulator and the policies, with and without `ADAPTIVE_ONLY`."""
-    paths = sorted(
-        Path(module.__file__)
-        for name, module in sys.modules.items()
-        if name.startswith(SOURCES) and module.__file__
-    )
-    texts = {path: path.read_bytes() for path in paths}
-    return {
-        adaptive: hashlib.sha256(
-            b"".join(
-                text
-                for path, text in texts.items()
-                if adaptive or path.name not in ADAPTIVE_ONLY
-            )
-        ).hexdigest()
-        for adaptive in (True, False)
-    }
-
-
-_SOURCE = _source()
 
 
 def execute(task: Task) -> tuple[str, Figures]:
@@ -297,7 +270,11 @@ def main() -> None:
         if not arguments.partial:
             sys.exit(message)
         print(message)
-    head = {"command": "python bench/frontier.py", "versions": versions()}
+    head = {
+        "command": "python bench/frontier.py",
+        "versions": versions(),
+        "interpreter": platform.python_implementation(),
+    }
     write(head | choice | summary(runs, cells, policies))
     print(f"Wrote {RESULT}")
 

@@ -121,6 +121,19 @@ def slow_starts(document: Document) -> list[CellResult]:
     ]
 
 
+def by_workload(cells: Sequence[CellResult]) -> str:
+    """How many cells each workload has among these, most first, in words."""
+    counts = Counter(str(cell["workload"]) for cell in cells)
+    return ", ".join(f"{count} of `{title}`" for title, count in counts.most_common())
+
+
+def cells_behind(document: Document) -> list[CellResult]:
+    """The cells in which the best baseline serves clearly more than `adaptive`."""
+    return [
+        cell for cell in document["cells"] if lead(document, cell) < -LIMITS["behind"]
+    ]
+
+
 def light_gains(document: Document) -> list[float]:
     """Gains of `adaptive` at light load."""
     return [gain(cell, "adaptive") for cell in document["cells"] if cell["light"]]
@@ -147,19 +160,15 @@ def overrun(run: Mapping[str, Any]) -> float:
     return float(run["p99_ttft_ms"] / (1e3 * run["budget_s"]) - 1)
 
 
-def worst_overrun(runs: Iterable[Mapping[str, Any]]) -> float:
-    """The greatest overrun; 0 without runs."""
-    return max(map(overrun, runs), default=0.0)
-
-
-def roomy(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The runs in which more than four requests fit a rank."""
-    return [run for run in runs if "4 slots" not in run["cell"]]
-
-
 def missed(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The runs that exceed their budgets."""
     return [run for run in runs if overrun(run) > 0]
+
+
+def kept_at(runs: Iterable[Mapping[str, Any]], load: str) -> str:
+    """How many of the runs at a load keep their budgets, in words."""
+    found = [run for run in runs if run["cell"].startswith(load)]
+    return f"{len(found) - len(missed(found))} of {len(found)}"
 
 
 def full_cache(document: Document, policy: str = "adaptive") -> dict[str, float]:

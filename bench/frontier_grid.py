@@ -8,6 +8,7 @@ from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
+from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 
 RANKS = (4, 8, 16, 32)
@@ -55,18 +56,30 @@ class GridCell:
 
 
 def closed_loop(
-    workload: Workload, share: float = 1.0, slots: int = 32, skew: float = 0.0
+    workload: Workload,
+    share: float = 1.0,
+    slots: int = 32,
+    skew: float = 0.0,
+    turns: int = 4,
 ) -> Callable[[int, float], Scenario]:
-    """A maker of scenarios with so many requests in flight per slot."""
+    """A maker of scenarios with so many requests in flight per slot.
+
+    Args:
+        workload: the lengths.
+        share: requests in flight per slot.
+        slots: of each rank.
+        skew: of the routing; 0 for the load balancers of the servers.
+        turns: at least so many requests per one in flight.
+    """
 
     def make(ranks: int, phi: float) -> Scenario:
         in_flight = round(share * ranks * slots)
         return Scenario(
             RankLimits(ranks, slots, 4096),
             replace(DEEPSEEK_V3_1, phi=phi),
-            replace(workload, num_prompts=max(2048, 4 * in_flight)),
+            replace(workload, num_prompts=max(2048, turns * in_flight)),
             ClientTraffic(max_concurrency=in_flight),
-            load_balancer="skewed" if skew else "0.23",
+            load_balancer="skewed" if skew else AS_SERVED,
             skew=skew,
         )
 
@@ -92,13 +105,20 @@ def open_loop(workload: Workload, share: float) -> Callable[[int, float], Scenar
     return make
 
 
+EXACT_TURNS = 24
+"""Requests of equal lengths begin and end together, so that what the last ones have
+done when the last is sent, which is no longer counted, weighs one part in so many."""
 LIGHT = ("10 % of capacity", "30 % of capacity")
 
 WORKLOADS: dict[str, Callable[[int, float], Scenario]] = {
     "3500/1500 ±1.5 %": closed_loop(FIXED),
     "3500/1500, 75 % of the slots": closed_loop(FIXED, 0.75),
     "3500/1500, twice the slots": closed_loop(FIXED, 2.0),
-    "3500/1500 exactly": closed_loop(Workload(2048, "3500", "1500")),
+    "3500/1500 exactly": closed_loop(Workload(2048, "3500", "1500"), turns=EXACT_TURNS),
+    "8000/200 exactly": closed_loop(Workload(2048, "8000", "200"), turns=EXACT_TURNS),
+    "8000/200 ±15 %": closed_loop(
+        Workload(2048, "normal:8000:0.15", "normal:200:0.15")
+    ),
     "lognormal 600/300": closed_loop(CHAT),
     "lognormal 600/300, 75 % of the slots": closed_loop(CHAT, 0.75),
     "lognormal 600/300, skewed routing": closed_loop(CHAT, skew=0.3),
@@ -121,7 +141,8 @@ WORKLOADS: dict[str, Callable[[int, float], Scenario]] = {
     LIGHT[1]: open_loop(CHAT, 0.30),
     "60 % of capacity": open_loop(CHAT, 0.60),
 }
-"""By a name for the tables. 32 slots per rank unless said otherwise."""
+"""By a name for the tables. 32 slots per rank unless said otherwise; steps have 4096
+tokens, so that a prompt of 8000 needs two or more."""
 
 
 def grid() -> Iterator[GridCell]:

@@ -1,15 +1,39 @@
 """Runs of a long benchmark that are kept on disk, so that it can go on where it was."""
 
+import hashlib
 import json
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from tqdm import tqdm
 
 Figures = dict[str, float]
+SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
+"""Packages; of them, the modules that a simulation imports."""
+ADAPTIVE_ONLY = ("adaptive", "costs", "cycle", "prefill_budget", "stretch")
+"""Sources that the other policies do not depend on."""
+
+
+@lru_cache
+def sources_hash(policy: str) -> str:
+    """Hash of the sources that a run of the policy depends on.
+
+    Without `ADAPTIVE_ONLY`, unless it is `adaptive`, so that a change of this policy
+    does not make the baselines' runs again.
+    """
+    paths = sorted(
+        Path(module.__file__)
+        for name, module in sys.modules.items()
+        if name.startswith(SOURCES) and module.__file__
+    )
+    if not policy.startswith("adaptive"):
+        paths = [path for path in paths if path.stem not in ADAPTIVE_ONLY]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()
 
 
 class Task(Protocol):

@@ -172,6 +172,18 @@ def speed(document: Document) -> Rows:
     ]
 
 
+def trace_speed(document: Document) -> Rows:
+    """Requests and steps per second of the simulator on whole slices of traces."""
+    return [
+        [
+            f"{name}, {found['requests']:,} requests",
+            f"{found['requests_per_second']:,.0f}",
+            f"{found['steps_per_second']:,.0f}",
+        ]
+        for name, found in document["traces"].items()
+    ]
+
+
 def wall_clock(document: Document) -> Rows:
     """Measured and predicted ratios to off, and the difference in points."""
     measured = document["measured"]

@@ -1,10 +1,12 @@
 """The workloads on which the policies are compared, and what is varied on them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
 from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 
 PUBLISHED = {
@@ -33,10 +35,13 @@ PUBLISHED_RUN = Scenario(
     Workload(512, "3500", "normal:1500:0.015"),
     ClientTraffic(max_concurrency=128),
 )
-"""The published run. Output lengths vary by 1.5 %, which is part of the fit."""
+"""The published run. Output lengths vary by 1.5 %, which is part of the fit; requests
+are dispatched by vLLM, as then."""
 
 FIXED = replace(
-    PUBLISHED_RUN, workload=replace(PUBLISHED_RUN.workload, num_prompts=2048)
+    PUBLISHED_RUN,
+    workload=replace(PUBLISHED_RUN.workload, num_prompts=2048),
+    load_balancer=AS_SERVED,
 )
 CHAT = replace(
     FIXED, workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
@@ -133,3 +138,24 @@ def scaled(ranks: int) -> Scenario:
 
 SCALES = (4, 16, 64, 256)
 """Data parallel sizes."""
+
+
+def whole_trace(path: Path) -> Scenario:
+    """All requests of a trace at their own times, on 8 ranks of 32 slots."""
+    return Scenario(
+        RankLimits(8, 32, 8192),
+        replace(DEEPSEEK_V3_1, phi=0.5),
+        Workload(None, trace=path),
+        ClientTraffic(self_timed=True),
+        load_balancer=AS_SERVED,
+    )
+
+
+TRACES = {
+    name: Path(__file__).parent / "traces" / file
+    for name, file in (
+        ("Azure code", "azure_2023_code.csv"),
+        ("Azure conv", "azure_2023_conv.csv"),
+        ("Mooncake, with prefix hits", "mooncake_conversation.jsonl"),
+    )
+}

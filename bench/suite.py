@@ -6,6 +6,7 @@ Run it with the interpreter of an environment that has this vLLM::
 """
 
 import argparse
+import platform
 import resource
 import statistics
 import sys
@@ -21,9 +22,11 @@ from scenarios import (
     PUBLISHED,
     PUBLISHED_RUN,
     SCALES,
+    TRACES,
     VARIATIONS,
     WORKLOADS,
     scaled,
+    whole_trace,
 )
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.loop import Run
@@ -159,9 +162,11 @@ def kv_limited() -> dict[str, object]:
 
 
 def scale() -> dict[str, object]:
-    """Steps per second of processor time, by data parallel size."""
+    """Steps and requests per second of processor time, by data parallel size."""
     rates: dict[str, dict[str, float]] = {}
-    with tqdm(desc="scale", total=2 * len(SCALES), unit="run", disable=None) as bar:
+    traces: dict[str, dict[str, float]] = {}
+    total = 2 * len(SCALES) + len(TRACES)
+    with tqdm(desc="scale", total=total, unit="run", disable=None) as bar:
         for ranks in SCALES:
             rates[str(ranks)] = {}
             for policy in ("off", "adaptive"):
@@ -170,9 +175,20 @@ def scale() -> dict[str, object]:
                 rate = metrics.steps / (time.process_time() - start)
                 rates[str(ranks)][policy] = rate
                 bar.update()
+        for name, path in TRACES.items():
+            start = time.process_time()
+            found = simulate(whole_trace(path), "adaptive")
+            seconds = time.process_time() - start
+            traces[name] = {
+                "requests": len(found.requests),
+                "requests_per_second": len(found.requests) / seconds,
+                "steps_per_second": len(found.steps) / seconds,
+            }
+            bar.update()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "steps_per_second": rates,
+        "traces": traces,
         "peak_memory_mib": peak,
         "torch_imported": "torch" in sys.modules,
     }
@@ -197,6 +213,7 @@ def main() -> None:
         head = {
             "command": f"python bench/suite.py {name}",
             "versions": versions(),
+            "interpreter": platform.python_implementation(),
             "seconds": round(time.perf_counter() - start),
         }
         write_json(RESULTS / f"{name}.json", head | result)

@@ -5,30 +5,31 @@
     python bench/trace_grid.py [--jobs 1] [--minutes 7]
 
 A window is sent at shares of what `off` could serve of it, and at 120 % of what
-`adaptive` could. Runs that have ended are kept in build/traces; a change of the
-simulator or of a policy makes all of them anew. The time over, it writes the cells that
-every policy has been run in, and can be started again to go on.
+`adaptive` could. Requests are dispatched as servers with that policy do it, and once
+more by vLLM's own load balancer with `adaptive`. Runs that have ended are kept in
+build/traces; a change of the simulator or of a policy makes its own anew. The time
+over, it writes the cells that every policy has been run in, if the result that is there
+has no more of them, and can be started again to go on.
 """
 
 import argparse
-import hashlib
 import json
 import platform
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kept_runs import Figures, KeptRuns
+from kept_runs import Figures, KeptRuns, sources_hash
 from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.loop import Run
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.results import versions
+from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.traces import TimedTrace, read_trace
 
@@ -37,8 +38,11 @@ KEPT = ROOT / "build" / "traces" / "runs.jsonl"
 RESULT = ROOT / "bench" / "results" / "traces.json"
 TTFT_SLO, TPOT_SLO = 2.0, 0.1
 """Seconds; goodput is the share of the requests that keep both."""
+COUNTED = "adaptive, vLLM's dispatch"
+"""`adaptive` as the dispatch by prompt tokens leaves it: shows the share of that."""
 POLICIES = (
     "adaptive",
+    COUNTED,
     "off",
     "cap",
     "align",
@@ -55,9 +59,13 @@ COSTS: dict[str, CostModel] = {
 }
 LOADS = (0.3, 0.6, 0.9, 1.3, None)
 """Shares of what off serves; None for 120 % of what adaptive serves."""
-LIMITS = RankLimits(ranks=8, max_num_seqs=32, max_num_batched_tokens=8192)
-SATURATED = 2 * LIMITS.ranks * LIMITS.max_num_seqs
-"""Requests in flight that find every slot in use."""
+SHAPE = (8, 32)
+"""Ranks and their slots."""
+SPOT_SHAPES = ((4, 32), (16, 16), (32, 16))
+SPOT_COSTS = ("phi 0", "phi 0.5")
+SPOT_LOADS = (0.3, 0.9)
+STEP = 8192
+"""Tokens of the largest step."""
 
 
 class Window(NamedTuple):
@@ -76,8 +84,13 @@ WINDOWS = (
     Window("Azure code", "azure_2023_code.csv", 4500, 1500),
     Window("Azure conv", "azure_2023_conv.csv", 9000, 1500),
     Window("Mooncake", "mooncake_conversation.jsonl", 2200, 600),
+    Window("Azure code", "azure_2023_code.csv", 6000, 1500),
+    Window("Azure conv", "azure_2023_conv.csv", 1500, 1500),
+    Window("Mooncake", "mooncake_conversation.jsonl", 3600, 600),
 )
-"""None of them was looked at when the policy was made; see the page of the results."""
+"""None of them was looked at when the policy was made; see the page of the results. The
+last of each trace is the first of its slice that nothing had been run on."""
+SPOT_WINDOWS = WINDOWS[-3:]
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,14 @@ class Task:
     policy: str
     rate: float | None = None
     """Requests per second."""
+    shape: tuple[int, int] = SHAPE
+    """Ranks and slots."""
 
     @property
     def key(self) -> str:
-        """Names the run, with a hash of the simulator and the policies."""
-        *window, rate = *self.window, self.rate
-        return f"{window} {self.cost} {self.policy} {rate} {_source()}"
+        """Names the run, with a hash of all that it depends on."""
+        of = f"{[*self.window]} {self.shape} {self.cost} {self.policy} {self.rate}"
+        return f"{of} {sources_hash(self.policy)[:12]}"
 
     def scenario(self) -> Scenario:
         """What is simulated."""
@@ -105,35 +120,28 @@ class Task:
         own_rate = (window.count - 1) / (
             times[window.first + window.count - 1] - times[window.first]
         )
-        traffic = ClientTraffic(max_concurrency=SATURATED)
+        ranks, slots = self.shape
+        # All slots in use, and requests left to send while they are.
+        in_flight = min(2 * ranks * slots, window.count // 2)
+        traffic = ClientTraffic(max_concurrency=in_flight)
         if self.rate is not None:
             traffic = ClientTraffic(
                 self_timed=True, rate_multiplier=self.rate / own_rate
             )
         start = TimedTrace(start=times[window.first])
         return Scenario(
-            LIMITS,
+            RankLimits(ranks, slots, STEP),
             COSTS[self.cost],
             Workload(window.count, trace=path, timed_trace=start),
             traffic,
+            load_balancer="0.23" if self.policy == COUNTED else AS_SERVED,
         )
-
-
-@lru_cache
-def _source() -> str:
-    """Hash of all modules that a simulation imports."""
-    packages = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
-    paths = sorted(
-        Path(module.__file__)
-        for name, module in sys.modules.items()
-        if name.startswith(packages) and module.__file__
-    )
-    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
 
 
 def execute(task: Task) -> tuple[str, Figures]:
     """The figures of one run, with its key."""
-    run = simulate(task.scenario(), task.policy)
+    policy = "adaptive" if task.policy == COUNTED else task.policy
+    run = simulate(task.scenario(), policy)
     found = capacity(run) if task.rate is None else figures(run)
     return task.key, {name: round(value, 4) for name, value in found.items()}
 
@@ -170,81 +178,105 @@ def figures(run: Run) -> Figures:
 Runs = KeptRuns[Task]
 
 
+class Part(NamedTuple):
+    """What is made in one go: a form of the cost, and a shape."""
+
+    cost: str
+    shape: tuple[int, int]
+    windows: Sequence[Window]
+    loads: Sequence[float | None]
+
+    def capacities(self) -> list[Task]:
+        """The runs that tell the rates."""
+        return [
+            Task(window, self.cost, policy, shape=self.shape)
+            for window in self.windows
+            for policy in ("off", "adaptive")
+        ]
+
+
+PARTS = (
+    *(Part(cost, SHAPE, WINDOWS, LOADS) for cost in COSTS),
+    *(
+        Part(cost, shape, SPOT_WINDOWS, SPOT_LOADS)
+        for shape in SPOT_SHAPES
+        for cost in SPOT_COSTS
+    ),
+)
+
+
 class Cell(NamedTuple):
     """One place of the grid."""
 
+    part: Part
     window: Window
-    cost: str
     load: float | None
     rate: float
 
+    def tasks(self) -> dict[str, Task]:
+        """Its runs, by policy."""
+        part = self.part
+        return {
+            policy: Task(self.window, part.cost, policy, self.rate, part.shape)
+            for policy in POLICIES
+        }
 
-def grid(runs: Runs) -> Iterator[Cell]:
+
+def grid(runs: Runs, part: Part) -> Iterator[Cell]:
     """The cells whose rate is known, those of one window together."""
-    for cost in COSTS:
-        for window in WINDOWS:
-            tasks = [Task(window, cost, policy) for policy in ("off", "adaptive")]
-            if all(task in runs for task in tasks):
-                off, adaptive = (runs[task]["rate"] for task in tasks)
-                for load in LOADS:
-                    rate = 1.2 * adaptive if load is None else load * off
-                    yield Cell(window, cost, load, round(rate, 4))
+    capacities = iter(part.capacities())
+    for window, *tasks in zip(part.windows, capacities, capacities, strict=True):
+        if all(task in runs for task in tasks):
+            off, adaptive = (runs[task]["rate"] for task in tasks)
+            for load in part.loads:
+                rate = 1.2 * adaptive if load is None else load * off
+                yield Cell(part, window, load, round(rate, 4))
 
 
 def summary(runs: Runs) -> list[dict[str, object]]:
     """All figures of the cells in which every policy has been run."""
-    cells = []
-    for cell in grid(runs):
-        tasks = {
-            policy: Task(cell.window, cell.cost, policy, cell.rate)
-            for policy in POLICIES
+    return [
+        {
+            "trace": cell.window.trace,
+            "first": cell.window.first,
+            "count": cell.window.count,
+            "ranks": part.shape[0],
+            "slots": part.shape[1],
+            "cost": part.cost,
+            "load": cell.load,
+            "rate": cell.rate,
+            "policies": {name: runs[task] for name, task in cell.tasks().items()},
         }
-        if all(task in runs for task in tasks.values()):
-            cells.append(
-                {
-                    "trace": cell.window.trace,
-                    "first": cell.window.first,
-                    "count": cell.window.count,
-                    "cost": cell.cost,
-                    "load": cell.load,
-                    "rate": cell.rate,
-                    "policies": {name: runs[task] for name, task in tasks.items()},
-                }
+        for part in PARTS
+        for cell in grid(runs, part)
+        if all(task in runs for task in cell.tasks().values())
+    ]
+
+
+def make_all(runs: Runs) -> None:
+    """Makes what is missing, part after part, until the time is over.
+
+    What there is then has all traces and loads.
+    """
+    for part in PARTS:
+        title = f"{part.cost}, {part.shape[0]} x {part.shape[1]}"
+        if not runs.make(f"{title}: capacity", part.capacities()):
+            return
+        tasks = [task for cell in grid(runs, part) for task in cell.tasks().values()]
+        if not runs.make(title, tasks):
+            return
+
+
+def write(cells: Sequence[dict[str, object]]) -> None:
+    """Writes the result, unless the one that is there has more cells."""
+    total = sum(len(part.windows) * len(part.loads) for part in PARTS)
+    if RESULT.exists():
+        there = len(json.loads(RESULT.read_text(encoding="utf-8"))["cells"])
+        if there > len(cells):
+            sys.exit(
+                f"{RESULT} has {there} cells, these runs {len(cells)} of {total}; it "
+                "stays as it is. Run this again to go on."
             )
-    return cells
-
-
-def main() -> None:
-    """Makes what is missing, and writes what is complete."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="stop after so many"
-    )
-    arguments = parser.parse_args()
-    runs = Runs(KEPT, execute, arguments.jobs, arguments.minutes)
-    # One cost model after the other, so that what there is when the time is over has
-    # all traces and loads.
-    for cost in COSTS:
-        saturated = [
-            Task(window, cost, policy)
-            for window in WINDOWS
-            for policy in ("off", "adaptive")
-        ]
-        if not runs.make(f"{cost}: capacity", saturated):
-            break
-        tasks = [
-            Task(cell.window, cost, policy, cell.rate)
-            for cell in grid(runs)
-            if cell.cost == cost
-            for policy in POLICIES
-        ]
-        if not runs.make(cost, tasks):
-            break
-    cells = summary(runs)
-    if not cells:
-        sys.exit(f"No cell is complete; run it again to go on. Runs are in {KEPT}.")
-    total = len(COSTS) * len(WINDOWS) * len(LOADS)
     document = {
         "command": "python bench/trace_grid.py",
         "versions": versions(),
@@ -256,6 +288,22 @@ def main() -> None:
     lines = ",\n  ".join(json.dumps(cell) for cell in cells)
     RESULT.write_text(f'{head},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
     print(f"Wrote {RESULT}: {len(cells)} of {total} cells")
+
+
+def main() -> None:
+    """Makes what is missing, and writes what is complete."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so many"
+    )
+    arguments = parser.parse_args()
+    runs = Runs(KEPT, execute, arguments.jobs, arguments.minutes)
+    make_all(runs)
+    cells = summary(runs)
+    if not cells:
+        sys.exit(f"No cell is complete; run it again to go on. Runs are in {KEPT}.")
+    write(cells)
 
 
 if __name__ == "__main__":

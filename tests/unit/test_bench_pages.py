@@ -1,6 +1,7 @@
 """The pages of results: `bench/table.py --check` sees what is not as the files say."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import tomlkit
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 
 ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "unit" / "helpers"
 POLICIES = "vllm/v1/core/sched/balance"
 NEEDED = (
     "bench",
@@ -39,6 +41,48 @@ def test_the_pictures_can_be_drawn(tree: Path) -> None:
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
     drawn = sorted(path.name for path in (tree / "docs" / "pictures").iterdir())
     assert drawn == ["frontier-lead.svg", "frontier-trade.svg"]
+
+
+def test_the_trade_off_on_traces_can_be_drawn(tree: Path) -> None:
+    script = tree / "bench" / "tradeoff_picture.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    result = json.loads((tree / "bench" / "results" / "tradeoff.json").read_text())
+    near = sum(
+        point[name] < 0.25
+        for point in result["points"]
+        for name in ("mean", "light_mean")
+    )
+    picture = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
+    assert picture.count('id="PathCollection_') == near > 0, "a mark for each"
+
+
+def test_a_trace_grid_with_less_time_does_not_overwrite_one_with_more(
+    tree: Path,
+) -> None:
+    script = """
+import sys
+import pure_vllm
+import trace_grid
+trace_grid.write([{"cell": number} for number in range(int(sys.argv[1]))])
+"""
+    result = tree / "bench" / "results" / "traces.json"
+    before = result.read_text()
+    cells = len(json.loads(before)["cells"])
+
+    def write(count: int) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(count)],
+            env=os.environ | {"PYTHONPATH": f"{tree / 'bench'}:{HELPERS}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return ended.stderr
+
+    assert f"has {cells} cells, these runs {cells - 1} of" in write(cells - 1)
+    assert result.read_text() == before
+    assert write(cells) == ""
+    assert len(json.loads(result.read_text())["cells"]) == cells
 
 
 def table(tree: Path, *options: str) -> str:

@@ -5,7 +5,7 @@ from balance.prefill_budget import best_prefill_budget
 from hypothesis import given
 from hypothesis import strategies as st
 
-COST = StepCost(decode=0.04, fixed=0.04, own=1.0, shared=0.5)
+COST = StepCost(decode=0.04, fixed=0.04, own=1.0, shared=0.5, padding=0.3)
 MAX_TOKENS = 1000
 
 work = st.lists(
@@ -17,7 +17,8 @@ def gain(level, work, ranks, cost=COST):
     """By the definition, over all ranks."""
     mean = sum(min(tokens, level) for tokens, _ in work) / ranks
     saved = sum(waited * min(1, level / tokens) for tokens, waited in work)
-    return saved - cost.waste(level / MAX_TOKENS, mean / MAX_TOKENS)
+    idle = 1 - len(work) / ranks
+    return saved - cost.waste(level / MAX_TOKENS, mean / MAX_TOKENS, idle)
 
 
 @given(work=work, idle=st.integers(0, 8), limit=st.integers(1, MAX_TOKENS))

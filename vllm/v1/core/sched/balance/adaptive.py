@@ -3,6 +3,7 @@
 """Policy `adaptive`: hold prefills while waiting is cheaper than what it saves."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .costs import CostLearner, StepCost
@@ -18,11 +19,15 @@ _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
-_LEAST_LOAD = 0.125
-"""Share of the slots in use below which waits get no dearer."""
-_LOAD_EXPONENT = 2
-"""How much more waiting weighs on a rank with more requests; the fullest rank decides
-when the last request ends. The weights of the ranks have the mean 1."""
+_FIRST_TOKENS = 0.002
+"""Share of the mean end-to-end time that is given for earlier first tokens while all
+slots are in use; see `Adaptive._slack`."""
+_LEAST_LOAD = 0.02
+"""Share of the slots in use below which no more is given."""
+_LEAST_STRETCH = 1e-3
+"""Least share of the time that prefills are taken to need."""
+_EMPTY = 0.125
+"""Share of the slots in use below which ranks count as empty for a TTFT budget."""
 _BEHIND = 0.25
 """What the wait of a request that a release does not start counts, beside one that it
 starts; see `Adaptive._decodes_first`."""
@@ -95,14 +100,10 @@ class Adaptive:
         return decision
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
-        prefilled = sum(snapshot.prefill_tokens)
+        prefills = snapshot.prefill_tokens
+        prefilled = sum(prefills)
         if seconds:  # the first step of a wave has no step time
-            largest = max(snapshot.max_tokens)
-            self._learner.observe(
-                seconds,
-                most=max(snapshot.prefill_tokens) / largest,
-                mean=prefilled / len(snapshot.running) / largest,
-            )
+            self._learner.observe(seconds, *_shares(prefills, max(snapshot.max_tokens)))
             self._traffic.observe(
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
@@ -128,12 +129,13 @@ class Adaptive:
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         self._wait(snapshot, seconds)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        slack = self._slack(requests / sum(snapshot.max_running))
-        scale = (1 + slack) / (requests * self._decodes.stretch)
-        # Without slack, whoever is served in time makes others late.
-        is_due = slack > 2 and self._budget_is_due(snapshot, limit, cost)
+        load = requests / sum(snapshot.max_running)
+        scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
+        # On full ranks, whoever is served in time makes others late.
+        room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
+        is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if is_due:
-            scale *= slack * slack
+            scale *= room * room
         budget = best_prefill_budget(
             [
                 (work, waited * scale)
@@ -170,7 +172,8 @@ class Adaptive:
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
         """Whether so few requests come that none would join one that waits."""
         size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
-        price = cost.waste(most=size, mean=size / len(snapshot.running))
+        ranks = len(snapshot.running)
+        price = cost.waste(most=size, mean=size / ranks, idle=1 - 1 / ranks)
         price *= self._decodes.stretch
         requests = sum(snapshot.running) + sum(snapshot.pending)
         cycle = optimal_cycle(price, requests, self._traffic.rate)
@@ -179,38 +182,45 @@ class Adaptive:
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
         """Adds a step's waiting, more for old requests and for full ranks.
 
-        Half of it grows with the age, as a share of the mean age of what is pending:
-        two requests that wait for a second are better than one that waits for two.
+        Half of it grows with the square of the age, as a share of the mean age of what
+        is pending: the last percent of the first tokens are those of the oldest. The
+        fullest rank decides when the last request ends.
         """
         pending = snapshot.pending
         ages = [age * _SECONDS for age in snapshot.pending_age_us]
         mean = sum(age * n for age, n in zip(ages, pending, strict=True)) / sum(pending)
         self._mean_age += _NEWEST * (mean - self._mean_age)
         loads = [
-            float(running + waiting) ** _LOAD_EXPONENT
+            running + waiting
             for running, waiting in zip(snapshot.running, snapshot.waiting, strict=True)
         ]
         # Somebody decodes, or all would be open: the sum is positive.
         scale = seconds * len(loads) / sum(loads) / 2
+        usual = max(self._mean_age, seconds)
         self._waiting = [
-            waited + scale * load * n * (1 + age / max(self._mean_age, seconds))
-            if n
-            else 0.0
+            waited + scale * load * n * (1 + (age / usual) ** 2) if n else 0.0
             for waited, load, n, age in zip(
                 self._waiting, loads, pending, ages, strict=True
             )
         ]
 
     def _slack(self, load: float) -> float:
-        """How much more waiting weighs where the ranks have time, from 8 to almost 0.
+        """How much more waiting weighs for the sake of first tokens; 0 is not at all.
 
-        ``1 / (load * stretch^3)``. On empty ranks a hold is all that a request waits
-        for, little is lost by a shorter cycle, and users feel the first token.
+        The cycle goes with the root of what waiting weighs. One that is s times shorter
+        than the best one loses ``(s + 1 / s) / 2 - 1`` of the time that it is about,
+        which is at most what prefills add to that of decodes, ``stretch - 1``. s is
+        such that this is ``_FIRST_TOKENS / load`` of the mean end-to-end time: around
+        its minimum the mean is flat, and on empty ranks a hold is all that a request
+        waits for.
 
         Args:
             load: requests in the ranks, as a share of the slots.
         """
-        return 1 / (max(_LEAST_LOAD, load) * self._decodes.stretch**3)
+        prefills = max(self._decodes.stretch - 1, _LEAST_STRETCH)
+        given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
+        shorter = 1 + given + math.sqrt(given * (given + 2))
+        return shorter * shorter - 1
 
     def _decodes_first(self, snapshot: Snapshot, budget: int, cost: StepCost) -> bool:
         """Whether decoding ends more requests in the same time than the release helps.
@@ -220,10 +230,9 @@ class Adaptive:
         quarter. Short answers are so given before more prompts are begun, but a queue
         is not kept waiting for them.
         """
-        largest, tokens = max(snapshot.max_tokens), snapshot.pending_tokens
+        tokens = snapshot.pending_tokens
         served = [min(work, budget) for work in tokens]
-        mean = sum(served) / len(served)
-        seconds = cost.fixed + (cost.own * max(served) + cost.shared * mean) / largest
+        seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
         started = sum(
             n * part / work
             for n, part, work in zip(snapshot.pending, served, tokens, strict=True)
@@ -252,3 +261,13 @@ class Adaptive:
             )
             if wait and work
         )
+
+
+def _shares(tokens: Sequence[int], largest: int) -> tuple[float, float, float]:
+    """Tokens of the fullest and the mean rank, by the largest step; idle ranks."""
+    ranks = len(tokens)
+    return (
+        max(tokens) / largest,
+        sum(tokens) / ranks / largest,
+        sum(not n for n in tokens) / ranks,
+    )

@@ -16,7 +16,8 @@ def best_prefill_budget(
 ) -> int:
     """The budget B with the largest gain, or 0 if none is worth its waste.
 
-    ``gain(B) = sum_r cost_r * min(1, B / p_r) - cost.waste(B, mean_r min(p_r, B))``
+    ``gain(B) = sum_r cost_r * min(1, B / p_r)
+    - cost.waste(B, mean_r min(p_r, B), share of ranks without work)``
 
     Between two of the pending tokens p_r the gain is linear in B, so only B = p_r
     and the limit need to be looked at: one sort, O(ranks log ranks).
@@ -37,11 +38,12 @@ def best_prefill_budget(
     saved = below = 0.0
     above = len(ordered)
     # With the costs per token and mean = (below + B * above) / ranks,
-    # gain(B) = saved + B * rate - own * (B - mean) - fixed + fixed * mean;
-    # all gains below are without the constant -fixed.
+    # gain(B) = saved + B * (rate + own + junk) - own * (B - mean) - junk * B
+    # - fixed * (1 - mean); all gains below are without the constant -fixed.
     own = cost.own / max_tokens
     slope = (own + cost.fixed / max_tokens) / ranks
-    rate = sum(waited / tokens for tokens, waited in ordered) - own
+    junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
+    rate = sum(waited / tokens for tokens, waited in ordered) - own - junk
     best, best_gain = 0, cost.fixed
     for tokens, waited in ordered:
         budget = tokens if tokens < limit else limit
