@@ -8,6 +8,9 @@ release; vLLM calls the one that its ``is_monolithic`` names.
 """
 
 import importlib
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
@@ -17,7 +20,9 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
-_ROUTING = "cpu_fused_moe"
+_ROUTINGS = ("cpu_fused_moe", "experts.cpu_moe")
+"""Modules of which a release that calls `apply_monolithic` has one, from 0.28 on the
+second."""
 
 
 def expert_loop(
@@ -42,6 +47,17 @@ def expert_loop(
         output = F.linear(F.silu(gate) * up, down[expert]).float()
         result.index_add_(0, token, output * weights[token, choice, None])
     return result.to(tokens.dtype)
+
+
+@cache
+def _routing() -> ModuleType:
+    """Upstream's module that routes tokens.
+
+    By name: later releases, which call `apply`, have none.
+    """
+    package = UnquantizedFusedMoEMethod.__module__.rpartition(".")[0]
+    names = (f"{package}.{name}" for name in _ROUTINGS)
+    return importlib.import_module(next(name for name in names if find_spec(name)))
 
 
 @CustomOp.register_oot(name="UnquantizedFusedMoEMethod")
@@ -70,10 +86,7 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
-        # By name: later releases, which call `apply`, do not have the module.
-        package = UnquantizedFusedMoEMethod.__module__.rpartition(".")[0]
-        routing = importlib.import_module(f"{package}.{_ROUTING}")
-        weights, experts = routing.select_experts(
+        weights, experts = _routing().select_experts(
             hidden_states=x,
             router_logits=router_logits,
             top_k=layer.top_k,
