@@ -305,6 +305,7 @@ class LimitedRank:
         """What the gate takes for pending: what fits beside the next decodes."""
         slots = self._max_running - len(self._running)
         decodes = len(self._running) - (self._partial is not None)
+        # As the gate counts the tokens beside the decodes, by all that run if it can.
         budget = self._max_tokens - len(self._running) or self._max_tokens - decodes
         room = self._free - self._next_growth()
         pending = []
