@@ -252,6 +252,21 @@ def _microseconds(row: Mapping[str, Any]) -> str:
     return text if share is None else f"{text} ({share:.1%})"
 
 
+def hops(document: Document) -> Rows:
+    """Messages in a row of each way to exchange rows, and processor time per rank."""
+    found = {(row["way"], row["ranks"]): row for row in document["results"]}
+    return [
+        [
+            way,
+            *(
+                f"{row['hops']:.0f} ({row['processor_us_per_rank'] / 1000:.1f} ms)"
+                for row in (found[way, count] for count in ranks(document))
+            ),
+        ]
+        for way in dict.fromkeys(row["way"] for row in document["results"])
+    ]
+
+
 def saved_by_early_start(document: Document) -> dict[int, float]:
     """By ranks, the share of the time that an early start of the gather saves."""
     found = {(row["way"], row["ranks"]): row for row in document["results"]}

@@ -87,12 +87,8 @@ WORKLOADS: dict[str, Scenario] = {
 """By a name for the table."""
 
 KV_LIMITED = {
-    "lognormal 600/300": replace(
-        CHAT, limits=replace(RANKS, kv_blocks=1200), engine="real"
-    ),
-    "3500/1500 ±1.5 %": replace(
-        FIXED, limits=replace(RANKS, kv_blocks=4250), engine="real"
-    ),
+    "lognormal 600/300": replace(CHAT, limits=replace(RANKS, kv_blocks=1200)),
+    "3500/1500 ±1.5 %": replace(FIXED, limits=replace(RANKS, kv_blocks=4250)),
 }
 """As many requests as slots, but a KV cache for about half of them."""
 

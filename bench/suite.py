@@ -156,7 +156,7 @@ def sensitivity() -> dict[str, object]:
 
 
 def kv_limited() -> dict[str, object]:
-    """Where the KV cache is full, with real schedulers."""
+    """Where the KV cache is full."""
     policies = ("off", "align", "adaptive", ORACLE)
     return compare("KV limited", KV_LIMITED, policies, range(2, 7, 2))
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
+    align_to_block_size,
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -341,7 +342,16 @@ class OwnFiles(ExampleConnector):
         self.loads = 0
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        """As the example, which may answer less than 0 if a prefix is cached."""
+        """As the example, but only what it then loads.
+
+        The example looks for the prompt without its last token, and loads what is known
+        of the request, with answers after a preemption: another file, if a block lies
+        between. It also answers less than 0 if a longer prefix is cached.
+        """
+        block = self._block_size
+        looked_for = align_to_block_size(request.num_prompt_tokens - 1, block)
+        if align_to_block_size(request.num_tokens, block) != looked_for:
+            return 0, False
         tokens, late = super().get_num_new_matched_tokens(request, num_computed_tokens)
         self.loads += tokens > 0
         return max(0, tokens), late

@@ -6,6 +6,7 @@ gets these times and those at which the requests came, and nothing else.
 """
 
 import asyncio
+import inspect
 import random
 import time
 from collections.abc import Iterator
@@ -22,11 +23,17 @@ from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.fast import FastEngine
 from vllm.benchmarks.dp_balance.loop import run
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.routing import FIRST, Balancer023, TokenBalancer
+from vllm.benchmarks.dp_balance.routing import (
+    FIRST,
+    Balancer023,
+    Balancer030,
+    TokenBalancer,
+)
 from vllm.benchmarks.dp_balance.workload import SimRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 RANKS = 3
 SLOTS = 4
@@ -122,7 +129,7 @@ class MeasuredSteps(CostModel):
         return next(self.durations)
 
 
-class FollowerByCounts(Balancer023):
+class FollowerByCounts023(Balancer023):
     """Chooses by itself, notes whether the server did the same, and follows it."""
 
     def __init__(self, ranks: list[int]) -> None:
@@ -136,6 +143,25 @@ class FollowerByCounts(Balancer023):
         self.same.append(mine == theirs)
         self._waiting[mine] -= 1
         self._waiting[theirs] += 1
+        return theirs
+
+
+class FollowerByCounts030(Balancer030):
+    """The same, for later releases."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        super().__init__(RANKS)
+        self._theirs = ranks
+        self.same: list[bool] = []
+
+    def choose(self, request: SimRequest) -> int:
+        """The rank that the server chose."""
+        mine, theirs = super().choose(request), self._theirs[request.index]
+        self.same.append(mine == theirs)
+        for rank, change in ((mine, -1), (theirs, 1)):
+            count = self._counts[rank]
+            self._counts[rank] = count._replace(waiting=count.waiting + change)
+            self._in_flight[rank] += change
         return theirs
 
 
@@ -155,13 +181,20 @@ class FollowerByTokens(TokenBalancer):
         return theirs
 
 
+FOLLOWER_BY_COUNTS = (
+    FollowerByCounts030
+    if "engine_inflight" in inspect.getsource(DPLBAsyncMPClient)
+    else FollowerByCounts023
+)
+
+
 def agreement(seen: Sent, policy: str) -> float:
     """Share of the requests that the simulation sends where the server did."""
     requests = [SimRequest(i, *lengths) for i, lengths in enumerate(seen.lengths)]
     for request, time_sent in zip(requests, seen.times, strict=True):
         request.due = time_sent
     by_tokens = policy != "off"
-    follower = (FollowerByTokens if by_tokens else FollowerByCounts)(seen.ranks)
+    follower = (FollowerByTokens if by_tokens else FOLLOWER_BY_COUNTS)(seen.ranks)
     starts = [0.0, *seen.ends]
     steps = MeasuredSteps(t0=1, a=0, b=0, c=0)
     measured = [b - a for a, b in pairwise(starts)]

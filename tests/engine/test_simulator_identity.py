@@ -9,6 +9,7 @@ from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
+from vllm.benchmarks.dp_balance.limited import LimitedEngine
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
 from vllm.benchmarks.dp_balance.real import RealEngine
@@ -26,7 +27,13 @@ POLICIES = (
     "sglang-30",
     "sglang23-4:queue_min_ratio=0.5",
 )
+LIMITED_POLICIES = (
+    *POLICIES,
+    "trtllm:timeout_iters=8,batching_wait_iters=2,min_generation_requests=2",
+)
 CASES = 60
+LIMITED_CASES = (*range(32), 55, 129)
+"""In the last two the gate counts a block for a request that has had its last step."""
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
 
 
@@ -70,11 +77,41 @@ def generated(case: int) -> tuple[Scenario, str]:
     return scenario, POLICIES[case % len(POLICIES)]
 
 
+def limited(case: int) -> tuple[Scenario, str]:
+    """As `generated`, with a KV cache that is full most of the time."""
+    scenario, _ = generated(case)
+    rng = random.Random(f"limited {case}")
+    slots = rng.choice([4, 8, 16])
+    limits = replace(
+        scenario.limits,
+        max_num_seqs=slots,
+        max_num_batched_tokens=rng.choice([16, 64, 256, 1024]),
+        kv_blocks=rng.choice([40, 45, 60]),
+    )
+    workload = Workload(
+        num_prompts=rng.choice([20, 60]),
+        input_len=rng.choice(["40", "uniform:1:300", "lognormal:80:1:400"]),
+        output_len=rng.choice(["60", "normal:100:0.2", "lognormal:60:1:200"]),
+    )
+    traffic = rng.choice(
+        [
+            ClientTraffic(max_concurrency=limits.ranks * slots),
+            ClientTraffic(max_concurrency=2 * limits.ranks * slots),
+            ClientTraffic(request_rate=2.0 * limits.ranks),
+        ]
+    )
+    scenario = replace(scenario, limits=limits, workload=workload, traffic=traffic)
+    return scenario, LIMITED_POLICIES[case % len(LIMITED_POLICIES)]
+
+
 def trace(
     monkeypatch: pytest.MonkeyPatch, scenario: Scenario, policy: str, seed: int
 ) -> tuple[list[object], list[Snapshot]]:
     """The steps and the rows."""
-    engine: type = FastEngine if scenario.engine == "fast" else RealEngine
+    engine: type = RealEngine
+    if scenario.engine == "fast":
+        limited = scenario.limits.kv_blocks is not None
+        engine = LimitedEngine if limited else FastEngine
     rows: list[Snapshot] = []
     exchange = engine.exchange
 
@@ -99,7 +136,17 @@ def _plain(step: StepRecord) -> StepRecord:
 
 @pytest.mark.parametrize("case", range(CASES))
 def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, policy = generated(case)
+    assert_same(*generated(case), case, monkeypatch)
+
+
+@pytest.mark.parametrize("case", LIMITED_CASES)
+def test_same_with_a_full_kv_cache(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(*limited(case), case, monkeypatch)
+
+
+def assert_same(
+    scenario: Scenario, policy: str, case: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast = trace(monkeypatch, scenario, policy, case)
     real = trace(monkeypatch, replace(scenario, engine="real"), policy, case)
     for number, (mine, theirs) in enumerate(zip(fast[0], real[0], strict=False)):
@@ -129,7 +176,23 @@ def test_the_cases_hit_the_prefix_cache() -> None:
     assert hits >= 5
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_the_cases_preempt() -> None:
+    """In both kinds of scheduling, and requests that were held in the same run."""
+    preempted = {False: 0, True: 0}
+    held = 0
+    for case in LIMITED_CASES:
+        steps: list[StepRecord] = []
+        scenario, policy = limited(case)
+        run = simulate(scenario, policy, case, on_step=steps.append)
+        prompts = sum(request.prompt_len for request in run.requests)
+        if sum(sum(step.loads.prefill) for step in steps) > prompts:
+            preempted[scenario.async_scheduling] += 1
+            held += any(any(step.held) for step in steps)
+    assert min(preempted.values()) > len(LIMITED_CASES) / 6
+    assert held > len(LIMITED_CASES) / 6
+
+
+@pytest.mark.parametrize("policy", LIMITED_POLICIES)
 def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
     scenario = Scenario(
         RankLimits(2, 4, 256, kv_blocks=20),

@@ -32,7 +32,16 @@ def run(module: object, *arguments: str) -> None:
         ("-dp 0", "--data-parallel-size 0"),
         ("--max-num-seqs 0", "--max-num-seqs 0"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
-        ("--num-gpu-blocks 100", "--num-gpu-blocks: .* add --engine real"),
+        ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),
+        (
+            "--num-gpu-blocks 999 --prefix-share 0.5",
+            "--num-gpu-blocks 999: prompts share beginnings.* add --engine real",
+        ),
+        ("--policy trtllm:x=1", "--policy trtllm:x=1: trtllm has no such parameters"),
+        (
+            "--policy trtllm:batching_wait_iters=0.5",
+            "batching_wait_iters must be a whole number from 0, not 0.5",
+        ),
         ("--num-prompts 0", "--num-prompts 0"),
         ("--num-seeds 0", "--num-seeds 0"),
         ("--input-len many", "--input-len many: not a distribution"),

@@ -10,6 +10,7 @@ from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel, Loads
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.fast import FastEngine
+from vllm.benchmarks.dp_balance.limited import LimitedEngine
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.presets import PRESETS
 from vllm.benchmarks.dp_balance.scenario import (
@@ -188,9 +189,45 @@ def test_hold_stops_prompts_in_progress_too() -> None:
     assert list(engine.held) == [False, True]
 
 
-def test_fast_engine_refuses_a_limit_of_the_kv_cache() -> None:
-    with pytest.raises(UsageError, match="--engine real"):
-        FastEngine(replace(LIMITS, kv_blocks=100))
+def limited(*requests: tuple[int, int], kv_blocks: int) -> LimitedEngine:
+    """A rank of 3 slots and 100 tokens with these prompts and answers."""
+    engine = LimitedEngine(RankLimits(1, 3, 100, kv_blocks), max_model_len=64)
+    for index, (prompt, output) in enumerate(requests):
+        engine.add(0, SimRequest(index, prompt, output))
+    return engine
+
+
+def test_a_prompt_is_admitted_if_all_of_it_fits() -> None:
+    engine = limited((33, 4), (17, 4), (1, 4), kv_blocks=1 + 4)
+    assert list(engine.schedule().prefill) == [33]
+    engine.update()
+    row = engine.exchange(0, 1, 1.0)
+    assert (row.waiting[0], row.pending[0]) == (2, 0), "the second needs two blocks"
+    assert list(engine.held) == [False]
+
+
+def test_the_last_running_request_is_preempted_and_computed_again() -> None:
+    engine = limited((16, 20), (31, 20), kv_blocks=1 + 4)
+    prefills, decodes = [], []
+    while engine.has_work():
+        loads = engine.schedule()
+        prefills.append(loads.prefill[0])
+        decodes.append(loads.decodes[0])
+        engine.update()
+    # Step 1: both prompts. Step 2: the first takes the last block. Step 3: the second
+    # needs a third one, has 32 tokens computed and a 33rd that it answered with. It
+    # waits until the first has ended.
+    assert prefills[:3] == [47, 0, 0]
+    assert decodes[:4] == [0, 2, 1, 1]
+    assert [step for step, tokens in enumerate(prefills) if tokens] == [0, 20]
+    assert prefills[20] == 33, "prompt and answer so far"
+    assert sum(decodes) + 3 == 40, "each token once; three of them by a prefill"
+
+
+def test_a_limited_cache_that_never_fills_changes_nothing() -> None:
+    roomy = replace(PUBLISHED, limits=replace(LIMITS, kv_blocks=100_000))
+    for policy in ("off", "adaptive"):
+        assert simulate(roomy, policy).steps == simulate(PUBLISHED, policy).steps
 
 
 def test_every_request_gets_its_tokens() -> None:

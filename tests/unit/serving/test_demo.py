@@ -27,10 +27,11 @@ from balance_tools.serving.demo_steps import (
     waiting_share,
 )
 
+BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
 LINE = (
-    "{end} EngineCore_DP{rank} Iteration(7): 1 context requests, {prefill} context "
+    "Iteration(7): 1 context requests, {prefill} context "
     "tokens, {decodes} generation requests, 4 generation tokens, iteration elapsed "
-    "time: {ms} ms\n"
+    "time: {ms} ms"
 )
 
 
@@ -57,13 +58,16 @@ def a_run(policy: str, throughput: float, gap: float = 0.005) -> Run:
     return Run(policy, bench, tuple(steps), held)
 
 
-def test_steps_are_read_from_a_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", [BY_RANKS, BY_FRONT_END])
+def test_steps_are_read_from_a_log(tmp_path: Path, who: str) -> None:
     log = tmp_path / "steps.log"
     lines = [
-        LINE.format(end=105.0, rank=0, prefill=100, decodes=4, ms=200.0),
+        f"105.0 {who.format(rank=0)}{LINE.format(prefill=100, decodes=4, ms=200.0)}\n",
         "104.9 MainProcess Application startup complete.\n",
-        LINE.format(end=105.0, rank=1, prefill=0, decodes=8, ms=190.0),
+        f"105.0 {who.format(rank=1)}{LINE.format(prefill=0, decodes=8, ms=190.0)}\n",
     ]
+    dummy = LINE.format(prefill=0, decodes=0, ms=100.0)
+    lines += [f"105.1 {who.format(rank=1)}{dummy} (dummy)\n"]
     log.write_text("".join(lines))
     first, second = read_steps(log, DEVICE)
     assert (first.rank, first.start, first.end) == (0, 0, pytest.approx(0.2))

@@ -40,8 +40,6 @@ class Anchor:
     """The node just after the hook, None at the end of the list."""
     removed: tuple[str, ...]
     """Normalised nodes between the two that the patch takes out."""
-    leans: str
-    """"before" or "after" if the hook shares names with just that neighbour."""
     uses: frozenset[str]
     """Dotted names that the hook reads."""
     binds: frozenset[str]
@@ -128,9 +126,6 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
     if len(both) == 1:
         return Place(both[0])
     if both:
-        exact = [gap for gap in both if _exact_path(anchor.path, gap.path)]
-        if len(exact) == 1:
-            return Place(exact[0])
         return NoPlace(f"{len(both)} places in {scope} look like the hook's")
     alike = [gap for gap in candidates if DIFFERENT not in score(anchor, gap)]
     if len(alike) == 1:
@@ -149,8 +144,6 @@ def _by_one_neighbour(
     before_after = _next_to(anchor.after, [g for g in candidates if g.after], "after")
     if len(after_before) > 1 or len(before_after) > 1:
         return NoPlace(f"several places in {scope} look like the hook's")
-    if anchor.removed and len(candidates) == 1:
-        return Place(candidates[0], _changes(anchor, candidates[0]))
     if not after_before and not before_after:
         return NoPlace(_lost(anchor, everywhere))
     if after_before and before_after and after_before[0] != before_after[0]:
@@ -167,10 +160,7 @@ def _by_one_neighbour(
             return Place(
                 first, (note,), tuple(replace(first, index=index) for index in others)
             )
-        if anchor.leans == "after":
-            return Place(second, (note,))
-        nodes = first.siblings[first.index : second.index]
-        if anchor.leans == "before" or anchor.is_independent_of(nodes):
+        if anchor.is_independent_of(first.siblings[first.index : second.index]):
             return Place(first, (f"{note}; it went right behind the first",))
         return NoPlace(f"{note} in {scope}, and they share names with the hook")
     gap = (after_before or before_after)[0]
@@ -237,13 +227,6 @@ def _level(wanted: Element | None, node: ast.AST | None) -> int:
 def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
     return len(wanted) == len(found) and all(
         one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
-        for one, other in zip(wanted, found, strict=True)
-    )
-
-
-def _exact_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
-    return all(
-        similarity(one.owner, other.owner) == EXACT
         for one, other in zip(wanted, found, strict=True)
     )
 

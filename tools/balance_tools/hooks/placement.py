@@ -17,7 +17,6 @@ from balance_tools.hooks.astdiff import (
     Nodes,
     ast_differences,
     gaps,
-    some,
 )
 from balance_tools.hooks.elements import defined_names, element, used_names
 from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
@@ -83,11 +82,6 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
     before = element(old.before) if old.before else None
     after = element(old.after) if old.after else None
     uses, binds = used_names(new.inside), defined_names(new.inside)
-    needs_before = uses & defined_names(some(old.before))
-    needed_after = binds & used_names(some(old.after))
-    leans = ""
-    if bool(needs_before) != bool(needed_after):
-        leans = "before" if needs_before else "after"
     everywhere = list(gaps(tree, old.scope))
     return Anchor(
         scope=old.scope,
@@ -95,7 +89,6 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
         before=before,
         after=after,
         removed=dumps(old.inside),
-        leans=leans,
         uses=uses,
         binds=binds,
         copies=(count_exact(everywhere, before), count_exact(everywhere, after)),

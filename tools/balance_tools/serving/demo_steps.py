@@ -11,11 +11,15 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 
+# The name of the process has the rank; later releases log from the front-end, with its
+# number.
 _LINE = re.compile(
-    r"^(?P<end>[\d.]+) EngineCore_DP(?P<rank>\d+) .*Iteration\(\d+\): "
+    r"^(?P<end>[\d.]+) "
+    r"(?:EngineCore_DP(?P<process>\d+) .*|\S+ Engine (?P<engine>\d+): )"
+    r"Iteration\(\d+\): "
     r"\d+ context requests, (?P<prefill>\d+) context tokens, "
     r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
-    r"iteration elapsed time: (?P<ms>[\d.]+) ms",
+    r"iteration elapsed time: (?P<ms>[\d.]+) ms(?! \(dummy\))",
     re.MULTILINE,
 )
 PAUSE_S = 1.0
@@ -59,7 +63,7 @@ def read_steps(log: Path, device: Mapping[str, float]) -> tuple[Step, ...]:
         own = device["t0"] + device["a"] * decodes
         if prefill:
             own += device["c"] + device["b"] * prefill
-        rank = int(found["rank"])
+        rank = int(found["process"] or found["engine"])
         steps.append(Step(rank, end - seconds, end, prefill, decodes, own))
     if not steps:
         raise ToolError(

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.balance.rows import Snapshot
 from .coordinator import Counts
 from .cost import Loads
 from .errors import UsageError
+from .prefix_cache import BLOCK_SIZE
 from .workload import SimRequest
 
 
@@ -27,7 +28,7 @@ class RankLimits:
     """Tokens in one step."""
     kv_blocks: int | None = None
     """Blocks of 16 tokens in the KV cache of a rank; None for as many as could ever
-    be needed. Only the real engine knows about them."""
+    be needed."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -38,6 +39,23 @@ class RankLimits:
             raise UsageError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: less than "
                 f"--max-num-seqs {self.max_num_seqs}, which vLLM refuses too."
+            )
+
+    def check_longest(self, tokens: int) -> None:
+        """Refuses a KV cache that cannot hold the longest request.
+
+        Args:
+            tokens: of its prompt and output.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        # One block more than is used: vLLM keeps a null block.
+        needed = -(-tokens // BLOCK_SIZE) + 1
+        if self.kv_blocks is not None and self.kv_blocks < needed:
+            raise UsageError(
+                f"--num-gpu-blocks {self.kv_blocks}: a request of {tokens} tokens "
+                f"needs {needed} blocks of {BLOCK_SIZE}."
             )
 
 

@@ -3,9 +3,9 @@
 """The ranks' schedulers reduced to counters: identical steps, a hundred times faster.
 
 Models vLLM's scheduler (first come first served, chunked prefill, prefix caching, no
-speculation) and the balance gate, with a KV cache that never fills. Then a rank has
-at most one prompt in progress, the last of its running queue, and a request that
-decodes needs no attention until the step in which it ends.
+speculation) and the balance gate, with a KV cache that never fills; `limited` is for
+one that does. Then a rank has at most one prompt in progress, the last of its running
+queue, and a request that decodes needs no attention until the step in which it ends.
 """
 
 import math
@@ -26,7 +26,6 @@ from vllm.v1.core.sched.balance.rows import Snapshot
 from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
-from .errors import UsageError
 from .prefix_cache import PrefixCache
 from .workload import SimRequest
 
@@ -46,15 +45,7 @@ class FastEngine:
             limits: the limits of each rank.
             ttft_budget: what the gate of a server would be told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
-
-        Raises:
-            UsageError: the limits name a size of the KV cache.
         """
-        if limits.kv_blocks is not None:
-            raise UsageError(
-                "--num-gpu-blocks: the fast engine has no limit of the KV cache; "
-                "add --engine real."
-            )
         self._limits = limits
         self._ttft_budget = ttft_budget
         ranks = limits.ranks

@@ -40,8 +40,8 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "--num-gpu-blocks",
         type=int,
         default=None,
-        help="Blocks of 16 tokens in each rank's KV cache. Needs --engine real; "
-        "without it the KV cache never fills.",
+        help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
+        "Default: it never fills. Needs --engine real if prompts share beginnings.",
     )
     server.add_argument(
         "--load-balancer",
@@ -120,7 +120,7 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("fast", "real"),
         default="fast",
-        help="real: vLLM's own schedulers, a hundred times slower, with a KV cache.",
+        help="real: vLLM's own schedulers, a hundred times slower.",
     )
     model.add_argument(
         "--async-scheduling",

@@ -3,11 +3,13 @@
 """Policies by name: those of the balance package, and baselines to compare with."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import fields
+from typing import NamedTuple, Protocol, cast
 
 from vllm.v1.core.sched.balance.policy import POLICIES, Decision, create_policy
 from vllm.v1.core.sched.balance.rows import Snapshot
 
+from .attention_dp import AttentionDpBalance, AttentionDpParameters
 from .baselines import IntervalPolicy, SGLangDelayer
 from .errors import UsageError
 from .sglang_delayer import DelayerParameters, SGLangDelayer0523
@@ -31,8 +33,10 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-BASELINES = ("interval-N", "sglang-N", "sglang23-N")
+BASELINES = ("interval-N", "sglang-N", "sglang23-N", "trtllm")
 """Rules of other systems, N in steps; see `baselines`."""
+
+_TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
 
 class PolicySpec(NamedTuple):
@@ -74,11 +78,14 @@ def make_controller(text: str) -> Controller | None:
         UsageError: there is none of that name, or not with these parameters.
     """
     name, parameters = PolicySpec.parse(text)
-    if name in POLICIES:
-        try:
+    try:
+        if name in POLICIES:
             return create_policy(name, parameters)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"--policy {text}: {error}.") from None
+        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS:
+            numbers = cast("dict[str, int]", parameters)  # it checks them
+            return AttentionDpBalance(AttentionDpParameters(**numbers))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--policy {text}: {error}.") from None
     kind, _, number = name.partition("-")
     is_baseline = number.isdecimal() and int(number) > 0
     if is_baseline and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:

@@ -37,7 +37,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
-from .errors import UsageError
 from .prefix_cache import prompt_tokens
 from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
@@ -193,15 +192,9 @@ class RealEngine:
         Raises:
             UsageError: the KV cache cannot hold the longest request.
         """
-        blocks_per_request = -(-max_model_len // BLOCK_SIZE)
-        # One block more than is used: vLLM keeps a null block.
-        enough = prefix_blocks or limits.max_num_seqs * blocks_per_request
-        blocks = limits.kv_blocks or enough + 1
-        if blocks <= blocks_per_request:
-            raise UsageError(
-                f"--num-gpu-blocks {blocks}: a request of {max_model_len} tokens needs "
-                f"{blocks_per_request + 1} blocks of {BLOCK_SIZE}."
-            )
+        limits.check_longest(max_model_len)
+        enough = prefix_blocks or limits.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
+        blocks = limits.kv_blocks or enough + 1  # vLLM keeps a null block
         config = _config(
             limits, max_model_len, async_scheduling, prefix_blocks is not None
         )

@@ -14,6 +14,7 @@ from .dispatch import Dispatcher
 from .engine import Engine, RankLimits
 from .errors import UsageError
 from .fast import FastEngine
+from .limited import LimitedEngine
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
@@ -108,14 +109,26 @@ class Scenario:
 def make_engine(
     scenario: Scenario, requests: Sequence[SimRequest], ttft_budget: float | None
 ) -> Engine:
-    """The engine of the scenario. Only the real one imports torch and vLLM."""
+    """The engine of the scenario. Only the real one imports torch and vLLM.
+
+    Raises:
+        UsageError: the KV cache is too small, or not modelled.
+    """
+    lengths = [request.prompt_len + request.output_len for request in requests]
+    shares = any(request.hash_ids for request in requests)
+    limits, asynchronous = scenario.limits, scenario.async_scheduling
+    if scenario.engine == "fast" and limits.kv_blocks is None:
+        return FastEngine(limits, ttft_budget, asynchronous)
     if scenario.engine == "fast":
-        return FastEngine(scenario.limits, ttft_budget, scenario.async_scheduling)
+        if shares:
+            raise UsageError(
+                f"--num-gpu-blocks {limits.kv_blocks}: prompts share beginnings, and "
+                "the fast engine does not evict them; add --engine real."
+            )
+        return LimitedEngine(limits, max(lengths), ttft_budget, asynchronous)
     if scenario.engine == "real":
         from .real import RealEngine
 
-        lengths = [request.prompt_len + request.output_len for request in requests]
-        shares = any(request.hash_ids for request in requests)
         return RealEngine(
             scenario.limits,
             max_model_len=max(lengths),
