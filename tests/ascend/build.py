@@ -37,6 +37,7 @@ from balance_tools.upstream.pip_config import read_pip_config
 from emulator import native
 from unpack import unpack
 
+BUILT = ROOT / "build/ascend"
 PACKAGES = HERE / "packages.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PYTHON, MACHINE = "3.11", "x86_64"
@@ -59,13 +60,12 @@ def main() -> int:
     """Build; print the folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--wheel", type=Path, help="default: the one of this checkout")
-    parser.add_argument("--out", type=Path, default=ROOT / "build/ascend")
-    parser.add_argument("--base", type=Path, help="copy this environment to start with")
+    parser.add_argument("--out", type=Path, default=BUILT)
     options = parser.parse_args()
     try:
         check_machine()
         wheel = options.wheel or build_wheel()
-        print(build(wheel.resolve(), options.out.resolve(), options.base))
+        print(build(wheel.resolve(), options.out.resolve()))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -100,13 +100,12 @@ def build_wheel() -> Path:
     return Path(result.stdout.decode().split()[1])
 
 
-def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
+def build(wheel: Path, out: Path) -> Path:
     """Make or update the environment and the emulator.
 
     Args:
         wheel: the Ascend wheel.
         out: where to.
-        base: an environment made by this function, to start from.
 
     Returns:
         `out`.
@@ -123,14 +122,11 @@ def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
         if not _is_current(out / "base.stamp", base_from):
             remove_tree(environment)
             (out / "wheel.stamp").unlink(missing_ok=True)
-            if base is None:
-                _make_environment(environment, wheel, files)
-            else:
-                _copy_environment(base / "env", environment)
+            _make_environment(environment, wheel, files)
             _mark(out / "base.stamp", base_from)
         if not _is_current(out / "wheel.stamp", [sha256_of(wheel)]):
             with step(f"installing {wheel.name}"):
-                _uv(environment, "install", "--no-deps", "--reinstall", str(wheel))
+                install_wheel(environment, wheel)
             _mark(out / "wheel.stamp", [sha256_of(wheel)])
         packages = site_packages(environment)
         linked = sorted((packages / "vllm_ascend").glob("*.so"))
@@ -140,7 +136,7 @@ def build(wheel: Path, out: Path, base: Path | None = None) -> Path:
                 remove_tree(out / "native")
                 native.build(packages, out / "native")
             _mark(out / "native.stamp", compiled_from)
-        native.write_run(out, environment)
+        native.write_run(out, environment, out / "native")
     return out
 
 
@@ -179,11 +175,14 @@ def _make_environment(environment: Path, wheel: Path, files: Files) -> None:
         unpack(triton[0], packages, triton[1], drop=_is_of_cuda)
 
 
-def _copy_environment(base: Path, environment: Path) -> None:
-    """A copy of `base`, for wheels that were broken on purpose."""
-    with step(f"copying {base}"):
-        command = ["cp", "--archive", "--link", str(base), str(environment)]
-        subprocess.run(command, check=True)
+def install_wheel(environment: Path, wheel: Path) -> None:
+    """Put a wheel in the place of the one that is installed; nothing else changes.
+
+    Raises:
+        ToolError: uv refuses it.
+    """
+    arguments = ("--no-cache", "--no-deps", "--reinstall", str(wheel))
+    _uv(environment, "install", *arguments)
 
 
 def _install(environment: Path, *arguments: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -162,30 +161,51 @@ def letters(rank: int, ranks: int) -> dict[str, object]:
 
 
 def groups(rank: int, ranks: int) -> dict[str, object]:
-    """The same in two groups at a time, of which the ranks are not 0, 1, …"""
+    """The same in two groups at a time, of which the ranks are not 0, 1, …
+
+    And before and after it in the group of all: one that has made its connection must
+    find it again.
+    """
+    before = torch.full((5,), float(rank), device="npu")
+    dist.all_reduce(before)
     pairs = [dist.new_group([0, 3]), dist.new_group([1, 2])]
     mine = pairs[0] if rank in (0, 3) else pairs[1]
     t = torch.full((5,), float(rank), device="npu")
     dist.all_reduce(t, group=mine)
-    every = torch.full((5,), float(rank), device="npu")
+    every = torch.tensor([float(rank)] * 5).to("npu")
     dist.all_reduce(every)
-    return {"pair": t[0].item(), "all": every[0].item()}
+    return {"pair": t[0].item(), "all": [before[0].item(), every[0].item()]}
 
 
-def failing(rank: int, ranks: int, how) -> dict[str, object]:
-    """The error of those that wait for rank 1, and when it came."""
+def one_after_the_other(rank: int, ranks: int) -> dict[str, object]:
+    """All of the above in one process."""
+    found = [equal(rank, ranks), letters(rank, ranks)]
+    wrong = [line for part in found for line in part["wrong"]]
+    return {"wrong": wrong, **groups(rank, ranks)}
+
+
+def failing(rank: int, ranks: int, how, limit_s: str = "") -> dict[str, object]:
+    """The error of those that wait for rank 1, after a first call that all make.
+
+    With `limit_s`, HCCL's time limit from then on: before, ranks may start slowly.
+    """
     t = torch.ones(4, device="npu")
     dist.all_reduce(t)
     torch.npu.synchronize()
     if rank == 1:
         how()
-    start = time.monotonic()
+    if limit_s:
+        os.environ["HCCL_EXEC_TIMEOUT"] = limit_s
     try:
         dist.all_reduce(t)
         torch.npu.synchronize()
     except RuntimeError as error:
-        return {"error": str(error), "after_s": time.monotonic() - start}
+        return {"error": str(error)}
     return {"error": None}
+
+
+def signal_self(number: signal.Signals):
+    os.kill(os.getpid(), number)
 
 
 def call_something_else():
@@ -201,8 +221,9 @@ CASES = {
     "equal": equal,
     "letters": letters,
     "groups": groups,
-    "killed": lambda r, n: failing(r, n, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "silent": lambda r, n: failing(r, n, lambda: time.sleep(60)),
+    "one after the other": one_after_the_other,
+    "killed": lambda r, n: failing(r, n, lambda: signal_self(signal.SIGKILL)),
+    "silent": lambda r, n: failing(r, n, lambda: signal_self(signal.SIGSTOP), "3"),
     "different": lambda r, n: failing(r, n, call_something_else),
 }
 

@@ -13,16 +13,17 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "3600")  # ranks start at different times
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PROGRAM_S = 900
-"""For imports of torch_npu and the plugin on a machine with much else to do."""
+PROGRAM_S = 3600
+"""Only a hang is to meet it: on a machine with much else to do, imports of torch_npu
+and the plugin alone have taken ten minutes. No test measures time."""
 
 NOT_SEEN = (
     *("test_platform.py", "test_offline.py", "_peer_is_", "call_different_things"),
-    *("test_every_module_imports", "a_lost_rank", "[off]", "[align]", "[adaptive]"),
-    "[a TTFT budget]",
+    *("a_lost_rank", "[off]", "[align]", "[adaptive]", "[a TTFT budget]"),
 )
 """Not yet seen to pass (docs/reference-platform.md); they run with --every."""
 

@@ -2,7 +2,7 @@
 
 Arguments: a model, a dense model, and a JSON list of cases: `model`, `environment`,
 `arguments`, all optional. An outcome has the policy, the scheduler class and where it
-comes from, what was logged, or the error.
+comes from, whether the plugin's own copy balances, what was logged, or the error.
 """
 
 import json
@@ -38,6 +38,8 @@ def outcome(models, model="moe", environment=None, arguments=None):
     }
     try:
         config = EngineArgs(model=models[model], **options).create_engine_config()
+        from vllm_ascend.patch.platform import patch_balance_schedule
+
         scheduler = config.scheduler_config.get_scheduler_cls()
         policy = config.parallel_config.data_parallel_balance
         if policy != "off":
@@ -55,6 +57,7 @@ def outcome(models, model="moe", environment=None, arguments=None):
         "policy": policy,
         "platform": type(current_platform).__name__,
         "scheduler": f"{scheduler.__module__}.{scheduler.__qualname__}",
+        "copy_balances": patch_balance_schedule._balance_scheduling_enabled(config),
         "worker": config.parallel_config.worker_cls,
         "logged": logged,
     }

@@ -71,6 +71,30 @@ for run in (
     assert memory == "OutOfMemoryError"
 
 
+MADE = """
+import json, torch, torch_npu
+torch.npu.set_device(1)
+host = torch.ones(3)
+made = {
+    "ones": torch.ones(3, device="npu"),
+    "full": torch.full((3,), 1.0, device="npu"),
+    "arange": torch.arange(3, device="npu"),
+    "eye": torch.eye(3, device="npu"),
+    "randperm": torch.randperm(3, device="npu"),
+    "tensor": torch.tensor([1.0], device="npu"),
+    "zeros_like": torch.zeros_like(host, device="npu"),
+    "to": host.to("npu"),
+}
+print(json.dumps({name: str(tensor.device) for name, tensor in made.items()}))
+"""
+
+
+def test_tensors_are_made_on_the_device_of_the_thread():
+    """On device 0 they would be in another communicator of their rank's group."""
+    found = json.loads(says(MADE).stdout.splitlines()[-1])
+    assert set(found.values()) == {"npu:1"}, found
+
+
 LATE = """
 import json, torch, torch_npu
 def waits_for_another():

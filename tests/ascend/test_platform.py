@@ -76,7 +76,8 @@ def test_policy(name, outcomes):
     assert outcome["policy"] == POLICY[name][1]
     assert outcome["platform"] == "NPUPlatform"
     assert outcome["worker"].startswith("vllm_ascend.worker.")
-    assert "BalanceScheduler" not in outcome["scheduler"]
+    assert outcome["scheduler"].startswith(("vllm.", "vllm_ascend."))
+    assert outcome["copy_balances"] is False, "it would balance a second time"
 
 
 @pytest.mark.parametrize("name", REFUSED)

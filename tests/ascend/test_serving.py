@@ -10,8 +10,10 @@ import psutil
 import pytest
 import requests
 
+from balance_tools.serving import serve_process
 from balance_tools.serving import server as server_module
 from balance_tools.serving.server import Server
+from conftest import PROGRAM_S
 from test_greedy_equality import assert_equal, assert_the_gate_held
 
 OPTIONS = (
@@ -21,6 +23,8 @@ OPTIONS = (
     *("--api-server-count", "1"),
 )
 ENVIRONMENT = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
+TIMEOUT_S = "60"
+"""A rank counts as silent after half of it: more than any pause of a busy machine."""
 POLICIES = {
     "off": (),
     "cap": ("--data-parallel-balance", "cap"),
@@ -35,11 +39,18 @@ POLICIES = {
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """The engine compiles nothing here, but imports much, perhaps beside other work."""
-    monkeypatch.setattr(server_module, "START_S", 800)
+    """The engine compiles nothing here, but imports much, perhaps beside other work.
+
+    Only a hang is to meet these limits.
+    """
+    monkeypatch.setattr(server_module, "START_S", PROGRAM_S)
+    monkeypatch.setattr(server_module, "REQUEST_S", PROGRAM_S)
+    monkeypatch.setattr(server_module, "SETTLE_S", PROGRAM_S)
+    monkeypatch.setattr(serve_process, "STOP_S", 300)
+    monkeypatch.setattr(serve_process, "FOLLOW_S", 60)
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3 * PROGRAM_S)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_ranks_write_what_hugging_face_writes(
     policy, moe_model, moe_samples, tmp_path
@@ -55,12 +66,12 @@ def test_two_ranks_write_what_hugging_face_writes(
             assert_the_gate_held(server, ranks=2)
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3 * PROGRAM_S)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
     """As docs/operations.md says; HCCL's own time limit is half an hour."""
     options = [*OPTIONS, "--max-num-seqs", "2", "--data-parallel-balance", "cap"]
-    environment = {**ENVIRONMENT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "8"}
+    environment = {**ENVIRONMENT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": TIMEOUT_S}
     body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
     with (
         Server(tmp_path, moe_model, *options, environment=environment) as server,
@@ -85,7 +96,7 @@ def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
         statuses = list(answers)
         assert all(status >= 500 for status in statuses), statuses
         engines = [psutil.Process(int(p)) for p in pids.values() if _exists(p)]
-        psutil.wait_procs(engines, 90)
+        psutil.wait_procs(engines, PROGRAM_S)
         log = server.log.read_text()
     assert "rank 1 (process" in log
     assert not any(_exists(pid) for pid in pids.values())

@@ -58,11 +58,35 @@ def test_the_kernel_libraries_load_with_all_their_symbols():
     assert int(result.stdout.split()[-1]) >= 60
 
 
+NOT_INSTALLED = {
+    "attention.fa3_v1": "flash_attn_npu_v3",
+    "distributed.kv_transfer.ascend_multi_connector": "mooncake",
+    "distributed.kv_transfer.kv_p2p.mooncake_connector": "mooncake",
+    "distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": "mooncake",
+    "distributed.kv_transfer.kv_p2p.mooncake_layerwise_connector": "mooncake",
+    "distributed.kv_transfer.kv_pool.ascend_store.backend.mooncake_backend": "mooncake",
+    "distributed.kv_transfer.kv_pool.lmcache_ascend_connector": "lmcache_ascend",
+    "distributed.kv_transfer.kv_pool.ucm_connector": "ucm",
+    "xlite.utils": "xlite",
+    "xlite.xlite": "xlite",
+    # Upstream's own faults: vLLM 0.23.0 has no such modules.
+    "kv_offload.cpu_npu": "vllm.v1.kv_offload.mediums",
+    "kv_offload.npu": "vllm.v1.kv_offload.abstract",
+}
+"""Modules of the plugin that want what upstream does not require."""
+
+
 def test_every_module_imports():
     """But for those that need what upstream does not require, by name."""
     found = json.loads(program("imports.py").splitlines()[-1])
-    assert found["imported"] >= 400
-    assert found["failed"] == {}, json.dumps(found["failed"], indent=1)
+    assert found["imported"] >= 420
+    assert found["failed"] == {
+        f"vllm_ascend.{module}": f"ModuleNotFoundError: No module named '{missing}'"
+        for module, missing in NOT_INSTALLED.items()
+    }
+    # Upstream's modules for 310P import each other in a circle; on that device the
+    # plugin imports another one of it first.
+    assert {name.split(".")[1] for name in found["cycles"]} <= {"_310p"}
 
 
 def start(**environment: str) -> subprocess.CompletedProcess[str]:

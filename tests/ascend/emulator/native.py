@@ -75,9 +75,15 @@ def build(packages: Path, out: Path) -> None:
     _module(out, torch, includes, npu)
 
 
-def write_run(folder: Path, environment: Path) -> None:
-    """Write `folder/run`, which runs a command with the emulated device."""
-    native, cann = folder / "native", folder / "native/cann-home"
+def write_run(folder: Path, environment: Path, native: Path) -> None:
+    """Write `folder/run`, which runs a command with the emulated device.
+
+    Args:
+        folder: where to.
+        environment: the virtual environment of its programs.
+        native: what `build` has compiled.
+    """
+    cann = native / "cann-home"
     for name in ("bin", "opp", "runtime", "compiler"):
         (cann / name).mkdir(parents=True, exist_ok=True)
     # triton-ascend asks CANN's compiler for its target; the interpreter runs kernels.

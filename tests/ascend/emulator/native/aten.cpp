@@ -6,6 +6,7 @@
 #include "emulator.h"
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <cstring>
 #include <set>
 #include <string>
@@ -18,6 +19,11 @@ using at::Tensor;
 namespace {
 
 constexpr auto NPU = c10::DeviceType::PrivateUse1;
+
+// "npu" without a number is the device of this thread.
+c10::DeviceIndex current_index() {
+  return c10::impl::VirtualGuardImpl(NPU).getDevice().index();
+}
 
 bool on_npu(const Tensor &t) { return t.defined() && t.device().type() == NPU; }
 
@@ -114,8 +120,9 @@ c10::IValue argument_on_cpu(const c10::IValue &value, const c10::Argument &argum
     return list;
   }
   if (value.isDevice() && value.toDevice().type() == NPU) {
+    const auto device = value.toDevice();
     aliases.npu = true;
-    if (value.toDevice().has_index()) aliases.device = value.toDevice().index();
+    aliases.device = device.has_index() ? device.index() : current_index();
     return c10::Device(c10::kCPU);
   }
   if (value.isGenerator() && value.toGenerator().device().type() == NPU)
