@@ -43,7 +43,7 @@ def running(count, pending=0, tokens=100, **fields):
 def rows(draw):
     count = draw(st.integers(0, SLOTS))
     pending = draw(st.integers(0, SLOTS - count))
-    age = draw(st.integers(0, 100_000_000)) if pending else 0
+    age = draw(st.just(0) | st.integers(0, 100_000_000)) if pending else 0
     return IDLE._replace(
         running=count,
         decoding=draw(st.integers(0, count)),
@@ -63,7 +63,7 @@ def histories(draw, max_ranks=4, max_steps=6):
     ranks = draw(st.integers(1, max_ranks))
     steps = []
     for step in range(draw(st.integers(1, max_steps))):
-        time = draw(st.integers(0, 2_000_000))
+        time = draw(st.just(0) | st.integers(0, 2_000_000))
         steps.append(
             [draw(rows())._replace(step=step, step_time_us=time) for _ in range(ranks)]
         )

@@ -1,11 +1,13 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
+import copy
+
 import pytest
 from balance.adaptive import Adaptive, AdaptiveParameters
 from balance.stretch import Decodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot
 
 DECODE = running(6)
 
@@ -48,6 +50,25 @@ def test_the_first_decision_needs_a_decode_step_to_be_timed():
     assert policy.decide(some_decode) == (False, 0, "learn")
     few_decodes = snapshot([running(1, pending=1, prefill_tokens=9)] * 2)
     assert policy.decide(few_decodes) == (True, None, "learn")
+
+
+def test_what_arrives_before_the_first_step_of_a_wave_waits():
+    """That step has no step time, and nothing has waited yet."""
+    policy = learned()
+    rows = [running(6, pending=1, step_time_us=0), DECODE._replace(step_time_us=0)] * 2
+    assert policy.decide(snapshot(rows)).reason == "waiting_cost"
+
+
+LEARNED = learned(ttft_budget=1.0)
+
+
+@settings(max_examples=200)
+@given(history=histories(max_ranks=4))
+def test_a_policy_that_has_learned_decides_on_any_rows(history):
+    policy = copy.deepcopy(LEARNED)
+    for rows in history:
+        decision = policy.decide(snapshot(rows))
+        assert decision.prefill_budget is None or decision.prefill_budget >= 0
 
 
 def test_a_lone_request_is_held_at_first_and_released_in_the_end():

@@ -190,6 +190,8 @@ class Adaptive:
         ages = [age * _SECONDS for age in snapshot.pending_age_us]
         mean = sum(age * n for age, n in zip(ages, pending, strict=True)) / sum(pending)
         self._mean_age += _NEWEST * (mean - self._mean_age)
+        if not seconds:  # the first step of a wave: nobody has waited
+            return
         loads = [
             running + waiting
             for running, waiting in zip(snapshot.running, snapshot.waiting, strict=True)

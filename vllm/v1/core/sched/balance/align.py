@@ -40,9 +40,10 @@ class Align:
     either wait: it would idle. So a hold lasts at most
     ``timeout_steps - 1 + batching_steps`` steps between two releases.
 
-    One difference: TensorRT-LLM counts the time-out also while no rank has anything
-    pending, so that it may release the first arrival at once. Here it counts only
-    while something waits.
+    There are three differences. TensorRT-LLM counts the time-out also while no rank
+    has anything pending, so that it may release the first arrival at once; it pads a
+    rank without requests with one that counts as decoding; and where a rank decodes
+    nothing, its release does not start `batching_steps` anew.
     """
 
     def __init__(self, parameters: AlignParameters) -> None:
