@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,8 @@ from containers import Podman, make_podman
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("mmdebstrap", "podman", "runc")
 BARE = "localhost/bare-debian"
+SPACE_GB = 16
+"""Free disk that the build needs: 14 GB were seen, most of it copies of PyTorch."""
 
 
 def pytest_sessionstart() -> None:
@@ -36,6 +39,13 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(
             f"tests/image: expected {', '.join(lacking)}, found none; run "
             f"`apt-get install {' '.join(PROGRAMS)}` and this again, as root"
+        )
+    folder = tempfile.gettempdir()
+    free_gb = shutil.disk_usage(folder).free // 10**9
+    if free_gb < SPACE_GB:
+        raise pytest.UsageError(
+            f"tests/image: expected {SPACE_GB} GB free in {folder}, found {free_gb}; "
+            "make room, or set TMPDIR to a folder of a larger disk"
         )
 
 
