@@ -132,7 +132,7 @@ class MeasuredSteps(CostModel):
 
 
 class Following:
-    """A load balancer that chooses, notes if the server did so too, and follows that."""
+    """A load balancer that notes whether the server chose the same, and follows it."""
 
     def __init__(self, ranks: list[int]) -> None:
         super().__init__(RANKS)
