@@ -28,11 +28,11 @@ CASES = {
     "variable": case(environment=VARIABLE),
     "additional_config": case(additional_config=SWITCH),
     "scheduler_config": case(additional_config={"scheduler_config": SWITCH}),
-    "flag": case(environment=VARIABLE, data_parallel_balance="adaptive"),
+    "flag": case(additional_config=SWITCH, data_parallel_balance="adaptive"),
     "none": case(),
     "one rank": case(ranks=1, additional_config=SWITCH),
     "prefill node": case(data_parallel_balance="cap", kv_transfer_config=PRODUCER),
-    "prefill node, variable": case(environment=VARIABLE, kv_transfer_config=PRODUCER),
+    "prefill node, switch": case(additional_config=SWITCH, kv_transfer_config=PRODUCER),
 }
 
 
@@ -95,5 +95,5 @@ def test_a_prefill_node_is_refused_by_the_name_of_what_was_given(outcomes):
     error = outcomes["prefill node"]["error"]
     assert "--data-parallel-balance cap" in error
     assert "kv_role kv_producer" in error
-    error = outcomes["prefill node, variable"]["error"]
+    error = outcomes["prefill node, switch"]["error"]
     assert "enable_balance_scheduling only supports PD-mixed mode" in error
