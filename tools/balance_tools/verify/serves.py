@@ -15,7 +15,12 @@ from balance_tools.upstream.resolve import final_releases
 from balance_tools.verify.environments import layered_environment
 from balance_tools.verify.ledger import Data, Entry
 from balance_tools.verify.newest import lines_with, requirements_of, too_new
-from balance_tools.verify.pytest_file import PASSED, Setup, run_file
+from balance_tools.verify.pytest_file import (
+    PASSED,
+    Setup,
+    run_file,
+    termination_interrupts,
+)
 from balance_tools.verify.verify import Bench, file_hash, patched_root, wheel_stage
 
 TEST = "tests/engine/test_each_policy.py"
@@ -56,7 +61,7 @@ def serves(bench: Bench, base: Path, newest: Sequence[str] = ()) -> Served:
     Raises:
         ToolError: the wheel cannot be built or installed.
     """
-    with exclusive(bench.folder / ".lock"):
+    with exclusive(bench.folder / ".lock"), termination_interrupts():
         root = patched_root(bench)
         wheel = Path(wheel_stage(bench, root).data["path"])
         wanted = requirements_of(wheel)
