@@ -62,7 +62,7 @@ class StandInExecutor(Executor):
     def get_supported_kv_cache_layouts(self):  # of later releases, as the next two
         return [["LBHNC"]]
 
-    def set_kv_cache_layout(self, layout_name):
+    def set_kv_cache_layout(self, *layout):
         return None
 
     def compile_or_warm_up_model(self):
@@ -159,6 +159,7 @@ class LoopEngine(DPEngineCoreProc):
         self.first_sync = 1 if hasattr(parallel, "dp_sync_interval") else 0
         self.dp_sync_interval = getattr(parallel, "dp_sync_interval", 32)
         self.enable_fault_tolerance = False
+        self.reject_new_requests = False
 
     def _record(self, output) -> None:
         new = [request.req_id for request in output.scheduled_new_reqs]

@@ -11,7 +11,17 @@ from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, give_gate, make_request, make_scheduler, step
+from schedulers import (
+    BLOCK_SIZE,
+    engine_config,
+    give_gate,
+    make_request,
+    make_scheduler,
+    step,
+)
+from test_pending import prompt_request
+
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 schedulers = pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
 
@@ -96,10 +106,29 @@ def test_without_chunked_prefill_a_prompt_is_whole_or_held(unchunked, scheduler_
 
 
 def test_a_threshold_for_long_prompts_still_holds(moe_model):
+    """From 0.31 on not for a request that is alone."""
     scheduler = make_scheduler(config_of(moe_model, long_prefill_token_threshold=16))
-    add(scheduler, ("long", 100))
-    assert scheduled(scheduler, 40) == {"long": 16}
+    add(scheduler, ("long", 100), ("second", 100))
+    assert scheduled(scheduler, 40) == {"long": 16, "second": 16}
     assert scheduled(scheduler, 8) == {"long": 8}
+
+
+def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
+    """From 0.25 on a hit that leaves one token: cut shorter, it ended the engine."""
+    config = config_of(moe_model, enable_prefix_caching=True, speculative_config=DRAFTS)
+    prompt = [5] * (2 * BLOCK_SIZE + 1)
+    as_upstream = {}
+    for tokens in (None, 0, 2):
+        scheduler = make_scheduler(config)
+        scheduler.add_request(prompt_request("first", prompt, 1))
+        step(scheduler)
+        scheduler.add_request(prompt_request("again", prompt, 20))
+        if tokens is None:
+            as_upstream = step(scheduler).num_scheduled_tokens
+            assert as_upstream["again"] in (1, 1 + DRAFTS["num_speculative_tokens"])
+        else:
+            expected = as_upstream if tokens else {}
+            assert scheduled(scheduler, tokens) == expected
 
 
 @schedulers

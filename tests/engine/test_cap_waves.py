@@ -91,4 +91,7 @@ def test_off_makes_no_collective_call_that_upstream_does_not_make(moe_model, pol
         exchanges = trace.collectives.pop("alltoall_base", 0)
         assert (exchanges > 0) == (policy == "cap"), "the counter must see exchanges"
         assert trace.syncs >= 3
-        assert trace.collectives == {"allreduce": trace.syncs}
+        syncs = trace.syncs
+        # Two ranks of later releases sync by one message each way.
+        messages = {"recv": syncs, "send": syncs}
+        assert trace.collectives in ({"allreduce": syncs}, messages)

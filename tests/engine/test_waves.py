@@ -142,13 +142,17 @@ PROMPT, OUTPUT = 60, NEW_TOKENS
 """The most tokens of a prompt, and of an answer, of the model's waves."""
 
 
+SHARED = 32
+"""Tokens, one block, that all prompts have in common where prefixes are shared."""
+
+
 def ranks_with_the_model(
     engine_class: type, model: Path, policy: str, **arguments: Any
 ) -> Ranks:
     """Three, each with a KV cache that two long requests fill."""
     defaults = {
         "max_model_len": 96,
-        "block_size": 32,
+        "block_size": SHARED,
         "num_gpu_blocks_override": 5,
         "dtype": "float32",
         "enable_expert_parallel": True,
@@ -157,10 +161,6 @@ def ranks_with_the_model(
     }
     arguments = loop_arguments(model, **defaults | arguments)
     return Ranks(3, engine_class, **arguments)
-
-
-SHARED = 16
-"""Tokens, one block, that all prompts have in common where prefixes are shared."""
 
 
 def answers_of_off(model: Path, shared: int = 0) -> dict[int, list[int]]:
@@ -233,12 +233,7 @@ def test_answers_with_shared_prefixes_are_those_without_balance(
     """Prefix caching on, a full cache, and also a connector that loads prefixes."""
     waves = pytestconfig.getoption("--waves") // 16
     extra = {"kv_blocks": 100, "shared_prefix": SHARED}
-    arguments = {
-        "enable_prefix_caching": True,
-        "block_size": SHARED,
-        "num_gpu_blocks_override": 10,
-        "additional_config": extra,
-    }
+    arguments = {"enable_prefix_caching": True, "additional_config": extra}
     if connector:
         # The example stores prompts whole.
         arguments |= {

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from balance_tools.serving.serve_process import ServeProcess
 
-START_S = 150
+START_S = 240
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
 REQUEST_S = 120

@@ -8,7 +8,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.prefix_hits import Hit, PrefixHits
-from vllm.v1.core.sched.balance.upstream import blocks_to_allocate
+from vllm.v1.core.sched.balance.upstream import (
+    blocks_to_allocate,
+    long_prefill_threshold,
+    looks_past_preempted,
+)
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
@@ -134,12 +138,27 @@ class FreeBlocks:
         """
         scheduler = self._scheduler
         tokens = min(request.num_tokens, scheduler.max_model_len)
-        first = min(computed + max(self.budget, 1), tokens)
+        known = computed - request.num_computed_tokens
+        part = min(max(self.budget, 1), tokens - computed)
+        first = computed + self._cut(request, part, known)
         ahead = min(first + self._ahead, scheduler.max_model_len)
         need = self._count(request, ahead, hit, computed, first, False)
         if scheduler.scheduler_reserve_full_isl:
             need = max(need, self._count(request, tokens, hit, computed, tokens, True))
         return need
+
+    def _cut(self, request: Request, tokens: int, known: int = 0) -> int:
+        """What upstream runs of so many tokens, which a Mamba layer wants aligned.
+
+        Args:
+            request: a prompt, or a request that decodes.
+            tokens: what the step has room for.
+            known: tokens that need not be computed, beside those that were.
+        """
+        if not self._scheduler.need_mamba_block_aligned_split:
+            return tokens
+        cut: int = self._scheduler._mamba_block_aligned_split(request, tokens, known)
+        return cut
 
     def _count(
         self,
@@ -178,27 +197,31 @@ class FreeBlocks:
     def _left_behind(self, request: Request) -> int:
         """Blocks of a running request that upstream frees when it schedules it.
 
-        Only it uses them, and no window of attention will reach them again.
+        Only it uses them, and no window of attention will reach them again; nor needs
+        a Mamba layer its state of two steps ago.
         """
-        count = 0
+        computed, left = request.num_computed_tokens, {}
         for manager in self._windows:
-            tokens = manager.get_num_skipped_tokens(request.num_computed_tokens)
+            tokens = manager.get_num_skipped_tokens(computed)
             blocks = manager.req_to_blocks.get(request.request_id, ())
             for block in reversed(blocks[: tokens // manager.block_size]):
                 if block.is_null:
                     break
-                count += block.ref_cnt == 1
-        return count
+                left[block.block_id] = block
+            state = getattr(manager, "last_state_block_idx", {}).get(request.request_id)
+            if state is not None and state < -(-computed // manager.block_size) - 1:
+                left[blocks[state].block_id] = blocks[state]
+        return sum(block.ref_cnt == 1 and not block.is_null for block in left.values())
 
     def _needed(self, request: Request) -> int:
         scheduler = self._scheduler
         computed = request.num_computed_tokens
         tokens = request.num_tokens_with_spec + request.num_output_placeholders
         new = min(tokens - computed, max(self.budget, 1))
-        threshold = scheduler.scheduler_config.long_prefill_token_threshold
+        threshold = long_prefill_threshold(scheduler)
         if 0 < threshold < new:
             new = threshold
-        new = min(new, scheduler.max_model_len - 1 - computed)
+        new = self._cut(request, min(new, scheduler.max_model_len - 1 - computed))
         if new <= 0:
             return 0
         most = min(computed + new + self._ahead, scheduler.max_model_len)
@@ -235,7 +258,11 @@ class FreeBlocks:
                     for block in blocks
                 )
                 if victim is request:
-                    return preempted | set(running[index:])
-            free -= needs[request]
-            index += 1
+                    break
+            else:
+                free -= needs[request]
+                index += 1
+                continue
+            if not (by_priority and looks_past_preempted(self._scheduler)):
+                return preempted | set(running[index:])
         return preempted

@@ -123,7 +123,10 @@ class PrefillPermit:
         elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
             budget = self._budget_left
             if 0 < budget < num_new_tokens:
-                budget = max(budget, self._least(request, num_computed_tokens))
+                least = self._least(request, num_computed_tokens)
+                # More than are left: from 0.25 on, a decode padded for its drafts.
+                padded = num_new_tokens > request.num_tokens - num_computed_tokens
+                budget = num_new_tokens if padded else max(budget, least)
             num_new_tokens = min(num_new_tokens, budget)
         if num_new_tokens == 0:
             self.held_ids.add(request.request_id)

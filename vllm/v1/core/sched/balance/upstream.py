@@ -31,10 +31,13 @@ def first_of(owner: object, *names: str) -> Any:
 def max_admitted(scheduler: "Scheduler") -> int:
     """How many requests may run.
 
-    From 0.31 on, max_num_active_seqs can make it less than the slots of the model
-    runner.
+    From 0.25 on, an input stream that waits for more keeps its slot. From 0.31 on,
+    max_num_active_seqs can make it less than the slots of the model runner.
     """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
+    waiting_streams = "num_waiting_for_streaming_input"
+    if waiting_streams in type(scheduler).schedule.__code__.co_names:
+        limit -= getattr(scheduler, waiting_streams)
     return limit
 
 
@@ -46,6 +49,31 @@ def keep_prefill_interval(scheduler: "Scheduler") -> None:
     """
     if hasattr(scheduler, "prefill_capacity_bound"):
         scheduler.prefill_capacity_bound = False
+
+
+def long_prefill_threshold(scheduler: "Scheduler") -> int:
+    """The most tokens of one prompt in a step; 0 for no such limit.
+
+    From 0.31 on a request alone has none, and it can be a fair share of the step.
+    """
+    config = scheduler.scheduler_config
+    threshold: int = config.long_prefill_token_threshold
+    adaptive = getattr(scheduler, "adaptive_long_prefill_threshold", None)
+    if adaptive is None or threshold <= 0:
+        return threshold
+    requests = sum(scheduler.get_request_counts())
+    if requests <= 1:
+        return 0
+    fair_share = config.max_num_batched_tokens // requests
+    return max(threshold, fair_share) if adaptive else threshold
+
+
+def looks_past_preempted(scheduler: "Scheduler") -> bool:
+    """Whether those behind a request that preempts itself, by priority, may still run.
+
+    From 0.33 on they may. The attribute came with that release.
+    """
+    return hasattr(scheduler, "local_prefill_interval")
 
 
 def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) -> int:
