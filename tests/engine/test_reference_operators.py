@@ -258,6 +258,18 @@ def test_swiglu() -> None:
     torch.testing.assert_close(result, gate / (1 + (-gate).exp()) * up)
 
 
+def test_draws_follow_the_softmax_and_repeat_with_their_seeds() -> None:
+    odds = torch.tensor([0.6, 0.3, 0.0, 0.1])
+    logits = odds.log().expand(20_000, -1)
+    seeds = torch.arange(20_000) - 10_000
+    drawn = torch.ops._C.fused_gumbel_argmax(logits, seeds)
+    shares = drawn.bincount(minlength=4) / len(drawn)
+    assert shares[2] == 0
+    torch.testing.assert_close(shares, odds, atol=0.02, rtol=0)  # six deviations
+    backwards = torch.ops._C.fused_gumbel_argmax(logits, seeds.flip(0))
+    assert torch.equal(drawn.flip(0), backwards)
+
+
 def test_operators_are_those_of_the_compiled_library() -> None:
     # The engine finds them by name; a renamed one would only fail at its first call.
     for name in (
@@ -266,6 +278,8 @@ def test_operators_are_those_of_the_compiled_library() -> None:
         "get_scheduler_metadata",
         "cpu_attn_reshape_and_cache",
         "cpu_attention_with_kv_cache",
+        "fused_gumbel_argmax",
+        "greedy_argmax",
         "rejection_greedy_sample_kernel_impl",
         "silu_and_mul",
     ):

@@ -247,6 +247,19 @@ def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1).view(-1)
 
 
+@_operator("fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor")
+def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """Draw a token of each row of ``[rows, vocabulary]`` from its softmax.
+
+    From 0.32 on an operator on a CPU. A row's draw depends on its seed alone.
+    """
+    exponential = torch.empty_like(logits, dtype=torch.float64)
+    generator = torch.Generator()
+    for row, seed in zip(exponential, seeds.tolist(), strict=True):
+        row.exponential_(generator=generator.manual_seed(seed))
+    return (logits.double() - exponential.log()).argmax(dim=-1)
+
+
 @_operator(
     "rejection_greedy_sample_kernel_impl(Tensor(a0!) output_token_ids, "
     "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor target_argmax, "
