@@ -73,7 +73,7 @@ def looks_past_preempted(scheduler: "Scheduler") -> bool:
 
     From 0.33 on they may. The attribute came with that release.
     """
-    return hasattr(scheduler, "local_prefill_interval")
+    return getattr(scheduler, "local_prefill_interval", None) is not None
 
 
 def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) -> int:
