@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import emulated_data
 import frontier_data
 import record
 import results_data
@@ -164,6 +165,7 @@ def environment() -> Environment:
         table=table,
         policies_of=policies_of,
         data=results_data,
+        emulated_data=emulated_data,
         frontier_data=frontier_data,
         traces_data=traces_data,
     )

@@ -100,6 +100,8 @@ def write_run(folder: Path, environment: Path, native: Path) -> None:
         "# Queued kernels would race those that run at once.\n"
         "export TASK_QUEUE_ENABLE=0 TRITON_INTERPRET=1 EMULATED_NPU=emulated_cann\n"
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"\n'
+        "# Else each process compiles torch and vLLM from source anew.\n"
+        "unset PYTHONDONTWRITEBYTECODE\n"
         'exec "$@"\n'
     )
     run.chmod(0o755)

@@ -388,6 +388,16 @@ HcclResult post(Comm *c, std::vector<Letter> letters) {
   return HCCL_SUCCESS;
 }
 
+HcclResult all_gather(Comm *c, const Call &call, const void *from, void *to, size_t bytes) {
+  std::vector<char> all(bytes * c->size);  // `from` may lie inside `to`
+  const auto result = exchange(c, call, from, bytes, bytes,
+                               [&](uint32_t r, size_t at, const char *data, size_t length) {
+                                 memcpy(&all[r * bytes + at], data, length);
+                               });
+  if (!result) memcpy(to, all.data(), all.size());
+  return result;
+}
+
 }  // namespace
 
 #define COMM (static_cast<Comm *>(comm))
@@ -517,15 +527,8 @@ HcclResult HcclScatter(void *from, void *to, uint64_t n, HcclDataType type, uint
 HcclResult HcclAllGather(void *from, void *to, uint64_t n, HcclDataType type, HcclComm comm,
                          aclrtStream) {
   const auto call = call_of("all_gather", n, type);
-  const size_t bytes = n * width(type);
-  count(COMM, call, bytes);
-  std::vector<char> all(bytes * COMM->size);  // `from` may lie inside `to`
-  const auto result = exchange(COMM, call, from, bytes, bytes,
-                               [&](uint32_t r, size_t at, const char *data, size_t length) {
-                                 memcpy(&all[r * bytes + at], data, length);
-                               });
-  if (!result) memcpy(to, all.data(), all.size());
-  return result;
+  count(COMM, call, n * width(type));
+  return all_gather(COMM, call, from, to, n * width(type));
 }
 HcclResult HcclAllGatherV(void *from, uint64_t n, void *to, const void *counts, const void *places,
                           HcclDataType type, HcclComm comm, aclrtStream) {
@@ -626,10 +629,14 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm,
   return post(COMM, letters);
 }
 
-// For operators that communicate inside: the group by the name that they are given.
+// For operators that communicate inside: the group by the name that they are given, and a
+// gather that nobody counts.
 HcclComm emulator_group(const char *name) {
   std::lock_guard<std::mutex> guard(table_lock);
   const auto found = table.find(name);
   return found == table.end() ? nullptr : found->second;
+}
+HcclResult emulator_all_gather(void *from, void *to, uint64_t bytes, HcclComm comm) {
+  return all_gather(COMM, call_of("gather inside", bytes, HCCL_DATA_TYPE_INT8), from, to, bytes);
 }
 }

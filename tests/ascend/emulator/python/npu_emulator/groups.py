@@ -5,12 +5,13 @@ have sent is counted, not what goes through the emulator's memory.
 """
 
 import ctypes
+import json
+import os
 
 import torch
 
 from .registry import operator, require, require_defaults
 
-INT8, INT64 = 0, 5  # HcclDataType
 INFO = 128
 """int32 values a row of `assist_info_for_combine` has on the device; three are used."""
 
@@ -23,9 +24,9 @@ def _hccl():
         _library = ctypes.CDLL("libemulated_cann.so")
         _library.emulator_group.restype = ctypes.c_void_p
         _library.emulator_group.argtypes = [ctypes.c_char_p]
-        _library.HcclAllGather.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
-            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+        pointer = ctypes.c_void_p
+        _library.emulator_all_gather.argtypes = [
+            *(pointer, pointer, ctypes.c_uint64, pointer)
         ]
     return _library
 
@@ -37,12 +38,19 @@ def _gather_equal(group: str, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     tensor = tensor.contiguous()
     out = torch.empty((ranks, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     size = tensor.numel() * tensor.element_size()
-    error = _hccl().HcclAllGather(
-        tensor.data_ptr(), out.data_ptr(), size, INT8, handle, None
-    )
+    error = _hccl().emulator_all_gather(tensor.data_ptr(), out.data_ptr(), size, handle)
     if error:
         raise RuntimeError(f"[emulator] group {group}: error {error}, named on stderr")
     return out
+
+
+def _count(name: str, group: str, ranks: int, rows: int, row: torch.Tensor) -> None:
+    """Count what the real operator sends: rows, and not their positions."""
+    if "EMULATOR_COUNTS" in os.environ:
+        sent = rows * row.shape[-1] * row.element_size()
+        line = {"kind": "hccl", "name": name, "ranks": ranks}
+        line |= {"group": group, "bytes": sent}
+        _hccl().emulator_count(json.dumps(line).encode())
 
 
 def gather(group: str, tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
@@ -92,6 +100,7 @@ def distribute_dispatch(
     if x_active_mask is not None:
         require(x_active_mask.dim() == 1, name, "a mask of experts")
         ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)
+    _count("dispatch", group_ep, ep_world_size, int((ids >= 0).sum()), x)
     tokens, choices = (
         gather(group_ep, x, ep_world_size),
         gather(group_ep, ids, ep_world_size),
@@ -160,6 +169,7 @@ def distribute_combine(
     require(comm_quant_mode == 0 and shared_expert_x is None, name, "quantisation")
     require(tp_world_size in (0, 1), name, "tensor ranks")
     count = int(ep_send_counts[-1])
+    _count("combine", group_ep, ep_world_size, count, expand_x)
     info = assist_info_for_combine.view(-1, INFO)[:count, :3].contiguous()
     out = torch.zeros(
         expert_ids.shape[0],

@@ -49,7 +49,7 @@ def count_steps(module):
     def counted(method, tokens_of):
         @functools.wraps(method)
         def run(self, *arguments, **rest):
-            line = {"kind": "step", "name": method.__name__}
+            line = {"kind": "step", "name": method.__name__, "rank": self.dp_rank}
             count(json.dumps({**line, "tokens": tokens_of(*arguments, **rest)}))
             return method(self, *arguments, **rest)
 
@@ -57,9 +57,23 @@ def count_steps(module):
 
     runner = module.NPUModelRunner
     runner.execute_model = counted(
-        runner.execute_model, lambda output, *a, **k: output.total_num_scheduled_tokens
+        runner.execute_model,
+        lambda scheduler_output, *a, **k: scheduler_output.total_num_scheduled_tokens,
     )
-    runner._dummy_run = counted(runner._dummy_run, lambda tokens, *a, **k: tokens)
+    runner._dummy_run = counted(
+        runner._dummy_run, lambda num_tokens, *a, **k: num_tokens
+    )
+    synchronize = runner._sync_metadata_across_dp
+
+    @functools.wraps(synchronize)
+    def synchronize_and_count(self, num_tokens, *arguments, **rest):
+        result = synchronize(self, num_tokens, *arguments, **rest)
+        if result[1] is not None:
+            loads = {"kind": "loads", "tokens": num_tokens, "ranks": result[1].tolist()}
+            count(json.dumps(loads))
+        return result
+
+    runner._sync_metadata_across_dp = synchronize_and_count
 
 
 def triton_driver(module):

@@ -92,6 +92,10 @@ def _counted(name: str, kernel: Operator, count: Callable[[str], None]) -> Opera
             if isinstance(t, torch.Tensor)
         ]
         line = {"kind": "operator", "name": name, "shapes": rows[:2]}
+        if (groups := rest.get("group_list")) is not None:
+            # Counts, or their running sums: which rows belong to some expert.
+            counts = rest.get("group_list_type", 0) == 1
+            line["rows"] = int(groups.sum() if counts else groups[-1])
         count(json.dumps(line))
         return kernel(*arguments, **rest)
 
