@@ -142,8 +142,9 @@ PROMPT, OUTPUT = 60, NEW_TOKENS
 """The most tokens of a prompt, and of an answer, of the model's waves."""
 
 
-SHARED = 32
-"""Tokens, one block, that all prompts have in common where prefixes are shared."""
+BLOCK = 32
+SHARED = BLOCK
+"""Tokens that all prompts have in common where prefixes are shared."""
 
 
 def ranks_with_the_model(
@@ -152,7 +153,7 @@ def ranks_with_the_model(
     """Three, each with a KV cache that two long requests fill."""
     defaults = {
         "max_model_len": 96,
-        "block_size": SHARED,
+        "block_size": BLOCK,
         "num_gpu_blocks_override": 5,
         "dtype": "float32",
         "enable_expert_parallel": True,

@@ -35,9 +35,8 @@ def max_admitted(scheduler: "Scheduler") -> int:
     max_num_active_seqs can make it less than the slots of the model runner.
     """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
-    waiting_streams = "num_waiting_for_streaming_input"
-    if waiting_streams in type(scheduler).schedule.__code__.co_names:
-        limit -= getattr(scheduler, waiting_streams)
+    if _reads(type(scheduler).schedule, "num_waiting_for_streaming_input"):
+        limit -= scheduler.num_waiting_for_streaming_input
     return limit
 
 
@@ -89,6 +88,12 @@ def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) ->
         arguments["num_local_computed_tokens"] = local_tokens
     blocks: int = count(**arguments)
     return blocks
+
+
+@cache
+def _reads(function: Any, name: str) -> bool:
+    """Whether the function's own code uses the name."""
+    return name in function.__code__.co_names
 
 
 @cache
