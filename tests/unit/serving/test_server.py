@@ -45,6 +45,44 @@ def test_a_server_that_dies_is_an_error_with_its_log(
     assert "no such model" in capsys.readouterr().err
 
 
+LOSES_ITS_PORT = """
+import pathlib
+tries = pathlib.Path("tries")
+tries.write_text((tries.read_text() if tries.exists() else "") + "|")
+if len(tries.read_text()) <= {lost}:
+    raise SystemExit("port: 43331, useIpv6: false, code: -98, name: EADDRINUSE")
+"""
+
+
+def test_a_server_that_lost_a_port_is_started_once_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Imposter(tmp_path, LOSES_ITS_PORT.format(lost=1) + WEB_SERVER):
+        pass
+    assert (tmp_path / "tries").read_text() == "||"
+    assert "a port was taken" in capsys.readouterr().err
+
+
+def test_a_server_that_loses_its_port_twice_is_an_error(tmp_path: Path) -> None:
+    program = LOSES_ITS_PORT.format(lost=2) + WEB_SERVER
+    with (
+        pytest.raises(RuntimeError, match="exited with 1"),
+        Imposter(tmp_path, program),
+    ):
+        pass
+    assert (tmp_path / "tries").read_text() == "||"
+
+
+def test_a_server_that_dies_otherwise_is_not_started_again(tmp_path: Path) -> None:
+    program = LOSES_ITS_PORT.format(lost=1).replace("EADDRINUSE", "ENOENT")
+    with (
+        pytest.raises(RuntimeError, match="exited with 1"),
+        Imposter(tmp_path, program),
+    ):
+        pass
+    assert (tmp_path / "tries").read_text() == "|"
+
+
 def test_orphans_are_ended_and_reported(tmp_path: Path) -> None:
     server = Imposter(tmp_path, SLEEPER + WEB_SERVER)
     with pytest.raises(AssertionError, match="left processes behind"), server:

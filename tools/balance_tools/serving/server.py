@@ -24,6 +24,13 @@ from balance_tools.serving.serve_process import ServeProcess
 START_S = 240
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
 
+PORT_TAKEN = ("EADDRINUSE", "Address already in use")
+"""What a log says when a port was taken between vLLM's choice of it and its use.
+
+vLLM chooses the ports of its process groups among the system's ephemeral ones, seconds
+before the engines listen on them; meanwhile any connection may get one.
+"""
+
 REQUEST_S = 120
 SETTLE_S, SETTLE_PAUSE_S = 60.0, 0.5
 
@@ -40,9 +47,10 @@ class Server(ServeProcess):
     """A `vllm serve` with an API server, as a context manager.
 
     It listens on `address` and `port`, by default a free one of the loopback interface;
-    for the rest see `ServeProcess`. On exit all its processes are ended; those that
-    outlive the server's own shutdown are killed and reported as a failure. If the body
-    fails, the end of the log goes to stderr.
+    for the rest see `ServeProcess`. If it loses a port at its start (`PORT_TAKEN`), it
+    is started once more. On exit all its processes are ended; those that outlive the
+    server's own shutdown are killed and reported as a failure. If the body fails, the
+    end of the log goes to stderr.
     """
 
     def __init__(
@@ -74,12 +82,28 @@ class Server(ServeProcess):
     def __enter__(self) -> Server:
         self.start()
         try:
-            self.wait_until_ready()
+            try:
+                self.wait_until_ready()
+            except RuntimeError as error:
+                if not self._lost_a_port():
+                    raise
+                self.print_log_tail()
+                print(f"{error}: a port was taken; once more", file=sys.stderr)
+                self.stop()
+                self.start()
+                self.wait_until_ready()
         except BaseException:
             self.print_log_tail()
             self.stop()
             raise
         return self
+
+    def _lost_a_port(self) -> bool:
+        """Whether it ended since another process had one of its ports."""
+        log = self.log.read_text(errors="replace")
+        return self.exit_status() is not None and any(
+            said in log for said in PORT_TAKEN
+        )
 
     def __exit__(
         self,
