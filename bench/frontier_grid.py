@@ -18,7 +18,9 @@ BASELINES = {
     "cap": ("cap", "cap:margin=1"),
     "align": ("align", "align:batching_steps=20", "align:timeout_steps=100"),
     "SGLang-style": ("sglang-30", "sglang-100"),
+    "SGLang 0.5.23": ("sglang23-30", "sglang23-100"),
     "interval-N": ("interval-8", "interval-64"),
+    "TensorRT-LLM": ("trtllm", "trtllm:batching_wait_iters=20"),
 }
 """Settings of each baseline, its default or published one first. One is chosen per
 baseline for all cells."""

@@ -50,6 +50,7 @@ POLICIES = (
     "sglang-100",
     "sglang23-30",
     "interval-64",
+    "trtllm",
 )
 COSTS: dict[str, CostModel] = {
     "phi 0": replace(DEEPSEEK_V3_1, phi=0.0),

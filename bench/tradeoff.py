@@ -47,6 +47,7 @@ BASELINES = (
     "sglang-100",
     "sglang23-30",
     "interval-64",
+    "trtllm",
 )
 FIRST_TOKENS = (0.0, 0.01, 0.05, 0.25)
 """Shares of the mean that are given for first tokens; the policy's is 0.002."""
