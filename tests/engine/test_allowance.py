@@ -231,7 +231,7 @@ def test_no_step_exceeds_its_allowance_and_everything_ends(
 
 def test_the_row_tells_how_long_requests_have_been_pending(config):
     scheduler = make_scheduler(config)
-    gate = scheduler.balance_gate
+    gate = give_gate(scheduler, "cap", ttft_budget=60.0)
     for second, name in enumerate("abcdef"):
         add(scheduler, (name, 30), arrival_time=100.0 + second)
     allow(scheduler, 0)
@@ -244,6 +244,14 @@ def test_the_row_tells_how_long_requests_have_been_pending(config):
     third = gate.measure(wave=0, step=3, now=10.0, wall=109.0)
     assert (third.pending, third.wait_us) == (2, 7_000_000)
     assert third.pending_age_us == 3_000_000, "pending since now=7"
+
+
+def test_without_a_ttft_budget_no_arrival_counts(config):
+    scheduler = make_scheduler(config)
+    add(scheduler, ("waits", 30), arrival_time=100.0)
+    allow(scheduler, 0)
+    row = scheduler.balance_gate.measure(wave=0, step=1, now=0.0, wall=108.0)
+    assert (row.pending, row.wait_us) == (1, 0)
 
 
 def test_a_request_that_missed_its_ttft_budget_does_not_press(config):

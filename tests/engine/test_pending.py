@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.queues import in_turn
+from vllm.v1.core.sched.balance.queues import InTurn
 from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.request import Request, RequestStatus
 
@@ -228,7 +228,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     gate = scheduler.balance_gate
     assert not gate.holds(loaded)
     assert gate.holds(partly), "384 tokens are left to compute"
-    queue = [request.request_id for request in in_turn(scheduler)]
+    queue = [request.request_id for request in InTurn(scheduler)]
     if hasattr(scheduler, "kv_holding_waiting"):  # they come first
         assert queue == ["partly", "loaded", "high", "middle", "low", "last"]
     else:
@@ -236,7 +236,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     assert not gate.clip(partly, 384, 16)
     loaded.num_computed_tokens = 0  # no blocks were allocated in this test
     assert not step(scheduler).num_scheduled_tokens
-    assert [request.request_id for request in in_turn(scheduler)] == queue
+    assert [request.request_id for request in InTurn(scheduler)] == queue
 
 
 def test_steps_without_a_look_at_the_queue_do_not_start_the_count_anew(moe_model):

@@ -157,7 +157,7 @@ def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
 
 
 def test_budget_is_charged_to_prompts_in_order() -> None:
-    engine = FastEngine(RankLimits(2, 4, 100))
+    engine = FastEngine(RankLimits(2, 4, 100), ttft_budget=9.0)
     for i, length in enumerate((30, 60, 60)):
         request = SimRequest(i, length, 5)
         request.sent = 0.25

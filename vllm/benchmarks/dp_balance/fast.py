@@ -278,10 +278,8 @@ class FastEngine:
 
     def _wait_us(self, sent: Sequence[float], now: float) -> int:
         """The longest wait that can still keep the budget, if there is one."""
-        if not sent:
-            return 0
         if self._ttft_budget is None:
-            return int((now - min(sent)) * 1e6)
+            return 0
         waits = [now - time for time in sent if now - time < self._ttft_budget]
         return int(max(waits, default=0.0) * 1e6)
 

@@ -8,7 +8,6 @@ block preempts the last of the running queue, which goes to the head of the wait
 queue, keeps its tokens and computes them again; nobody is admitted in such a step.
 """
 
-import math
 import sys
 from collections import defaultdict, deque
 from itertools import islice
@@ -53,7 +52,7 @@ class LimitedRank:
         self._max_running = limits.max_num_seqs
         self._max_tokens = limits.max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._ttft_budget = math.inf if ttft_budget is None else ttft_budget
+        self._ttft_budget = ttft_budget
         self._free = (limits.kv_blocks or sys.maxsize) - 1
         self._requests: dict[str, LimitedRequest] = {}
         """All that are not finished, by name, the newest last."""
@@ -278,9 +277,12 @@ class LimitedRank:
         pending = self._pending()
         names = [work.name for work in pending]
         new = self._arrivals.observe(self._requests, now, now)
-        self._holds.end_step(self._requests, names, self._held, new, since)
-        unanswered = [work.name for work in pending if not work.num_output_tokens]
-        wait = self._arrivals.longest_wait(unanswered, now, less=self._ttft_budget)
+        pending_names = frozenset(names)
+        self._holds.end_step(self._requests, pending_names, self._held, new, since)
+        wait = 0.0
+        if self._ttft_budget is not None:
+            unanswered = [work.name for work in pending if not work.num_output_tokens]
+            wait = self._arrivals.longest_wait(unanswered, now, less=self._ttft_budget)
         running = len(self._running)
         return Row(
             wave=wave,
@@ -297,7 +299,7 @@ class LimitedRank:
             step_time_us=int((now - since) * 1e6),
             max_running=self._max_running,
             max_tokens=self._max_tokens,
-            pending_age_us=int(self._ages.oldest(names, now) * 1e6),
+            pending_age_us=int(self._ages.oldest(pending_names, now) * 1e6),
             wait_us=int(wait * 1e6),
         )
 

@@ -23,18 +23,18 @@ class PendingAges:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def oldest(self, request_ids: Iterable[str], now: float) -> float:
+    def oldest(self, request_ids: frozenset[str], now: float) -> float:
         """Seconds since the first of these became pending; 0 without any.
 
         Args:
             request_ids: all that are pending now.
             now: seconds of any clock that does not go back.
         """
-        known = self._since
-        self._since = {
-            request_id: known.get(request_id, now) for request_id in request_ids
-        }
-        return now - min(self._since.values(), default=now)
+        since = self._since
+        for request_id in [each for each in since if each not in request_ids]:
+            del since[request_id]
+        since.update(dict.fromkeys(request_ids.difference(since), now))
+        return now - next(iter(since.values()), now)  # they are in order of time
 
 
 class Arrivals:
@@ -105,7 +105,7 @@ class Holds:
         self._steps: dict[str, int] = {}
         self._since: dict[str, float] = {}
         self._computed: dict[str, int] = {}
-        self._pending: set[str] = set()
+        self._pending: frozenset[str] = frozenset()
         self.held_one = False
         """Whether the last step counted for a request."""
         self.longest = 0
@@ -114,7 +114,7 @@ class Holds:
     def end_step(
         self,
         requests: dict[str, Any],
-        pending: Iterable[str],
+        pending: frozenset[str],
         held: set[str],
         new: Iterable[str],
         began: float,
@@ -132,31 +132,29 @@ class Holds:
             Steps and seconds of the holds that had ended when the step began.
         """
         steps, computed = self._steps, self._computed
+        held_on = held & pending & self._pending.union(new)
         ended = [
             self._end(name, began)
-            for name in list(steps)
+            for name in [each for each in steps if each not in held_on]
             if name not in requests
             or requests[name].num_computed_tokens > computed[name]
         ]
-        now_pending = set(pending)
-        held = now_pending & held & self._pending.union(new)
-        self.held_one = bool(held)
-        for name in held:
+        self.held_one = bool(held_on)
+        for name in held_on:
             if name in steps:
                 steps[name] += 1
             else:
                 steps[name] = 1
                 self._since[name] = began
-            computed[name] = requests[name].num_computed_tokens
-        self._pending = now_pending
-        self.longest = max(
-            [n for name, n in steps.items() if name in now_pending], default=0
-        )
+                computed[name] = requests[name].num_computed_tokens
+        self._pending = pending
+        pending_holds = [steps[name] for name in pending if name in steps]
+        self.longest = max(pending_holds, default=0)
         return ended
 
     def end_all(self, now: float) -> list[tuple[int, float]]:
         """Steps and seconds of all holds: the wave has ended."""
-        self._pending, self.longest = set(), 0
+        self._pending, self.longest = frozenset(), 0
         return [self._end(name, now) for name in list(self._steps)]
 
     def _end(self, name: str, now: float) -> tuple[int, float]:

@@ -4,6 +4,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,20 @@ class FreeBlocks:
             return set()
         return self._preempted(needs)
 
+    def take_all(self, totals: Sequence[int]) -> bool:
+        """Takes all blocks of prompts, if there is plenty of room; else none.
+
+        Args:
+            totals: tokens of each prompt.
+        """
+        count = len(totals)
+        tokens = sum(totals) + count * self._ahead
+        most = sum([tokens // size + 3 * count for size in self._sizes])
+        if self.tight or most > self.most_left:
+            return False
+        self.most_left -= most
+        return True
+
     def take(self, request: Request, computed: int, hit: Hit | None) -> bool:
         """Takes the blocks of a prompt; False if it does not fit.
 
@@ -123,7 +138,7 @@ class FreeBlocks:
 
     def _need(self, request: Request, computed: int, hit: Hit | None) -> int:
         need = self._exact(request, hit, computed)
-        if hit is None:
+        if hit is None or request.num_computed_tokens:
             return need - self._left_behind(request)
         for block in self._hits.unused(request, hit):
             again = block.block_id in self._revived

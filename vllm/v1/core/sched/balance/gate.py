@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The scheduler's side of balance scheduling: measure, exchange, hold and clip."""
 
-import math
 import sys
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.parents import end_with_parent
-from vllm.v1.core.sched.balance.pending import Pending, PendingWork
+from vllm.v1.core.sched.balance.pending import PendingWork
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
 from vllm.v1.core.sched.balance.queues import backlog_of, num_waiting
@@ -215,12 +214,15 @@ class BalanceGate:
         """
         scheduler, permit = self._scheduler, self._permit
         pending = self._pending.read(permit.known_computed)
-        names = [request.request_id for request, _ in pending]
+        names = [request.request_id for request in pending.requests]
+        pending_ids = frozenset(names)
         new = self._arrivals.observe(scheduler.requests, now, wall)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
-            self._holds.end_step(scheduler.requests, names, permit.held_ids, new, since)
+            self._holds.end_step(
+                scheduler.requests, pending_ids, permit.held_ids, new, since
+            )
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
@@ -233,29 +235,25 @@ class BalanceGate:
             running=running,
             decoding=running - chunks,
             waiting=num_waiting(scheduler),
-            pending=len(pending),
-            pending_tokens=sum(tokens for _, tokens in pending),
+            pending=len(names),
+            pending_tokens=sum(pending.tokens),
             held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
-            pending_age_us=int(self._ages.oldest(names, now) * 1e6),
-            wait_us=int(self._longest_wait(pending, now) * 1e6),
+            pending_age_us=int(self._ages.oldest(pending_ids, now) * 1e6),
+            wait_us=int(self._longest_wait(pending.requests, now) * 1e6),
         )
 
-    def _longest_wait(self, pending: list[Pending], now: float) -> float:
-        """Seconds since the oldest request arrived that can keep the TTFT budget.
-
-        Without a budget, of the oldest that has no token yet.
-        """
+    def _longest_wait(self, requests: list[Request], now: float) -> float:
+        """Seconds since the oldest request arrived that can keep the TTFT budget."""
+        if self.ttft_budget is None:
+            return 0.0
         names = [
-            request.request_id
-            for request, _ in pending
-            if not request.num_output_tokens
+            request.request_id for request in requests if not request.num_output_tokens
         ]
-        budget = math.inf if self.ttft_budget is None else self.ttft_budget
-        return self._arrivals.longest_wait(names, now, less=budget)
+        return self._arrivals.longest_wait(names, now, less=self.ttft_budget)
 
     def _observe_ends(self, holds: list[tuple[int, float]]) -> None:
         for steps, seconds in holds:

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the scheduler could prefill in its next step, by upstream's own rules."""
 
+import operator
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.sched.balance.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.prefix_hits import PrefixHits
-from vllm.v1.core.sched.balance.queues import admitted_in_turn
+from vllm.v1.core.sched.balance.queues import InTurn
 from vllm.v1.core.sched.balance.upstream import max_admitted
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
@@ -21,11 +22,11 @@ _WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 
 class Pending(NamedTuple):
-    """A prompt that could be started or continued."""
+    """Prompts that could be started or continued."""
 
-    request: Request
-    tokens: int
-    """Tokens left to compute."""
+    requests: list[Request]
+    tokens: list[int]
+    """Tokens that each has left to compute."""
 
 
 class _Counted(NamedTuple):
@@ -34,11 +35,11 @@ class _Counted(NamedTuple):
     requests: list[Request]
     computed: list[int]
     """Tokens of each: an input stream may be computed and then get more input."""
-    admissible: list[Pending]
+    admissible: Pending
     most_blocks: int
 
 
-_NOTHING = _Counted([], [], [], 0)
+_NOTHING = _Counted([], [], Pending([], []), 0)
 
 
 class PendingWork:
@@ -53,6 +54,7 @@ class PendingWork:
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
+        self._in_turn = InTurn(scheduler)
         self._budget = 0
         self._known: Mapping[str, int] = {}
         self._before = _NOTHING
@@ -62,7 +64,7 @@ class PendingWork:
         # A scheduler makes its gate before its KV cache.
         return PrefixHits(self._scheduler)
 
-    def read(self, known_computed: Mapping[str, int]) -> list[Pending]:
+    def read(self, known_computed: Mapping[str, int]) -> Pending:
         """All pending requests: those in progress first, then in upstream's order.
 
         Args:
@@ -72,27 +74,27 @@ class PendingWork:
         self._known = known_computed
         scheduler = self._scheduler
         if scheduler.pause_state == PauseState.PAUSED_ALL:
-            return []
+            return Pending([], [])
         self._hits.begin_step()
         self._budget = self._step_budget()
         free = FreeBlocks(scheduler, self._hits, self._budget)
         in_progress = [
-            Pending(request, request.num_tokens - request.num_computed_tokens)
-            for request in scheduler.running
-            if request.is_prefill_chunk
+            request for request in scheduler.running if request.is_prefill_chunk
         ]
         if scheduler.need_mamba_block_aligned_split:
             in_progress = [
                 each
                 for each in in_progress
-                if self._can_start(*each, each.request.num_computed_tokens)
+                if self._can_start(each, _left(each), each.num_computed_tokens)
             ]
         preempted = free.preempted()
         if preempted:
-            return [each for each in in_progress if each.request not in preempted]
+            left = [each for each in in_progress if each not in preempted]
+            return Pending(left, list(map(_left, left)))
         for each in in_progress:
-            free.take(each.request, each.request.num_computed_tokens, None)
-        return in_progress + self._admissible(free)
+            free.take(each, each.num_computed_tokens, None)
+        requests, tokens = self._admissible(free)
+        return Pending(in_progress + requests, [*map(_left, in_progress), *tokens])
 
     def _step_budget(self) -> int:
         """Tokens that a step has left for prompts, if only decodes come before."""
@@ -109,15 +111,15 @@ class PendingWork:
             if not request.is_prefill_chunk
         )
 
-    def _admissible(self, free: FreeBlocks) -> list[Pending]:
+    def _admissible(self, free: FreeBlocks) -> Pending:
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        if self._budget <= 0:
-            return []
+        if self._budget <= 0 or slots <= 0:
+            return Pending([], [])
         in_turn = self._ready()
         if scheduler.lora_config:
             in_turn = self._with_adapter(in_turn)
-        ready = list(islice(in_turn, max(0, slots)))
+        ready = list(islice(in_turn, slots))
         computed = [request.num_computed_tokens for request in ready]
         before = self._before
         if (
@@ -128,8 +130,8 @@ class PendingWork:
         ):
             return before.admissible
         room = free.most_left
-        admissible = self._fitting(ready, free)
-        all_fit = len(admissible) == len(ready) and not free.tight
+        admissible = self._fitting(ready, computed, free)
+        all_fit = len(admissible.requests) == len(ready) and not free.tight
         if all_fit and self._of_any_size and scheduler.connector is None:
             self._before = _Counted(ready, computed, admissible, room - free.most_left)
         else:
@@ -143,29 +145,36 @@ class PendingWork:
         chunked: bool = scheduler.scheduler_config.enable_chunked_prefill
         return chunked and not scheduler.need_mamba_block_aligned_split
 
-    def _fitting(self, requests: list[Request], free: FreeBlocks) -> list[Pending]:
+    def _fitting(
+        self, requests: list[Request], computed: list[int], free: FreeBlocks
+    ) -> Pending:
         """The first of these requests, up to one that upstream would not admit."""
         of_any_size, known = self._of_any_size, self._known
-        fitting: list[Pending] = []
-        for request in requests:
-            computed, hit = request.num_computed_tokens, None
-            if not computed:
-                hit = self._hits.of(request)
-                computed = hit.tokens
-            if known:
-                computed = max(computed, known.get(request.request_id, 0))
-            tokens = request.num_tokens - computed
-            if not of_any_size and not self._can_start(request, tokens, computed):
+        # What num_tokens says, without the call.
+        totals = [len(request._all_token_ids) for request in requests]
+        hits = self._hits.of_each(requests)
+        if of_any_size and not known and free.take_all(totals):
+            done = [
+                mine or hit.tokens for mine, hit in zip(computed, hits, strict=True)
+            ]
+            return Pending(requests, list(map(operator.sub, totals, done)))
+        tokens: list[int] = []
+        for request, total, mine, hit in zip(
+            requests, totals, computed, hits, strict=True
+        ):
+            have = max(mine or hit.tokens, known.get(request.request_id, 0))
+            left = total - have
+            if not of_any_size and not self._can_start(request, left, have):
                 break
-            if not free.take(request, computed, hit):
+            if not free.take(request, have, hit):
                 break
-            fitting.append(Pending(request, tokens))
-        return fitting
+            tokens.append(left)
+        return Pending(requests[: len(tokens)], tokens)
 
     def _ready(self) -> Iterator[Request]:
         """Waiting requests that wait for nothing but a slot. The others take none."""
         arrived = self._scheduler.finished_recving_kv_req_ids
-        for request in admitted_in_turn(self._scheduler):
+        for request in self._in_turn.admitted():
             status = request.status
             if status is _WAITING or status is _PREEMPTED:
                 yield request
@@ -205,3 +214,8 @@ class PendingWork:
         more = computed - request.num_computed_tokens
         part = min(tokens, budget)
         return scheduler._mamba_block_aligned_split(request, part, more) > 0
+
+
+def _left(request: Request) -> int:
+    """Tokens that a running prompt has left to compute."""
+    return request.num_tokens - request.num_computed_tokens

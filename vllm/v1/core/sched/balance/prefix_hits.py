@@ -4,7 +4,8 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -19,6 +20,8 @@ behind them every so many-th."""
 SEARCHES = 8
 """Prompts that are searched for in one step, besides the first. The others keep what
 was found before, at first nothing."""
+AT_A_TIME = 32
+"""Prompts that are looked up together."""
 SEARCHED_BLOCKS = 128
 """The same for a search that walks all blocks of a hit: with several groups."""
 
@@ -69,40 +72,44 @@ class PrefixHits:
         self._found: dict[str, Hit] = {}
         self._next: dict[str, Hit] = {}
         self._step = 0
+        self._last, self._last_hash = self._nothing, None
 
     def begin_step(self) -> None:
         """Forgets the requests that were not asked for since the last call."""
         self._found, self._next = self._next, {}
         self._step += 1
-        self._asked = 0
+        self._held: Hit | None = None  # the last that was seen to be there
         self._searches = SEARCHES
         self._blocks = SEARCHED_BLOCKS
 
-    def of(self, request: Request) -> Hit:
-        """What the KV cache has of a request that has computed nothing.
+    def of_each(self, requests: Sequence[Request]) -> Iterator[Hit]:
+        """What the KV cache has of requests, and nothing of those that began.
 
-        To be asked once in a step for each request, in their turn.
+        Args:
+            requests: in their turn. They are looked up a few at a time, as far as the
+                caller goes on.
         """
         if not self._enabled:
-            return self._nothing
-        index, self._asked = self._asked, self._asked + 1
-        may_search = index == 0 or (self._searches > 0 and self._blocks > 0)
-        hit = self._found.get(request.request_id)
-        if hit is None:
-            if request.skip_reading_prefix_cache:
-                hit = self._nothing
-            elif may_search:
-                hit = self._search(request, charged=index > 0)
-            else:
-                return self._nothing
-        elif (
-            (index < ALWAYS or (index - ALWAYS - self._step) % EVERY == 0)
-            and may_search
-            and not self._still_holds(request, hit)
-        ):
-            hit = self._search(request, charged=index > 0)
-        self._next[request.request_id] = hit
-        return hit
+            return repeat(self._nothing, len(requests))
+        starts = range(0, len(requests), AT_A_TIME)
+        return chain.from_iterable(map(partial(self._look_up, requests), starts))
+
+    def _look_up(self, requests: Sequence[Request], start: int) -> list[Hit]:
+        requests = requests[start : start + AT_A_TIME]
+        names = [request.request_id for request in requests]
+        hits = list(map(self._found.get, names))
+        for index, hit in enumerate(hits, start):
+            if index and (self._searches <= 0 or self._blocks <= 0):
+                break
+            request = requests[index - start]
+            if hit is None or (
+                (index < ALWAYS or (index - ALWAYS - self._step) % EVERY == 0)
+                and not self._still_holds(request, hit)
+            ):
+                hits[index - start] = self._search(request, charged=index > 0)
+        looked_up = zip(names, hits, strict=True)
+        self._next.update({name: hit for name, hit in looked_up if hit is not None})
+        return [self._nothing if hit is None else hit for hit in hits]
 
     def all_hold(self, requests: Sequence[Request]) -> bool:
         """Whether these have what they had in the last step, as far as is looked at.
@@ -142,7 +149,11 @@ class PrefixHits:
             yield found[0]
 
     def _search(self, request: Request, charged: bool) -> Hit:
+        if _reads_nothing(request):
+            return self._nothing
         self._searches -= charged
+        if self._shares_last(request):
+            return self._last
         hashes = request.block_hashes
         if self._size:
             end = min(len(hashes), (request.num_tokens - 1) // self._size)
@@ -150,19 +161,38 @@ class PrefixHits:
             if count <= 0:
                 return self._nothing
             last = self._has_block(hashes[count - 1], [0])
-            return _hit(count * self._size, (last,), last)
-        # From 0.30 on there is a third value, of which we need nothing.
-        blocks, tokens = self._cache.find_longest_cache_hit(
-            hashes, request.num_tokens - 1
-        )[:2]
-        self._blocks -= charged * (1 + sum(map(len, blocks)))
-        marks = [
-            block
-            for full, group in zip(self._full, blocks, strict=True)
-            for block in (group[-1:] if full else group)
-            if not block.is_null
-        ]
-        return _hit(tokens, blocks, marks)
+            hit = _hit(count * self._size, (last,), last)
+        else:
+            # From 0.30 on there is a third value, of which we need nothing.
+            blocks, tokens = self._cache.find_longest_cache_hit(
+                hashes, request.num_tokens - 1
+            )[:2]
+            self._blocks -= charged * (1 + sum(map(len, blocks)))
+            marks = [
+                block
+                for full, group in zip(self._full, blocks, strict=True)
+                for block in (group[-1:] if full else group)
+                if not block.is_null
+            ]
+            hit = _hit(tokens, blocks, marks)
+        if self._can_tell and hit.tokens:
+            self._last = hit
+            self._last_hash = hashes[hit.tokens // self._full_size - 1]
+        return hit
+
+    def _shares_last(self, request: Request) -> bool:
+        """Whether a request has the prefix that was found last, and no longer one.
+
+        The hash of a block is that of all tokens before it, too.
+        """
+        last, hashes = self._last, request.block_hashes
+        count = last.tokens // self._full_size if self._can_tell else 0
+        return (
+            0 < count <= len(hashes)
+            and hashes[count - 1] == self._last_hash
+            and count <= (request.num_tokens - 1) // self._full_size
+            and self._still_holds(request, last)
+        )
 
     def _end_of_hit(self, hashes: Sequence[Any], end: int) -> int:
         if end == 0 or not self._has_block(hashes[0], [0]):
@@ -173,18 +203,26 @@ class PrefixHits:
 
     def _still_holds(self, request: Request, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
-        if request.skip_reading_prefix_cache:
-            return True
         # With speculation by EAGLE, upstream drops the last block that it finds.
-        if not self._can_tell or [b.block_hash for b in hit.marks] != hit.hashes:
-            return False
-        size = self._full_size
-        end, after = (request.num_tokens - 1) // size, hit.tokens // size
-        hashes = request.block_hashes
-        if after >= min(end, len(hashes)):
-            return True
-        return not self._has_block(hashes[after], [self._full_group])
+        if not self._can_tell:
+            return _reads_nothing(request)
+        if hit is not self._held:
+            if [block.block_hash for block in hit.marks] != hit.hashes:
+                return False
+            self._held = hit
+        hashes, after = request.block_hashes, hit.tokens // self._full_size
+        return (
+            after >= len(hashes)
+            or not self._has_block(hashes[after], [self._full_group])
+            or after >= (request.num_tokens - 1) // self._full_size
+            or _reads_nothing(request)
+        )
 
 
 def _hit(tokens: int, blocks: tuple[Sequence[Any], ...], marks: list[Any]) -> Hit:
     return Hit(tokens, blocks, marks, [block.block_hash for block in marks])
+
+
+def _reads_nothing(request: Request) -> bool:
+    """Whether upstream would not look a request up."""
+    return bool(request.skip_reading_prefix_cache or request.num_computed_tokens)

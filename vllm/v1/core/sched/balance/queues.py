@@ -26,24 +26,80 @@ def num_waiting(scheduler: "Scheduler") -> int:
     return len(scheduler.waiting) + len(_looked_at_first(scheduler))
 
 
-def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
+class InTurn:
     """The waiting requests in the order in which the scheduler looks at them."""
-    queues = (_looked_at_first(scheduler), scheduler.waiting)
-    merged = hasattr(scheduler, "skipped_waiting")
-    if merged and scheduler.policy == SchedulingPolicy.PRIORITY:
-        return _smallest_first(*queues)
-    return chain(*queues)
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        self._orders = HeapOrder(), HeapOrder()
+
+    def __iter__(self) -> Iterator[Request]:
+        scheduler = self._scheduler
+        queues = (_looked_at_first(scheduler), scheduler.waiting)
+        if scheduler.policy != SchedulingPolicy.PRIORITY:
+            return chain(*queues)
+        heaps = [queue._heap for queue in queues]
+        if hasattr(scheduler, "skipped_waiting"):
+            return self._orders[0].of(heaps)
+        first, second = self._orders
+        return chain(first.of(heaps[:1]), second.of(heaps[1:]))
+
+    def admitted(self) -> Iterator[Request]:
+        """Those of them that the scheduler looks at, now that it is paused or not.
+
+        In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
+        """
+        scheduler = self._scheduler
+        if scheduler.pause_state == PauseState.UNPAUSED:
+            return iter(self)
+        drained = not hasattr(scheduler, "skipped_waiting")
+        return iter(_looked_at_first(scheduler) if drained else ())
 
 
-def admitted_in_turn(scheduler: "Scheduler") -> Iterator[Request]:
-    """Those of them that the scheduler looks at, now that it is paused or not.
+class HeapOrder:
+    """The requests of heaps, smallest first, as far as one goes on.
 
-    In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
+    Remembered as long as the requests that were looked at are where they were. A
+    queue's own iterator copies all of it.
     """
-    if scheduler.pause_state == PauseState.UNPAUSED:
-        return in_turn(scheduler)
-    drained = not hasattr(scheduler, "skipped_waiting")
-    return iter(_looked_at_first(scheduler) if drained else ())
+
+    def __init__(self) -> None:
+        self._start([])
+
+    def of(self, heaps: list[list[Request]]) -> Iterator[Request]:
+        """They must not change while one goes on."""
+        if len(heaps) != len(self._places) or not all(map(_holds, heaps, self._places)):
+            self._start(heaps)
+        order = self._order
+        yield from order
+        while self._next:
+            *_, number, index = heapq.heappop(self._next)
+            request = heaps[number][index]
+            order.append(request)
+            for child in (2 * index + 1, 2 * index + 2):
+                self._reach(heaps[number], number, child)
+            yield request
+
+    def _start(self, heaps: list[list[Request]]) -> None:
+        self._order: list[Request] = []
+        self._next: list[tuple[int, float, str, int, int]] = []
+        self._places: list[dict[int, Request | None]] = [{} for _ in heaps]
+        for number, heap in enumerate(heaps):
+            self._reach(heap, number, 0)
+
+    def _reach(self, heap: list[Request], number: int, index: int) -> None:
+        request = heap[index] if index < len(heap) else None
+        self._places[number][index] = request
+        if request is not None:
+            key = (request.priority, request.arrival_time, request.request_id)
+            heapq.heappush(self._next, (*key, number, index))
+
+
+def _holds(heap: list[Request], places: dict[int, Request | None]) -> bool:
+    """Whether the heap has these requests at these places, and none at the others."""
+    size = len(heap)
+    there = [heap[place] if place < size else None for place in places]
+    return there == list(places.values())
 
 
 def backlog_of(scheduler: "Scheduler") -> Backlog:
@@ -57,8 +113,10 @@ def backlog_of(scheduler: "Scheduler") -> Backlog:
 
 
 def _prompts_left(requests: Iterable[Request]) -> list[int]:
-    left = [each.num_prompt_tokens - each.num_computed_tokens for each in requests]
-    return [tokens if tokens > 0 else 0 for tokens in left]
+    return [
+        left if (left := each.num_prompt_tokens - each.num_computed_tokens) > 0 else 0
+        for each in requests
+    ]
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
@@ -68,23 +126,3 @@ def _looked_at_first(scheduler: "Scheduler") -> Any:
     they and `waiting` are one queue. From 0.31 on those that hold KV blocks.
     """
     return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
-
-
-def _smallest_first(*queues: Any) -> Iterator[Request]:
-    """The requests of heaps, by priority; a heap's own iterator copies it all."""
-    heaps: list[list[Request]] = [queue._heap for queue in queues]
-    found = [
-        (heap[0].priority, heap[0].arrival_time, heap[0].request_id, number, 0)
-        for number, heap in enumerate(heaps)
-        if heap
-    ]
-    heapq.heapify(found)
-    while found:
-        *_, number, index = found[0]
-        heap = heaps[number]
-        yield heap[index]
-        heapq.heappop(found)
-        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-            request = heap[child]
-            key = (request.priority, request.arrival_time, request.request_id)
-            heapq.heappush(found, (*key, number, child))

@@ -43,9 +43,8 @@ class Row(NamedTuple):
     """Time since the oldest of the pending requests became pending, in microseconds;
     0 without any."""
     wait_us: int
-    """Time since the arrival of the oldest of the pending requests, in microseconds;
-    0 without any. Requests that have missed the operator's TTFT budget are left out:
-    nothing can be kept any more."""
+    """Time since the arrival of the oldest of the pending requests that can keep the
+    operator's TTFT budget, in microseconds; 0 without any, or without a budget."""
 
 
 if TYPE_CHECKING:
