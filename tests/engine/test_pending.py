@@ -10,6 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.pending import PendingWork
 from vllm.v1.core.sched.balance.queues import InTurn
 from vllm.v1.core.sched.balance.rows import Snapshot
 from vllm.v1.request import Request, RequestStatus
@@ -144,10 +145,10 @@ def add_requests(scheduler, rng, number, hit_rate):
 
 
 def hit_tokens(scheduler):
-    gate = scheduler.balance_gate
+    requests, tokens = PendingWork(scheduler).read({})
     return sum(
-        request.num_tokens - request.num_computed_tokens - tokens
-        for request, tokens in gate._pending.read(gate._permit.known_computed)
+        request.num_tokens - request.num_computed_tokens - left
+        for request, left in zip(requests, tokens, strict=True)
     )
 
 
