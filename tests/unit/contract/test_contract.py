@@ -91,6 +91,13 @@ def test_each_name_renamed_is_refused_by_name(pin: Pin) -> None:
         assert all(finding.file and finding.line for finding in found)
 
 
+def test_a_name_that_hasattr_asks_for_is_not_required(pin: Pin) -> None:
+    """Although mypy looks it up to narrow the type, without a line."""
+    uses = [use for use in pin.expected.uses if "skipped_waiting" in use.names[0]]
+    assert {use.kind for use in uses} == {EITHER, OPTIONAL}
+    assert all(use.line > 0 for use in pin.expected.uses)
+
+
 def test_a_name_of_later_releases_is_missed_there_alone(pin: Pin) -> None:
     optional = [use for use in pin.expected.uses if use.kind == OPTIONAL]
     assert ("prefill_capacity_bound",) in {use.names for use in optional}

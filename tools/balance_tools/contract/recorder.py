@@ -27,7 +27,8 @@ class Recorder(Plugin):
         self._out = Path(os.environ[FILE_VARIABLE]).open("a", buffering=1)  # noqa: SIM115
 
     def _write(self, kind: str, name: str, context: Context, api: Any) -> None:
-        self._out.write(f"{api.path}\t{context.line}\t{kind}\t{name}\n")
+        if context.line > 0:  # mypy asks itself when it narrows a type by `hasattr`
+            self._out.write(f"{api.path}\t{context.line}\t{kind}\t{name}\n")
 
     def _hook(self, kind: str, name: str, result: str) -> Callable[[Any], Any] | None:
         if not name.startswith("vllm"):
