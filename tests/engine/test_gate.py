@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
+from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policy import OPEN, Decision
 from vllm.v1.core.sched.balance.rows import Row, Snapshot
@@ -19,6 +20,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
+from balance_tools.verify.upstream_tests import SWITCH_ON_TEXT
 from schedulers import (
     engine_config,
     give_gate,
@@ -411,3 +413,18 @@ def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
     exchanges(scheduler, 20)
     assert len(warnings) == 2
     assert "so far: 7." in warnings[1]
+
+
+def test_the_tests_of_upstream_can_be_given_a_gate(moe_model, monkeypatch):
+    """As `--verify` does for its run with the patches on."""
+    made = upstream_scheduler.create_balance_gate
+    monkeypatch.setattr(upstream_scheduler, "create_balance_gate", made)
+    config = engine_config(moe_model)
+    assert make_scheduler(config).balance_gate is None
+    exec(SWITCH_ON_TEXT, {})
+    scheduler = make_scheduler(config)
+    scheduler.add_request(make_request("one", 30, 5))
+    close(scheduler)
+    assert not step(scheduler).num_scheduled_tokens
+    scheduler.balance_gate.apply(OPEN)
+    assert step(scheduler).num_scheduled_tokens == {"one": 30}

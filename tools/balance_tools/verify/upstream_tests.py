@@ -17,14 +17,29 @@ PLAIN, OFF, ON = "unpatched", "patched, off", "patched, on"
 
 SWITCH_ON = "switch_balance_on"
 # A pytest plugin that gives every scheduler a gate, which unit tests never make.
-_SWITCH_ON_TEXT = '''\
+SWITCH_ON_TEXT = '''\
 """Give every scheduler of a test a balance gate with the policy cap."""
 
-import vllm.v1.core.sched.scheduler as scheduler
-from vllm.v1.core.sched.balance.gate import BalanceGate
+from functools import partial
 
-scheduler.create_balance_gate = lambda self, config: BalanceGate(self, "cap")
+import vllm.v1.core.sched.scheduler as scheduler
+from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.stats import BalanceStats
+
+
+def create_balance_gate(self, config):
+    policy, exchange = partial(create_policy, "cap"), RowExchange(timeout=1.0)
+    return BalanceGate(self, policy, exchange, BalanceStats(policy="cap"))
+
+
+scheduler.create_balance_gate = create_balance_gate
 '''
+
+SECONDS_A_TEST = 120
+# One waits for a GPU for ever (tests/v1/metrics/test_ray_metrics.py since 0.30).
+LIMITS = {"PYTEST_TIMEOUT": str(SECONDS_A_TEST)}
 
 
 def select(tree: Path, touched: Sequence[str]) -> list[str]:
@@ -78,7 +93,7 @@ def copy_tests(tree: Path, folder: Path) -> None:
     remove_tree(folder)
     shutil.copytree(tree / "tests", folder / "tests", symlinks=True)
     shutil.copy2(tree / "pyproject.toml", folder)
-    (folder / f"{SWITCH_ON}.py").write_text(_SWITCH_ON_TEXT)
+    (folder / f"{SWITCH_ON}.py").write_text(SWITCH_ON_TEXT)
 
 
 def newly_failing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
