@@ -18,7 +18,10 @@ from balance_tools.upstream.pip_config import (
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A configuration file of pip that is the only one; no PIP_* variables."""
+    """A configuration file of pip; no PIP_* variables.
+
+    Not the only file: pip reads the machine's own before it (/etc/pip.conf).
+    """
     for name in os.environ:
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
@@ -31,8 +34,10 @@ def locations(config: PipConfig) -> list[tuple[str, str]]:
     return [(source.setting, source.location) for source in config.sources]
 
 
-def test_without_configuration_pips_own_index_is_used(pip: Path) -> None:
-    pip.write_text("")
+def test_without_configuration_pips_own_index_is_used(
+    pip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # no file at all, says pip
     assert locations(read_pip_config()) == [("index-url", PYPI_SIMPLE_ENDPOINT)]
 
 
@@ -64,7 +69,8 @@ def test_variables_beat_the_file_as_in_pip(
     pip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip.write_text(
-        "[global]\nindex-url = http://file/\n[download]\nindex-url = http://section/\n"
+        "[global]\nindex-url = http://file/\ntimeout = 9\n"
+        "[download]\nindex-url = http://section/\nextra-index-url =\nfind-links =\n"
     )
     assert locations(read_pip_config()) == [("index-url", "http://section/")]
     monkeypatch.setenv("PIP_INDEX_URL", "http://variable/")

@@ -72,18 +72,18 @@ def parse_pip_config(listing: str) -> PipConfig:
     for line in listing.splitlines():
         match = re.fullmatch(r"(:env:|[^.=]+)\.([^=]+)=(['\"].*)", line)
         if match and match[1] in by_section:
-            by_section[match[1]][match[2]] = str(ast.literal_eval(match[3]))
+            name = match[2].replace("default-timeout", "timeout")  # one option of pip
+            by_section[match[1]][name] = str(ast.literal_eval(match[3]))
     settings: dict[str, str] = {}
     for section in SECTIONS:
         settings.update(by_section[section])
-    timeout = settings.get("timeout", settings.get("default-timeout"))
     return PipConfig(
         sources=_sources(settings),
         proxy=settings.get("proxy"),
         cert=settings.get("cert"),
         client_cert=settings.get("client-cert"),
         trusted_hosts=frozenset(settings.get("trusted-host", "").split()),
-        timeout_s=_number("timeout", timeout, DEFAULT_TIMEOUT_S),
+        timeout_s=_number("timeout", settings.get("timeout"), DEFAULT_TIMEOUT_S),
         retries=int(_number("retries", settings.get("retries"), DEFAULT_RETRIES)),
     )
 
