@@ -36,12 +36,18 @@ from balance_tools.upstream.lock import Artifact
 from balance_tools.upstream.pip_config import read_pip_config
 from emulator import native
 from unpack import unpack
+from unpatched import make_unpatched
 
 BUILT = ROOT / "build/ascend"
 PACKAGES = HERE / "packages.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PYTHON, MACHINE = "3.11", "x86_64"
 PROGRAMS = ("gcc", "g++", "nm", "readelf")
+
+UNPATCHED = "unpatched"
+"""The folder of the environment without our patches, beside `env`."""
+
+UPSTREAMS_TESTS_NEED = "pytest-mock"
 
 NOT_COMPILED, NOT_COMPILED_VERSION = "arctic-inference", "0.1.1"
 """On the index as source only; minutes of C++, for suffix speculation alone."""
@@ -101,7 +107,7 @@ def build_wheel() -> Path:
 
 
 def build(wheel: Path, out: Path) -> Path:
-    """Make or update the environment and the emulator.
+    """Make or update the environments, with and without our patches, and the emulator.
 
     Args:
         wheel: the Ascend wheel.
@@ -127,6 +133,9 @@ def build(wheel: Path, out: Path) -> Path:
         if not _is_current(out / "wheel.stamp", [sha256_of(wheel)]):
             with step(f"installing {wheel.name}"):
                 install_wheel(environment, wheel)
+            with step("copying that, with upstream's own vllm and vllm_ascend"):
+                where = site_packages(environment).relative_to(environment)
+                make_unpatched(environment, str(where), out / UNPATCHED)
             _mark(out / "wheel.stamp", [sha256_of(wheel)])
         packages = site_packages(environment)
         linked = sorted((packages / "vllm_ascend").glob("*.so"))
@@ -206,7 +215,10 @@ def _is_of_cuda(requirement: str) -> bool:
 
 
 def _tests_need() -> list[str]:
-    return group_requirements(ROOT / "pyproject.toml", "engine")
+    return [
+        *group_requirements(ROOT / "pyproject.toml", "engine"),
+        UPSTREAMS_TESTS_NEED,
+    ]
 
 
 def _stand_in(packages: Path, name: str, version: str) -> None:

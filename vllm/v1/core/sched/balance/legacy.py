@@ -30,6 +30,8 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
             which the plugin refuses by the name of its own switch.
     """
     parallel_config = vllm_config.parallel_config
+    if not isinstance(parallel_config.data_parallel_balance, str):
+        return  # a mock of the plugin's own tests, which has every attribute
     nested = (vllm_config.additional_config or {}).get("scheduler_config") or {}
     switched_on = ascend_config.enable_balance_scheduling or nested.get(
         "enable_balance_scheduling", False
@@ -48,9 +50,8 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
                 "enable_balance_scheduling of vllm-ascend is deprecated: it now means "
                 "--data-parallel-balance cap. Use the flag, which has more policies."
             )
-    # The plugin's own tests pass a mock, which has every attribute and no policy.
     policy = parallel_config.data_parallel_balance
-    is_on = isinstance(policy, str) and policy != "off"
+    is_on = policy != "off"
     ascend_config.enable_balance_scheduling = is_on
     transfer = vllm_config.kv_transfer_config
     role = transfer.kv_role if transfer is not None else "kv_both"

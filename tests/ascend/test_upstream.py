@@ -1,0 +1,75 @@
+"""vllm-ascend's own unit tests: what passes without our patches passes with them."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from balance_tools.paths import Paths
+from balance_tools.upstream.lock import load_lock
+from conftest import PROGRAM_S, ROOT
+
+ENVIRONMENT = Path(sys.prefix)
+UNPATCHED = ENVIRONMENT.with_name("unpatched")
+BESIDE = ("tests", "tools", "docs")
+"""What the tests read, besides the package that they import."""
+FOR_OTHER_MACHINES = ("a2", "a2_2", "a3_2", "a3_4", "310p")
+"""Folders of tests that upstream runs on NPUs (its tests/ut/conftest.py)."""
+
+
+@pytest.mark.timeout(2 * PROGRAM_S)
+def test_nothing_newly_fails(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        before, after = pool.map(
+            lambda environment: outcomes(tmp_path / environment.name, environment),
+            (UNPATCHED, ENVIRONMENT),
+        )
+    passed = {name for name, outcome in before.items() if outcome == "passed"}
+    newly = sorted(name for name in passed if after.get(name) != "passed")
+    print(f"{len(passed)} of {len(before)} pass unpatched")
+    assert len(passed) > 1500
+    assert not newly, "\n".join(newly)
+
+
+def outcomes(folder: Path, environment: Path) -> dict[str, str]:
+    """Run upstream's tests on an installed plugin: the outcome of each.
+
+    As upstream's machines without an NPU run them: its conftest puts mocks in the
+    places of torch_npu and CANN, so the emulated device is left out.
+    """
+    paths = Paths(ROOT)
+    artifact = load_lock(paths.lock).packages["vllm_ascend"]
+    sources = paths.unpacked(artifact.project, artifact.version)
+    folder.mkdir()
+    for name in BESIDE:
+        (folder / name).symlink_to(sources / name)
+    (plugin,) = environment.glob("lib/python*/site-packages/vllm_ascend")
+    (folder / "vllm_ascend").symlink_to(plugin)
+    report = folder / "report.xml"
+    command = [str(environment / "bin/python"), "-P", "-m", "pytest", "tests/ut", "-q"]
+    command += ["-p", "no:cacheprovider", "--timeout", "600", "--tb", "line"]
+    command += ["--continue-on-collection-errors", f"--junitxml={report}"]
+    command += [f"--ignore-glob=*/{name}/*" for name in FOR_OTHER_MACHINES]
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    variables |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TRANSFORMERS_OFFLINE": "1"}
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+    )
+    assert report.is_file(), result.stdout[-3000:] + result.stderr[-3000:]
+    return dict(map(outcome_of, ElementTree.parse(report).iter("testcase")))
+
+
+def outcome_of(case: ElementTree.Element) -> tuple[str, str]:
+    """The name of a test, and how it ended."""
+    name = f"{case.get('classname')}::{case.get('name')}"
+    ends = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+    return name, ends[0] if ends else "passed"
