@@ -36,8 +36,8 @@ from balance_tools.serving.server import Server
 from counts import versions
 from tiny import tiny_models
 
-RANKS, SLOTS, CLIENTS, REQUESTS = 2, 4, 16, 64
-STEP_MS = "60,2"
+RANKS, SLOTS, CLIENTS, REQUESTS = 2, 4, 16, 48
+STEP_MS = "200,3"
 """A step, and each token in it."""
 LIMIT_S = 3600.0
 
