@@ -15,6 +15,7 @@ import pytest
 from balance_tools.verify.ledger import Entry, Ledger
 from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
 from balance_tools.verify.upstream_tests import (
+    NEED_A_GPU,
     OFF,
     ON,
     PLAIN,
@@ -175,6 +176,7 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(
             "tests/v1/core/test_helped.py": b"from .utils import make\n",
             "tests/v1/core/test_other.py": b"from vllm.v1.core import block_pool\n",
             "tests/models/test_m.py": b"import vllm.v1.core.sched.scheduler\n",
+            NEED_A_GPU[0]: b"import vllm.v1.core.sched.scheduler\n",
         },
     )
     found = select(tree, ["vllm/v1/core/sched/scheduler.py"])

@@ -13,7 +13,7 @@ from balance_tools.serving.env import pip
 OURS = re.compile(r"vllm(_ascend|_balance)?(-.*)?$")
 """Packages and dist-infos of a wheel of ours, and of a stock one."""
 # What the conftest of upstream's tests imports.
-TEST_REQUIREMENTS = ("tblib", "pytest-asyncio", "pytest-timeout")
+TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 
 
 def layered_environment(

@@ -35,7 +35,6 @@ from balance_tools.verify.pytest_file import (
     termination_interrupts,
 )
 from balance_tools.verify.upstream_tests import (
-    LIMITS,
     OFF,
     ON,
     PLAIN,
@@ -226,7 +225,6 @@ def _upstream(
     copy_tests(tree, copy)
     write_hub(bench.folder / "hub")
     variables = {"HF_HOME": str(bench.folder / "hub"), "PYTHONPATH": str(copy)}
-    variables |= LIMITS
     setups = {
         PLAIN: (Setup(PLAIN, pythons[1], copy, (), variables), wheels[1]),
         OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
