@@ -87,7 +87,9 @@ Requests = Sequence[tuple[list[int], int]]
 def main() -> int:
     """Serve with each system; print and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--system", choices=SYSTEMS, action="append", help="all")
+    parser.add_argument(
+        "--system", choices=SYSTEMS, action="append", help="default: all"
+    )
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     options = parser.parse_args()
     server_module.START_S = server_module.REQUEST_S = LIMIT_S
@@ -219,11 +221,13 @@ def ray_if(wanted: bool) -> Iterator[dict[str, str]]:
         include_dashboard=False,
         log_to_driver=False,
     )
-    yield {
-        "RAY_ADDRESS": context.address_info["address"],
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    ray.shutdown()
+    try:
+        yield {
+            "RAY_ADDRESS": context.address_info["address"],
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+    finally:
+        ray.shutdown()
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
