@@ -2,7 +2,7 @@
 #
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
-# ASCEND    options of test-ascend: -k NAME, --every for tests not yet seen to pass
+# ASCEND    options of test-ascend: -k NAME; -n 0 for one after the other, with --pdb or -s
 # RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
@@ -57,7 +57,7 @@ test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iprout
 
 test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: options of pytest
 	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
-	    "$$ENVIRONMENT/run" pytest tests/ascend $(ASCEND)
+	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadgroup $(ASCEND)
 
 test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
 	.venv/bin/python -m pytest tests/image

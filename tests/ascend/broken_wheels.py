@@ -145,7 +145,7 @@ def tests_with(wheel: Path, edit: Callable[[Members], None], cases: Cases) -> in
             copy_environment(BUILT, out)
             install_wheel(out / "env", changed)
         # Not the program pytest: in a copy it names the interpreter of the original.
-        command = [str(out / "run"), "python", "-P", "-m", "pytest", "-q", "--every"]
+        command = [str(out / "run"), "python", "-P", "-m", "pytest", "-q"]
         command += [
             "--no-header",
             "--tb=line",

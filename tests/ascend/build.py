@@ -47,7 +47,8 @@ PROGRAMS = ("gcc", "g++", "nm", "readelf")
 UNPATCHED = "unpatched"
 """The folder of the environment without our patches, beside `env`."""
 
-UPSTREAMS_TESTS_NEED = "pytest-mock"
+TESTS_NEED = ("pytest-mock", "pytest-xdist")
+"""Upstream's tests the first, ours the second: they run on two cores."""
 
 NOT_COMPILED, NOT_COMPILED_VERSION = "arctic-inference", "0.1.1"
 """On the index as source only; minutes of C++, for suffix speculation alone."""
@@ -217,7 +218,7 @@ def _is_of_cuda(requirement: str) -> bool:
 def _tests_need() -> list[str]:
     return [
         *group_requirements(ROOT / "pyproject.toml", "engine"),
-        UPSTREAMS_TESTS_NEED,
+        *TESTS_NEED,
     ]
 
 

@@ -24,31 +24,16 @@ PROGRAM_S = 3600
 """Only a hang is to meet it: on a machine with much else to do, imports of torch_npu
 and the plugin alone have taken ten minutes. No test measures time."""
 
-NOT_SEEN = (
-    *("::test_bfloat16", "::test_late_streams_and", "a_lost_rank"),
-    *("face_writes[off]", "face_writes[align]", "face_writes[adaptive]"),
-    "face_writes[a TTFT budget]",
-)
-"""Not yet seen to pass twice (docs/reference-platform.md); they run with --every."""
+LONGEST = ("test_upstream", "test_serving")
+"""These files first: else one of them is left to one worker at the end."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Which tests to run."""
-    parser.addoption("--every", action="store_true", help="those not seen twice, too")
-
-
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Give the tests time; leave out what was not seen to pass twice, and say so."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests time, and the longest the first turn."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROGRAM_S + 60))
-    if config.getoption("--every"):
-        return
-    out = [i for i in items if any(part in i.nodeid for part in NOT_SEEN)]
-    items[:] = [item for item in items if item not in out]
-    config.hook.pytest_deselected(items=out)
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_sessionstart() -> None:
@@ -107,6 +92,12 @@ def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny dense model."""
     return tiny_models().make("dense", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def latent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture-of-experts model with attention over latent values (MLA)."""
+    return tiny_models().make("latent", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

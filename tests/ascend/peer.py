@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import secrets
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
-import ray
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.v1.core.sched.balance.cap import Cap, CapParameters
 
 from balance_tools.serving import server as server_module
@@ -71,14 +74,15 @@ SYSTEMS: Mapping[str, System] = {
     "upstream": System(ours=False),
     "upstream, its balance": System(SWITCH, ours=False),
     "upstream, its balance, sync": System((*SWITCH, *SYNC), ours=False),
-    "upstream, its balance, sync, Ray": System((*SWITCH, *SYNC, *RAY), ours=False),
     "off": System(),
-    "off, sync": System(SYNC),
     "cap": System(CAP),
     "cap, sync": System((*CAP, *SYNC)),
-    "cap, sync, Ray": System((*CAP, *SYNC, *RAY)),
     "adaptive": System(("--data-parallel-balance", "adaptive")),
+    "upstream, its balance, sync, Ray": System((*SWITCH, *SYNC, *RAY), ours=False),
+    "cap, sync, Ray": System((*CAP, *SYNC, *RAY)),
 }
+
+WITHOUT_RAY = [name for name, s in SYSTEMS.items() if not {*RAY} & {*s.options}]
 
 Requests = Sequence[tuple[list[int], int]]
 """Prompt, and how many tokens to write."""
@@ -88,7 +92,7 @@ def main() -> int:
     """Serve with each system; print and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--system", choices=SYSTEMS, action="append", help="default: all"
+        "--system", choices=SYSTEMS, action="append", help="default: all without Ray"
     )
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     options = parser.parse_args()
@@ -98,7 +102,7 @@ def main() -> int:
     tokens: dict[str, list[list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models().make("moe", Path(folder))
-        for number, name in enumerate(options.system or SYSTEMS):
+        for number, name in enumerate(options.system or WITHOUT_RAY):
             work = Path(folder) / str(number)
             work.mkdir()
             print(f"{name} …", file=sys.stderr, flush=True)
@@ -136,7 +140,7 @@ def measure(
     if not system.ours:
         python = Path(sys.prefix).with_name("unpatched") / "bin/python"
     options = [*OPTIONS, *system.options]
-    with ray_if("ray" in options) as ray_environment:
+    with ray_if("ray" in options, python, environment) as ray_environment:
         environment |= ray_environment
         with Server(
             work, model, *options, environment=environment, python=python
@@ -153,6 +157,8 @@ def measure(
         "output_tokens_per_s": sum(map(len, tokens)) / duration,
         **{name: (after[name] - before[name]) / len(requests) for name in after},
         **scheduled(work),
+        # Of the last minute: what else the machine had to do.
+        "load": os.getloadavg()[0],
     }
     return found, tokens
 
@@ -207,34 +213,50 @@ def scheduled(folder: Path) -> dict[str, Any]:
     }
 
 
+RAY_HOST = f"""
+import ray, sys
+context = ray.init(address="local", num_cpus={2 * RANKS}, resources={{"NPU": {RANKS}}},
+    object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False)
+print("at", context.address_info["address"], flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
 @contextmanager
-def ray_if(wanted: bool) -> Iterator[dict[str, str]]:
-    """A Ray of this machine alone, and the variables that lead to it."""
+def ray_if(
+    wanted: bool, python: Path, environment: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """A Ray of this machine alone, and the variables that lead to it.
+
+    Its processes run in the environment of `python`, as the server's.
+    """
     if not wanted:
         yield {}
         return
-    context = ray.init(
-        address="local",
-        num_cpus=2 * RANKS,
-        resources={"NPU": RANKS},
-        object_store_memory=80 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
-    try:
-        yield {
-            "RAY_ADDRESS": context.address_info["address"],
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-    finally:
-        ray.shutdown()
+    of_ray = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
+    }
+    variables = {**os.environ, **environment, **of_ray}
+    command = [str(python), "-P", "-c", RAY_HOST]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=variables, text=True, stdin=pipe, stdout=pipe
+    ) as host:
+        assert host.stdout is not None
+        says = (line.split() for line in host.stdout)
+        address = next(words[1] for words in says if words[:1] == ["at"])
+        yield {**of_ray, "RAY_ADDRESS": address}
+        # The end of its input ends it, here and after an error.
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
     """The results so far."""
     document = {
         "command": "build/ascend/run python -P tests/ascend/peer.py",
-        "versions": versions("off"),
+        "versions": versions(policies_fingerprint()),
         "workload": {
             "ranks": RANKS,
             "slots": SLOTS,

@@ -1,15 +1,16 @@
 """The offline engine writes what Hugging Face writes, on the emulated device."""
 
 import json
+from itertools import takewhile
 
-import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from conftest import program
+from hugging_face import samples
 
-MARGIN = 0.05
-"""Least lead of the best token in bfloat16, in standard deviations of the logits: two
-implementations that round differently agree above it."""
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
 
 
@@ -35,33 +36,66 @@ def test_late_streams_and_a_small_cache(moe_model, moe_samples, monkeypatch):
 
 
 def test_bfloat16(moe_model, moe_samples):
-    from transformers import AutoModelForCausalLM
+    found = tokens(moe_model, [s.prompt for s in moe_samples], dtype="bfloat16")
+    assert count_equal(found, load(moe_model, torch.bfloat16), moe_samples) > 170
 
-    model = AutoModelForCausalLM.from_pretrained(moe_model, dtype=torch.bfloat16).eval()
-    expected = []
-    for sample in moe_samples:
+
+def test_latent_attention(latent_model):
+    """MLA, each prompt in one piece; the same roundings in Hugging Face's."""
+    given = samples(latent_model)
+    options = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False}
+    prompts = [s.prompt for s in given]
+    found = tokens(latent_model, prompts, dtype="float32", **options)
+    ALL_ATTENTION_FUNCTIONS.register("rounded", rounded_attention)
+    model = load(latent_model, torch.float32, attn_implementation="rounded")
+    assert count_equal(found, model, given) > 340
+
+
+def test_latent_attention_in_bfloat16(latent_model):
+    """MLA, prompts in pieces that attend to what the cache has of them, too."""
+    given = samples(latent_model)
+    prompts = [s.prompt for s in given]
+    found = tokens(latent_model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
+    assert count_equal(found, load(latent_model, torch.bfloat16), given) > 250
+
+
+def rounded_attention(module, query, key, value, mask, scaling, **_):
+    """Attention of a prompt in bfloat16, as the plugin's, whatever the model's type."""
+    kind = torch.bfloat16 if query.shape[2] > 1 else query.dtype
+    q, k, v = (t.to(kind).float() for t in (query, key, value))
+    causal = query.shape[2] > 1
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scaling)
+    return out.to(kind).to(query.dtype).transpose(1, 2), None
+
+
+def load(folder, dtype, **options):
+    """Hugging Face's model, which writes texts of full length."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def count_equal(found, model, given) -> int:
+    """How many tokens are the model's, until a text leaves it.
+
+    With roundings it may: at a near tie of two tokens, or of two experts. A wrong
+    operator leaves few: 35 of 352 were equal with another function of the router.
+    """
+    count = 0
+    for sample, text in zip(given, found, strict=True):
         output = model.generate(
             torch.tensor([sample.prompt]),
-            max_new_tokens=16,
-            min_new_tokens=16,
+            max_new_tokens=len(text),
             do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
         )
-        logits = torch.stack(list(output.scores))[:, 0].float()
-        best = logits.topk(2, dim=-1).values
-        lead = (best[:, 0] - best[:, 1]) / logits[:, 1:].std(dim=-1)
-        clear = int((lead < MARGIN).int().cumsum(0).eq(0).sum())
-        expected.append(output.sequences[0, len(sample.prompt) :].tolist()[:clear])
-    assert sum(len(e) for e in expected) > 100, "too few tokens to compare"
-    found = tokens(moe_model, [s.prompt for s in moe_samples], dtype="bfloat16")
-    assert [f[: len(e)] for f, e in zip(found, expected, strict=True)] == expected
+        expected = output[0, len(sample.prompt) :].tolist()
+        pairs = zip(text, expected, strict=True)
+        count += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    print(f"{count} tokens equal")
+    return count
 
 
-@pytest.mark.parametrize("kind", ["dense"])
-def test_a_dense_model(kind, dense_model):
-    from hugging_face import samples
-
+def test_a_dense_model(dense_model):
     expected = samples(dense_model)
     found = tokens(dense_model, [s.prompt for s in expected], dtype="float32")
     assert found == [list(s.tokens) for s in expected]

@@ -89,7 +89,8 @@ def complex_rotation(x, angles, neox):
 
 
 @pytest.mark.parametrize(
-    ("neox", "rotated", "dtype"), itertools.product([True, False], [16, 32], FLOATS[:2])
+    ("neox", "rotated", "dtype"),
+    list(itertools.product([True, False], [16, 32], FLOATS[:2])),
 )
 def test_rotary_embedding(neox, rotated, dtype):
     positions = torch.tensor([0, 3, 9, 4])

@@ -1,4 +1,4 @@
-"""`vllm serve` on emulated devices: two ranks, every policy, equal tokens."""
+"""`vllm serve` on emulated devices: every policy, two and four ranks, equal tokens."""
 
 import os
 import re
@@ -19,22 +19,29 @@ from test_greedy_equality import assert_equal, assert_the_gate_held
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
     *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
-    *("--data-parallel-size", "2", "--enable-expert-parallel"),
-    *("--api-server-count", "1"),
+    *("--enable-expert-parallel", "--api-server-count", "1", "--max-num-seqs", "2"),
 )
+RANKS = "--data-parallel-size"
 ENVIRONMENT = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
 TIMEOUT_S = "60"
 """A rank counts as silent after half of it: more than any pause of a busy machine."""
+ONE_PROCESS = ("--distributed-executor-backend", "uni")
+"""A rank's engine and worker together, which starts sooner; else a process each."""
 POLICIES = {
-    "off": (),
+    "off": ONE_PROCESS,
     "cap": ("--data-parallel-balance", "cap"),
-    "align": ("--data-parallel-balance", "align", "--no-async-scheduling"),
-    "adaptive": ("--data-parallel-balance", "adaptive"),
+    "align": (
+        *("--data-parallel-balance", "align", "--no-async-scheduling"),
+        *ONE_PROCESS,
+    ),
+    "adaptive": ("--data-parallel-balance", "adaptive", *ONE_PROCESS),
     "a TTFT budget": (
         *("--data-parallel-balance", "adaptive"),
-        *("--data-parallel-balance-ttft", "20"),
+        *("--data-parallel-balance-ttft", "20", *ONE_PROCESS),
     ),
 }
+FOUR_RANKS = "a TTFT budget"
+"""This one runs on four ranks, all others on two."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +59,9 @@ def _patience(monkeypatch):
 
 @pytest.mark.timeout(3 * PROGRAM_S)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_two_ranks_write_what_hugging_face_writes(
-    policy, moe_model, moe_samples, tmp_path
-):
-    options = [*OPTIONS, "--max-num-seqs", "2", *POLICIES[policy]]
+def test_ranks_write_what_hugging_face_writes(policy, moe_model, moe_samples, tmp_path):
+    ranks = 4 if policy == FOUR_RANKS else 2
+    options = [*OPTIONS, RANKS, str(ranks), *POLICIES[policy]]
     with Server(tmp_path, moe_model, *options, environment=ENVIRONMENT) as server:
         assert_equal(server, moe_samples, concurrency=16)
         log = server.log.read_text()
@@ -63,14 +69,14 @@ def test_two_ranks_write_what_hugging_face_writes(
         if policy == "off":
             assert server.metric("vllm:dp_balance_decisions_total") == {}
         else:
-            assert_the_gate_held(server, ranks=2)
+            assert_the_gate_held(server, ranks)
 
 
 @pytest.mark.timeout(3 * PROGRAM_S)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
     """As docs/operations.md says; HCCL's own time limit is half an hour."""
-    options = [*OPTIONS, "--max-num-seqs", "2", "--data-parallel-balance", "cap"]
+    options = [*OPTIONS, RANKS, "2", "--data-parallel-balance", "cap"]
     environment = {**ENVIRONMENT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": TIMEOUT_S}
     body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
     with (

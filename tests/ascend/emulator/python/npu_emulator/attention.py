@@ -84,10 +84,16 @@ def fused_infer_attention_score(
     name = "npu_fused_infer_attention_score"
     require_defaults(name, rest)
     require(sparse_mode in (0, CAUSAL), name, f"sparse_mode={sparse_mode}")
-    require(query_rope is None and key_rope is None, name, "query_rope")
     require(input_layout == "TND", name, f"input_layout={input_layout}")
+    if query_rope is not None:
+        require(block_table is None, name, "query_rope, and pages")
+        kinds = {t.dtype for t in (query, key, value, query_rope, key_rope)}
+        require(len(kinds) == 1, name, f"several types, {kinds}")
+        query = torch.cat((query, query_rope), -1)
+        key = torch.cat((key, key_rope), -1)
     heads = num_key_value_heads or num_heads
-    out = torch.zeros_like(query)
+    size = query.shape[-1] if block_table is not None else value.shape[-1]
+    out = torch.zeros((*query.shape[:2], size), dtype=query.dtype, device=query.device)
     sums = torch.full(
         (*query.shape[:2], 1), float("inf"), dtype=torch.float32, device=query.device
     )
