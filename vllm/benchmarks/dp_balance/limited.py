@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The fast engine for ranks whose KV cache can fill."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from vllm.v1.core.sched.balance.rows import Snapshot
 from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
+from .limited_blocks import Blocks, CachedBlocks
 from .limited_rank import LimitedRank
 from .workload import SimRequest
 
@@ -24,6 +26,7 @@ class LimitedEngine:
         max_model_len: int,
         ttft_budget: float | None = None,
         async_scheduling: bool = False,
+        shared_prefixes: bool = False,
     ) -> None:
         """Makes empty ranks.
 
@@ -32,13 +35,22 @@ class LimitedEngine:
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate of a server would be told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
+            shared_prefixes: whether prompts share beginnings: then all are cached.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
+
+        def new_blocks() -> Blocks:
+            count = (limits.kv_blocks or sys.maxsize) - 1  # vLLM keeps a null block
+            if shared_prefixes:
+                return CachedBlocks(count, async_scheduling)
+            return Blocks(count)
+
         self._ranks = [
-            LimitedRank(limits, max_model_len, ttft_budget) for _ in range(limits.ranks)
+            LimitedRank(limits, new_blocks(), max_model_len, ttft_budget)
+            for _ in range(limits.ranks)
         ]
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""

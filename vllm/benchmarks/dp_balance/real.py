@@ -3,7 +3,8 @@
 """The ranks' real schedulers and balance gates, in one process and virtual time.
 
 Nothing is computed: the model runner's answer is made up, one token for every request
-whose prompt is complete. The rows go from gate to gate without a process group.
+whose prompt is complete, and no two requests get the same. The rows go from gate to
+gate without a process group.
 """
 
 import json
@@ -37,7 +38,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from .coordinator import Counts, RankCounts
 from .cost import Loads
 from .engine import Outcome, RankLimits
-from .prefix_cache import prompt_tokens
+from .prefix_cache import own_token, prompt_tokens
 from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
 
@@ -135,7 +136,7 @@ class _Rank:
             else:
                 prefill += tokens
                 attended += tokens * (before + tokens / 2)
-            sampled.append([1] if complete else [])
+            sampled.append([own_token(self.requests[name])] if complete else [])
             if complete and not generated:
                 first.append(self.requests[name])
         names = list(output.num_scheduled_tokens)
