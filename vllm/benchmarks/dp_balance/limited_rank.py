@@ -2,9 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A rank with a KV cache that fills: its scheduler, and what its gate measures."""
 
+from collections import deque
 from itertools import islice
 
 from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
+from vllm.v1.core.sched.balance.policy import OPEN
 from vllm.v1.core.sched.balance.rows import Row
 
 from .engine import RankLimits
@@ -23,6 +25,7 @@ class LimitedRank(LimitedScheduler):
         blocks: Blocks,
         max_model_len: int,
         ttft_budget: float | None,
+        async_scheduling: bool,
     ) -> None:
         """Makes an empty rank.
 
@@ -31,24 +34,34 @@ class LimitedRank(LimitedScheduler):
             blocks: of its KV cache, without vLLM's null block.
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate is told, in seconds.
+            async_scheduling: whether a step is scheduled before the last has ended.
         """
         super().__init__(limits, blocks)
         self._max_model_len = max_model_len
         self._ttft_budget = ttft_budget
         self._arrivals, self._ages, self._holds = Arrivals(), PendingAges(), Holds()
+        self._last_row: float | None = None
+        # Prompt tokens of the step that ends next, and of those after it.
+        self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
 
-    def measure(
-        self, wave: int, step: int, now: float, since: float, prefilled: int
-    ) -> Row:
-        """The rank's row, as its gate measures it.
+    def end_wave(self) -> None:
+        """Forgets the decision, the holds, and steps without requests."""
+        self.apply(OPEN)
+        self._last_row = None
+        self._prefilled.clear()
+        self._in_flight.clear()
+
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step, as its gate measures it.
 
         Args:
             wave: number of the wave.
             step: number of the step that has ended in the wave.
             now: virtual seconds.
-            since: those of the last row.
-            prefilled: prompt tokens of the step that has ended.
         """
+        since = now if self._last_row is None else self._last_row
+        self._last_row = now
+        self._prefilled.append(self.prefilled)
         pending, tokens = self._pending()
         names = [work.name for work in pending]
         new = self._arrivals.observe(self._requests, now, now)
@@ -68,7 +81,7 @@ class LimitedRank(LimitedScheduler):
             pending=len(pending),
             pending_tokens=tokens,
             held_steps=self._holds.longest,
-            prefill_tokens=prefilled,
+            prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
             max_running=self._max_running,
             max_tokens=self._max_tokens,

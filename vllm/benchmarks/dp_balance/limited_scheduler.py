@@ -12,25 +12,17 @@ What `blocks` finds cached of a waiting request it does not compute.
 import sys
 from collections import defaultdict, deque
 from itertools import islice
-from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, Backlog, queued_tokens
-from vllm.v1.core.sched.balance.policy import Decision
+from vllm.v1.core.sched.balance.policy import OPEN, Decision
 
+from .coordinator import RankCounts
 from .engine import Outcome, RankLimits
 from .limited_blocks import Blocks
 from .limited_request import LimitedRequest, blocks_of
 from .prefix_cache import BLOCK_SIZE
+from .ranks import Load
 from .workload import SimRequest
-
-
-class Load(NamedTuple):
-    """What a rank computes in a step, as in `cost.Loads`."""
-
-    prefill: int
-    decodes: int
-    context: int
-    attended: float
 
 
 class LimitedScheduler:
@@ -62,7 +54,10 @@ class LimitedScheduler:
         """Decodes by the step of their last token."""
         self._complete: list[LimitedRequest] = []
         """Requests of which the step computes all that was left."""
+        self._in_flight: deque[Outcome] = deque()
+        """Of the steps that were scheduled and have not ended."""
         self._step = 0
+        self._decision = OPEN
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -88,9 +83,9 @@ class LimitedScheduler:
         """Whether there is an unfinished request."""
         return bool(self._requests)
 
-    def counts(self) -> tuple[int, int]:
-        """Requests that wait and that run."""
-        return len(self._waiting), len(self._running)
+    def counts(self) -> RankCounts:
+        """What the rank tells the coordinator."""
+        return RankCounts(len(self._waiting), len(self._running))
 
     def backlog(self) -> Backlog:
         """What front-ends are told that dispatch by tokens."""
@@ -102,26 +97,24 @@ class LimitedScheduler:
             tokens += max(0, left)
         return Backlog(tokens, len(waiting) + len(self._running))
 
-    def schedule(self, decision: Decision) -> tuple[Load, Outcome]:
-        """Starts a step.
+    def apply(self, decision: Decision) -> None:
+        """Sets what may be done in the next step."""
+        self._decision = decision
 
-        Args:
-            decision: what it may do.
-
-        Returns:
-            What is computed, and what it brings once it ends.
-        """
+    def schedule(self) -> Load:
+        """Starts a step, and returns what it computes."""
         self._step += 1
         self._begin_step()
         if not self._grow():
-            self._schedule_prefill(decision)
+            self._schedule_prefill()
         load = Load(
             self._prefill,
             self._decodes + self._single,
             self._context + self._single_context,
             self._attended,
         )
-        return load, self._advance()
+        self._in_flight.append(self._advance())
+        return load
 
     def _grow(self) -> bool:
         """Gives every decode the block that it needs; whether any was preempted."""
@@ -171,9 +164,9 @@ class LimitedScheduler:
         self._context -= computed
         self._growing[work.phase] -= 1
 
-    def _schedule_prefill(self, decision: Decision) -> None:
+    def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _ = decision
+        admit, limit, _ = self._decision
         allowed = sys.maxsize if limit is None else limit
         budget = self._max_tokens - self._decodes
         work = self._partial
@@ -251,8 +244,14 @@ class LimitedScheduler:
         self._ended += len(done)
         return Outcome(first, [work.request for work in done])
 
-    def finish(self, request: SimRequest) -> None:
-        """The step that computed the request's last token has ended."""
+    def update(self) -> Outcome:
+        """Ends the step that was scheduled first."""
+        outcome = self._in_flight.popleft()
+        for request in outcome.done:
+            self._finish(request)
+        return outcome
+
+    def _finish(self, request: SimRequest) -> None:
         work = self._requests.pop(str(request.index))
         if not work.num_computed_tokens:  # preempted while that step was in flight
             self._waiting.remove(work)
