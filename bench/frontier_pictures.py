@@ -25,6 +25,7 @@ COLOURS = {
     "sglang": "#7d3c98",
     "cap": "#b7950b",
     "interval": "#7f8c8d",
+    "trtllm": "#1e8449",
     "off": "#17202a",
 }
 LIMIT = 8.0

@@ -184,6 +184,18 @@ def trace_speed(document: Document) -> Rows:
     ]
 
 
+WALL_CLOCK = {
+    True: {GAIN: "throughput", "mean_tpot_ms": "TPOT", "mean_e2el_ms": "e2e"},
+    False: {
+        "mean_e2el_ms": "e2e",
+        "median_ttft_ms": "TTFT p50",
+        "p99_ttft_ms": "TTFT p99",
+        "mean_tpot_ms": "TPOT",
+    },
+}
+"""Figures and their titles, by whether all slots are in use."""
+
+
 def wall_clock(document: Document) -> Rows:
     """Measured and predicted ratios to off, and the difference in points."""
     measured = document["measured"]
@@ -197,11 +209,7 @@ def wall_clock(document: Document) -> Rows:
     for policy in measured:
         if policy == "off":
             continue
-        for figure, title in (
-            (GAIN, "throughput"),
-            ("mean_tpot_ms", "TPOT"),
-            ("mean_e2el_ms", "e2e"),
-        ):
+        for figure, title in WALL_CLOCK[document["rate"] is None].items():
             wall = ratio(measured, policy, figure)
             off = measured["off"]["mean"][figure]
             spread = measured[policy]["spread"][figure] / off / 2
@@ -211,6 +219,18 @@ def wall_clock(document: Document) -> Rows:
                 points = (predicted - wall) * 100
                 rows[-1].append(f"{predicted:.2f} ({points:+.0f})")
     return rows
+
+
+def front_ends(document: Document) -> Rows:
+    """Ratios to `adaptive` with one API server, and the worst ones."""
+    return [
+        [row["policy"], str(row["servers"])]
+        + [
+            f"{row[name]['mean']:.2f} ({row[name]['worst']:.2f})"
+            for name in ("mean_e2el", "p99_ttft")
+        ]
+        for row in document["rows"]
+    ]
 
 
 def host_time(document: Document) -> dict[str, float]:

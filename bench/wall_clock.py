@@ -1,13 +1,16 @@
 """The same workload through real servers on the emulated device, policy by policy.
 
-Each policy is served and measured with ``vllm bench serve`` several times, in turn.
+Each policy is served and measured with ``vllm bench serve`` several times, in turn;
+`adaptive` also without our patch of the front-end's dispatch, and with an API server
+for each rank. The workload keeps all slots in use; with ``--replay`` it is a window of
+a real trace, at its own times.
 Afterwards the step time is calibrated from the logs of "off" and the same requests are
 simulated. Runs whose result is in the folder already are not repeated. Run it with the
 interpreter of an environment in which the reference wheel is installed; the model is
 any mixture-of-experts model, of which only the configuration and the tokenizer are
 used::
 
-    python bench/wall_clock.py MODEL --data-parallel-size 4
+    python bench/wall_clock.py MODEL --data-parallel-size 4 [--replay]
 """
 
 import argparse
@@ -18,19 +21,23 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.cost import CostModel
 from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.fit import Fit, fit
 from vllm.benchmarks.dp_balance.results import versions, write_json
+from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.steps import read_server_logs
+from vllm.benchmarks.dp_balance.traces import read_trace
+from without_dispatch import without_dispatch
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
@@ -39,10 +46,34 @@ from balance_tools.serving.demo_load import DEVICE, SLOTS, STEADY, steady_throug
 from balance_tools.serving.server import Server
 
 RESULTS = Path(__file__).parent / "results"
-POLICIES = ("off", "cap", "align", "adaptive")
-MAX_TOKENS = 512
+
+
+class Variant(NamedTuple):
+    """What is served."""
+
+    policy: str
+    by_tokens: bool = True
+    """With our patch of the front-end's dispatch, which does nothing for `off`."""
+    api_server_per_rank: bool = False
+
+
+VARIANTS = {
+    "off": Variant("off"),
+    "cap": Variant("cap"),
+    "align": Variant("align"),
+    "adaptive": Variant("adaptive"),
+    "adaptive, vLLM's dispatch": Variant("adaptive", by_tokens=False),
+    "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
+}
+MAX_TOKENS, MAX_MODEL_LEN = 512, 4096
 INPUT, OUTPUT, RANGE = 400, 60, 0.4
 """Tokens, and by which share of them the lengths vary."""
+TRACE = Path(__file__).parent / "traces" / "azure_2023_conv.csv"
+FIRST, SHORTER = 1500, 4
+"""The first request of the window, and what its lengths are divided by: a prompt then
+takes a step or a few, as it would of a real server's steps."""
+LOAD = 0.9
+"""Share of `off`'s capacity at which the window is sent; as simulated."""
 START_S = 300
 SEEDS = range(5)
 """Of the simulation; the lengths are those that were sent."""
@@ -51,34 +82,101 @@ FIGURES = (
     STEADY,
     "mean_tpot_ms",
     "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
     "mean_e2el_ms",
 )
 
 
-def server(model: str, ranks: int, policy: str, time_scale: float, log: Path) -> Server:
+def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
     """A server on the emulated device, a context manager."""
-    device = {"emulated_device": {**DEVICE, "time_scale": time_scale}}
-    folder = Path(model)  # or a name that the hub's cache has
+    environment = {}
+    if not variant.by_tokens:
+        environment = without_dispatch(args.folder / "without_dispatch")
+    device = {"emulated_device": {**DEVICE, "time_scale": args.time_scale}}
+    folder = Path(args.model)  # or a name that the hub's cache has
+    ranks = str(args.data_parallel_size)
     return Server(
         *(log.parent, folder.resolve() if folder.exists() else folder),
-        *("--data-parallel-size", str(ranks), "--data-parallel-balance", policy),
+        *("--data-parallel-size", ranks, "--data-parallel-balance", variant.policy),
+        *("--api-server-count", ranks if variant.api_server_per_rank else "1"),
         *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
-        *("--max-model-len", "2048", "--enforce-eager", "--no-async-scheduling"),
+        *(
+            "--max-model-len",
+            str(MAX_MODEL_LEN),
+            "--enforce-eager",
+            "--no-async-scheduling",
+        ),
         *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
         *("--additional-config", json.dumps(device)),
+        environment=environment,
         name=log.stem,
         start_limit_s=START_S,
     )
 
 
-def bench(model: str, url: str, prompts: int, concurrency: int, result: Path) -> None:
+def all_slots(args: argparse.Namespace) -> list[str]:
+    """Options of `vllm bench serve` that keep all slots in use."""
+    return [
+        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
+        *("--random-output-len", str(OUTPUT), "--random-range-ratio", str(RANGE)),
+        *("--max-concurrency", str(args.data_parallel_size * SLOTS)),
+    ]
+
+
+def replay(args: argparse.Namespace) -> tuple[list[str], float]:
+    """Options of `vllm bench serve` that send a window of the trace at its times.
+
+    It gets the prompts as hash ids of which no two requests share one.
+
+    Returns:
+        The options, and the requests per second.
+    """
+    chunk = 16
+    rows = read_trace(TRACE).rows[FIRST:][: args.num_prompts]
+    prompts = [max(1, row.prompt_len // SHORTER) for row in rows]
+    outputs = [max(1, row.output_len // SHORTER) for row in rows]
+    times = [row.time or 0.0 for row in rows]
+    limits = RankLimits(args.data_parallel_size, SLOTS, MAX_TOKENS)
+    path = args.folder / f"window-{len(rows)}.jsonl"
+
+    def write(seconds: float) -> None:
+        lines, chunks = [], 0
+        for time, prompt, output in zip(times, prompts, outputs, strict=True):
+            hashes = range(chunks, chunks := chunks + -(-prompt // chunk))
+            line = {
+                "timestamp": (time - times[0]) * seconds,
+                "input_length": prompt,
+                "output_length": output,
+                "hash_ids": list(hashes),
+            }
+            lines.append(json.dumps(line))
+        path.write_text("\n".join(lines) + "\n")
+
+    write(1)
+    all_used = Scenario(
+        limits,
+        CostModel(**DEVICE),
+        Workload(None, trace=path),
+        ClientTraffic(max_concurrency=limits.ranks * SLOTS),
+        load_balancer=AS_SERVED,
+    )
+    off = simulate_and_measure(all_used, "off", 0)
+    tokens = LOAD * off.steady_output_throughput / args.time_scale
+    seconds = sum(outputs) / tokens
+    write(seconds / (times[-1] - times[0]))
+    return [
+        *("--dataset-name", "timed_trace", "--dataset-path", str(path.resolve())),
+        *("--timed-trace-chunk-hash-size", str(chunk), "--ignore-eos"),
+    ], len(rows) / seconds
+
+
+def bench(args: argparse.Namespace, load: list[str], url: str, result: Path) -> None:
     """Runs `vllm bench serve`; the result has the lengths of all requests."""
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-        *("--backend", "openai", "--base-url", url, "--model", model),
-        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
-        *("--random-output-len", str(OUTPUT), "--random-range-ratio", str(RANGE)),
-        *("--num-prompts", str(prompts), "--max-concurrency", str(concurrency)),
+        *("--backend", "openai", "--base-url", url, "--model", args.model, *load),
+        *("--num-prompts", str(args.num_prompts)),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"),
         *("--save-result", "--save-detailed", "--result-dir", str(result.parent)),
         *("--result-filename", result.name),
@@ -94,37 +192,37 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data-parallel-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=160)
+    parser.add_argument("--replay", action="store_true", help="send a trace's window")
     parser.add_argument(
         "--time-scale",
         type=float,
         default=1.0,
         help="slow the device down by this factor, where the processors cannot keep up",
     )
-    parser.add_argument("--policy", nargs="+", default=list(POLICIES))
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     return parser.parse_args()
 
 
 def measure(
-    args: argparse.Namespace,
+    args: argparse.Namespace, name: str, load: list[str]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[Fit]]]:
-    """Serves and measures what is missing; by policy, the figures and the fits."""
+    """Serves and measures what is missing; by variant, the figures and the fits."""
     ranks = args.data_parallel_size
-    runs: dict[str, list[dict[str, float]]] = {policy: [] for policy in args.policy}
-    fits: dict[str, list[Fit]] = {policy: [] for policy in args.policy}
-    total = args.repeats * len(args.policy)
-    with tqdm(desc=f"DP {ranks}", total=total, unit="run", disable=None) as bar:
+    runs: dict[str, list[dict[str, float]]] = {title: [] for title in VARIANTS}
+    fits: dict[str, list[Fit]] = {title: [] for title in VARIANTS}
+    total = args.repeats * len(VARIANTS)
+    with tqdm(desc=name, total=total, unit="run", disable=None) as bar:
         for repeat in range(args.repeats):
-            for policy in args.policy:
-                path = args.folder / f"dp{ranks}-{policy}-{repeat}.json"
+            for number, (title, variant) in enumerate(VARIANTS.items()):
+                path = args.folder / f"{name}-{number}-{repeat}.json"
                 log = path.with_suffix(".server.log")
                 if not path.exists():
-                    with server(args.model, ranks, policy, args.time_scale, log) as it:
-                        bench(args.model, it.url, args.num_prompts, ranks * SLOTS, path)
+                    with server(args, variant, log) as it:
+                        bench(args, load, it.url, path)
                 saved = json.loads(path.read_text())
                 saved[STEADY] = steady_throughput(saved)
-                runs[policy].append({name: saved[name] for name in FIGURES})
-                fits[policy].append(fit(*read_server_logs([log], ranks)))
+                runs[title].append({name: saved[name] for name in FIGURES})
+                fits[title].append(fit(*read_server_logs([log], ranks)))
                 bar.update()
     return runs, fits
 
@@ -132,38 +230,46 @@ def measure(
 def main() -> None:
     """Measures, calibrates, simulates and writes the JSON file."""
     args = options()
+    args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
     ranks = args.data_parallel_size
-    runs, fits = measure(args)
+    name = f"wall_clock_{'replay' if args.replay else 'dp'}{ranks}"
+    load, rate = replay(args) if args.replay else (all_slots(args), None)
+    runs, fits = measure(args, name, load)
     scenario = Scenario(
         RankLimits(ranks, SLOTS, MAX_TOKENS),
         _mean_cost(fits["off"]),
-        Workload(None, trace=args.folder / f"dp{ranks}-off-0.json"),
-        ClientTraffic(max_concurrency=ranks * SLOTS),
+        Workload(None, trace=args.folder / f"{name}-0-0.json"),
+        ClientTraffic(self_timed=True)
+        if args.replay
+        else ClientTraffic(max_concurrency=ranks * SLOTS),
     )
     document = {
-        "command": "python bench/wall_clock.py MODEL --data-parallel-size "
-        f"{ranks} --num-prompts {args.num_prompts} --repeats {args.repeats} "
-        f"--time-scale {args.time_scale:g}",
+        "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
+        f"--num-prompts {args.num_prompts} --repeats {args.repeats} "
+        f"--time-scale {args.time_scale:g}{' --replay' * args.replay}",
         "versions": versions(),
         "cores": os.cpu_count(),
+        "requests": args.num_prompts,
+        "rate": rate,
+        "repeats": args.repeats,
         "device": {**DEVICE, "time_scale": args.time_scale},
         "load_average": list(os.getloadavg()),
         "calibration": {
-            policy: [asdict(found) for found in of_policy]
-            for policy, of_policy in fits.items()
+            title: [asdict(found) for found in of_variant]
+            for title, of_variant in fits.items()
         },
-        "measured": {policy: _summary(found) for policy, found in runs.items()},
-        "simulated": {policy: _simulated(scenario, policy) for policy in runs},
+        "measured": {title: _summary(found) for title, found in runs.items()},
+        "simulated": {title: _simulated(scenario, title) for title in runs},
         # The host's own time differs from server to server on a busy machine.
         "simulated_with_own_host_time": {
-            policy: _simulated(replace(scenario, cost=_mean_cost(found)), policy)
-            for policy, found in fits.items()
+            title: _simulated(replace(scenario, cost=_mean_cost(found)), title)
+            for title, found in fits.items()
         },
         "runs": runs,
     }
-    write_json(RESULTS / f"wall_clock_dp{ranks}.json", document)
-    print(f"Wrote {RESULTS}/wall_clock_dp{ranks}.json")
+    write_json(RESULTS / f"{name}.json", document)
+    print(f"Wrote {RESULTS}/{name}.json")
 
 
 def _mean_cost(fits: list[Fit]) -> CostModel:
@@ -171,8 +277,17 @@ def _mean_cost(fits: list[Fit]) -> CostModel:
     return CostModel(**{k: statistics.fmean(c[k] for c in costs) for k in costs[0]})
 
 
-def _simulated(scenario: Scenario, policy: str) -> dict[str, dict[str, float]]:
-    return _summary([asdict(simulate_and_measure(scenario, policy, s)) for s in SEEDS])
+def _simulated(scenario: Scenario, title: str) -> dict[str, dict[str, float]]:
+    variant = VARIANTS[title]
+    scenario = replace(
+        scenario,
+        load_balancer=AS_SERVED if variant.by_tokens else "0.23",
+        frontend=Frontend(
+            api_servers=scenario.limits.ranks if variant.api_server_per_rank else 1
+        ),
+    )
+    runs = [simulate_and_measure(scenario, variant.policy, seed) for seed in SEEDS]
+    return _summary([asdict(run) for run in runs])
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:

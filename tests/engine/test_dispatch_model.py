@@ -27,6 +27,7 @@ from vllm.benchmarks.dp_balance.routing import (
     FIRST,
     Balancer023,
     Balancer030,
+    FrontEndBalancer,
     TokenBalancer,
 )
 from vllm.benchmarks.dp_balance.workload import SimRequest
@@ -131,59 +132,26 @@ class MeasuredSteps(CostModel):
         return next(self.durations)
 
 
-class Following:
-    """A load balancer that notes whether the server chose the same, and follows it."""
+class Follower:
+    """Asks a load balancer, notes whether the server chose the same, and follows it."""
 
-    def __init__(self, ranks: list[int]) -> None:
-        super().__init__(RANKS)
+    def __init__(self, balancer: FrontEndBalancer, ranks: list[int]) -> None:
+        self._balancer = balancer
         self._theirs = ranks
         self.same: list[bool] = []
-
-    def choose(self, request: SimRequest) -> int:
-        """The rank that the server chose."""
-        mine, theirs = super().choose(request), self._theirs[request.index]
-        self.same.append(mine == theirs)
-        self.count(mine, -1)
-        self.count(theirs, 1)
-        return theirs
-
-
-class FollowerByCounts023(Following, Balancer023):
-    """Of 0.23."""
-
-    def count(self, rank: int, change: int) -> None:
-        """A request of its own more or less."""
-        self._waiting[rank] += change
-
-
-class FollowerByCounts030(Following, Balancer030):
-    """Of later releases."""
-
-    def count(self, rank: int, change: int) -> None:
-        """A request of its own more or less."""
-        count = self._counts[rank]
-        self._counts[rank] = count._replace(waiting=count.waiting + change)
-        self._in_flight[rank] += change
-
-
-class FollowerByTokens(TokenBalancer):
-    """The same, with balance on."""
-
-    def __init__(self, ranks: list[int]) -> None:
-        super().__init__(RANKS, FIRST, SLOTS)
-        self._theirs = ranks
-        self.same: list[bool] = []
+        self.first_token, self.finished = balancer.first_token, balancer.finished
+        self.publish = balancer.publish
 
     def choose(self, request: SimRequest) -> int:
         """The rank that the server chose."""
         theirs = self._theirs[request.index]
-        self.same.append(self._dispatch.choose() == theirs)
-        self._dispatch.sent(request.index, theirs, request.prompt_len)
+        self.same.append(self._balancer.best() == theirs)
+        self._balancer.sent(request, theirs)
         return theirs
 
 
 COUNTS_IN_FLIGHT = "engine_inflight" in inspect.getsource(DPLBAsyncMPClient)
-BY_COUNTS, BY_OTHER_COUNTS = (FollowerByCounts023, FollowerByCounts030)[
+BY_COUNTS, BY_OTHER_COUNTS = (Balancer023, Balancer030)[
     :: -1 if COUNTS_IN_FLIGHT else 1
 ]
 """As this release chooses with balance off, and as others do."""
@@ -195,7 +163,8 @@ def agreement(seen: Sent, policy: str, by_counts: type = BY_COUNTS) -> float:
     for request, time_sent in zip(requests, seen.times, strict=True):
         request.due = time_sent
     by_tokens = policy != "off"
-    follower = (FollowerByTokens if by_tokens else by_counts)(seen.ranks)
+    balancer = TokenBalancer(RANKS, FIRST, SLOTS) if by_tokens else by_counts(RANKS)
+    follower = Follower(balancer, seen.ranks)
     starts = [0.0, *seen.ends]
     steps = MeasuredSteps(t0=1, a=0, b=0, c=0)
     measured = [b - a for a, b in pairwise(starts)]

@@ -33,10 +33,6 @@ def run(module: object, *arguments: str) -> None:
         ("--max-num-seqs 0", "--max-num-seqs 0"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
         ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),
-        (
-            "--num-gpu-blocks 999 --prefix-share 0.5",
-            "--num-gpu-blocks 999: prompts share beginnings.* add --engine real",
-        ),
         ("--policy trtllm:x=1", "--policy trtllm:x=1: trtllm has no such parameters"),
         (
             "--policy trtllm:batching_wait_iters=0.5",

@@ -56,9 +56,11 @@ def test_some_links_lead_to_headings():
 def test_the_readme_has_the_figures_of_the_results():
     readme = " ".join((ROOT / "README.md").read_text().split())
     results = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    four, eight = re.findall(r"\| adaptive, throughput \| ([\d.]+)", results)
-    assert f"gave {four} times the tokens per second of `off` on four ranks" in readme
-    assert f"and {eight} times on eight" in readme
+    all_slots, replayed = results.split("## Wall clock, ")[1:]
+    (gain,) = re.findall(r"\| adaptive, throughput \| ([\d.]+)", all_slots)
+    assert f"gave [{gain} times](docs/results.md#wall-clock-all-slots)" in readme
+    (time,) = re.findall(r"\| adaptive, e2e \| ([\d.]+)", replayed)
+    assert f"a request took {time} times as long on average" in readme
     published = re.search(
         r"`cap` gains (\+\d+ %) as published and (\+\d+ %) simulated\..*? the same "
         r"lengths give `cap` (\+\d+ %) and `adaptive` (\+\d+ %)",

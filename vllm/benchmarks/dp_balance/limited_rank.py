@@ -1,280 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""One rank's scheduler reduced to counters, with a KV cache that fills.
+"""A rank with a KV cache that fills: its scheduler, and what its gate measures."""
 
-Models vLLM's scheduler as `fast` does, and beside it: a block for every 16 tokens; a
-waiting request is admitted only if its whole prompt fits; a running one that finds no
-block preempts the last of the running queue, which goes to the head of the waiting
-queue, keeps its tokens and computes them again; nobody is admitted in such a step.
-"""
-
-import sys
-from collections import defaultdict, deque
+from collections import deque
 from itertools import islice
-from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
-from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, Backlog, queued_tokens
-from vllm.v1.core.sched.balance.policy import Decision
+from vllm.v1.core.sched.balance.policy import OPEN
 from vllm.v1.core.sched.balance.rows import Row
 
-from .engine import Outcome, RankLimits
+from .engine import RankLimits
+from .limited_blocks import Blocks
 from .limited_request import LimitedRequest, blocks_of
+from .limited_scheduler import LimitedScheduler
 from .prefix_cache import BLOCK_SIZE
-from .workload import SimRequest
 
 
-class Load(NamedTuple):
-    """What a rank computes in a step, as in `cost.Loads`."""
-
-    prefill: int
-    decodes: int
-    context: int
-    attended: float
-
-
-class LimitedRank:
+class LimitedRank(LimitedScheduler):
     """One scheduler with its gate."""
 
     def __init__(
         self,
         limits: RankLimits,
+        blocks: Blocks,
         max_model_len: int,
         ttft_budget: float | None,
+        async_scheduling: bool,
     ) -> None:
         """Makes an empty rank.
 
         Args:
-            limits: its limits; the blocks of its KV cache include vLLM's null block.
+            limits: its limits.
+            blocks: of its KV cache, without vLLM's null block.
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate is told, in seconds.
+            async_scheduling: whether a step is scheduled before the last has ended.
         """
-        self._max_running = limits.max_num_seqs
-        self._max_tokens = limits.max_num_batched_tokens
+        super().__init__(limits, blocks)
         self._max_model_len = max_model_len
         self._ttft_budget = ttft_budget
-        self._free = (limits.kv_blocks or sys.maxsize) - 1
-        self._requests: dict[str, LimitedRequest] = {}
-        """All that are not finished, by name, the newest last."""
-        self._waiting: deque[LimitedRequest] = deque()
-        self._running: list[LimitedRequest] = []
-        self._partial: LimitedRequest | None = None
-        """The prompt in progress, the last of the running queue."""
-        self._ended = 0
-        """Requests of the running queue that have had their last step."""
-        self._decodes = 0
-        self._context = 0
-        self._growing = [0] * BLOCK_SIZE
-        """Decodes by phase."""
-        self._ending: defaultdict[int, list[LimitedRequest]] = defaultdict(list)
-        """Decodes by the step of their last token."""
-        self._complete: list[LimitedRequest] = []
-        """Requests of which the step computes all that was left."""
-        self._step = 0
-        self._begin_step()
         self._arrivals, self._ages, self._holds = Arrivals(), PendingAges(), Holds()
+        self._last_row: float | None = None
+        # Prompt tokens of the step that ends next, and of those after it.
+        self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
 
-    def _begin_step(self) -> None:
-        self._prefill = self._single = self._single_context = 0
-        self._attended = 0.0
-        self.prefilled = 0
-        """Prompt tokens of the step, and those that are computed again."""
-        self._held: set[str] = set()
+    def end_wave(self) -> None:
+        """Forgets the decision, the holds, and steps without requests."""
+        self.apply(OPEN)
+        self._last_row = None
+        self._prefilled.clear()
+        self._in_flight.clear()
 
-    @property
-    def held(self) -> bool:
-        """Whether an admissible request was held back in the step."""
-        return bool(self._held)
-
-    def add(self, request: SimRequest) -> None:
-        """Hands a request to the rank."""
-        work = LimitedRequest(request)
-        self._requests[work.name] = work
-        self._waiting.append(work)
-
-    def has_work(self) -> bool:
-        """Whether there is an unfinished request."""
-        return bool(self._requests)
-
-    def counts(self) -> tuple[int, int]:
-        """Requests that wait and that run."""
-        return len(self._waiting), len(self._running)
-
-    def backlog(self) -> Backlog:
-        """What front-ends are told that dispatch by tokens."""
-        waiting, partial = self._waiting, self._partial
-        sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
-        tokens = queued_tokens(sample, len(waiting))
-        if partial is not None:
-            left = partial.request.prompt_len - partial.num_computed_tokens
-            tokens += max(0, left)
-        return Backlog(tokens, len(waiting) + len(self._running))
-
-    def schedule(self, decision: Decision) -> tuple[Load, Outcome]:
-        """Starts a step.
-
-        Args:
-            decision: what the rank may do.
-
-        Returns:
-            What is computed, and what it brings once it ends.
-        """
-        self._step += 1
-        self._begin_step()
-        if not self._grow():
-            self._schedule_prefill(decision)
-        load = Load(
-            self._prefill,
-            self._decodes + self._single,
-            self._context + self._single_context,
-            self._attended,
-        )
-        return load, self._advance()
-
-    def _grow(self) -> bool:
-        """Gives every decode the block that it needs; whether any was preempted."""
-        need = self._growing[-self._step % BLOCK_SIZE]
-        if need <= self._free:
-            self._free -= need
-            return False
-        running = self._running
-        index = 0
-        while index < len(running):
-            work = running[index]
-            index += 1
-            decodes = not work.ended and work is not self._partial
-            if not decodes or (work.phase + self._step) % BLOCK_SIZE:
-                continue
-            while not self._free:
-                self._preempt_last()
-                if work.num_computed_tokens == 0:
-                    return True
-            self._free -= 1
-        return True
-
-    def _preempt_last(self) -> None:
-        work = self._running.pop()
-        if work is self._partial:
-            self._partial = None
-        elif work.ended:
-            self._ended -= 1
-            work.num_computed_tokens = work.most_computed
-        else:
-            left = work.ends - self._step + 1
-            work.num_output_tokens = work.request.output_len - left
-            work.num_computed_tokens = work.num_tokens - 1
-            self._ending[work.ends].remove(work)
-            self._end_decode(work, work.num_computed_tokens)
-        self._free += blocks_of(work.num_computed_tokens)
-        work.num_computed_tokens = 0
-        self._waiting.appendleft(work)
-
-    def _end_decode(self, work: LimitedRequest, computed: int) -> None:
-        self._decodes -= 1
-        self._context -= computed
-        self._growing[work.phase] -= 1
-
-    def _schedule_prefill(self, decision: Decision) -> None:
-        """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _ = decision
-        allowed = sys.maxsize if limit is None else limit
-        budget = self._max_tokens - self._decodes
-        work = self._partial
-        if work is not None:
-            left = work.num_tokens - work.num_computed_tokens
-            tokens = min(left, budget, allowed)
-            if not tokens:
-                self._held.add(work.name)
-            elif not self._compute(work, tokens):
-                self._preempt_last()
-                return
-            budget -= tokens
-            allowed -= tokens
-        waiting = self._waiting
-        while waiting and budget > 0 and len(self._running) < self._max_running:
-            if not admit or allowed == 0:
-                slots = self._max_running - len(self._running)
-                self._held.update(each.name for each in islice(waiting, slots))
-                break
-            work = waiting[0]
-            if blocks_of(work.num_tokens) > self._free:
-                break
-            tokens = min(work.num_tokens, budget, allowed)
-            self._running.append(waiting.popleft())
-            self._compute(work, tokens)
-            budget -= tokens
-            allowed -= tokens
-
-    def _compute(self, work: LimitedRequest, tokens: int) -> bool:
-        """Schedules some tokens of a prompt; False if there are no blocks for them."""
-        position = work.num_computed_tokens
-        computed = position + tokens
-        need = blocks_of(computed) - blocks_of(position)
-        if need > self._free:
-            return False
-        self._free -= need
-        if work.num_output_tokens and position == work.num_tokens - 1:
-            self._single += 1  # computed again up to the last token: like a decode
-            self._single_context += position
-        else:
-            self._prefill += tokens
-            self._attended += tokens * (position + tokens / 2)
-        self.prefilled += tokens
-        work.num_computed_tokens = computed
-        if computed < work.num_tokens:
-            self._partial = work
-        else:
-            self._partial = None
-            self._complete.append(work)
-        return True
-
-    def _advance(self) -> Outcome:
-        """What the step brings to the next one; the scheduler knows it at once."""
-        complete, self._complete = self._complete, []
-        self._context += self._decodes
-        done = self._ending.pop(self._step, [])
-        for work in done:
-            self._end_decode(work, work.most_computed)
-        first = [work.request for work in complete if not work.num_output_tokens]
-        for work in complete:
-            left = work.request.output_len - work.num_output_tokens - 1
-            if not left:
-                done.append(work)
-                continue
-            work.ends = self._step + left
-            work.phase = (work.num_tokens - self._step - 1) % BLOCK_SIZE
-            self._decodes += 1
-            self._context += work.num_tokens
-            self._growing[work.phase] += 1
-            self._ending[work.ends].append(work)
-        for work in done:
-            work.ended = True
-        self._ended += len(done)
-        return Outcome(first, [work.request for work in done])
-
-    def finish(self, request: SimRequest) -> None:
-        """The step that computed the request's last token has ended."""
-        work = self._requests.pop(str(request.index))
-        if not work.num_computed_tokens:  # preempted while that step was in flight
-            self._waiting.remove(work)
-            return
-        self._running.remove(work)
-        self._ended -= 1
-        self._free += blocks_of(work.most_computed)
-
-    def measure(
-        self, wave: int, step: int, now: float, since: float, prefilled: int
-    ) -> Row:
-        """The rank's row, as its gate measures it.
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step, as its gate measures it.
 
         Args:
             wave: number of the wave.
             step: number of the step that has ended in the wave.
             now: virtual seconds.
-            since: those of the last row.
-            prefilled: prompt tokens of the step that has ended.
         """
-        pending = self._pending()
+        since = now if self._last_row is None else self._last_row
+        self._last_row = now
+        self._prefilled.append(self.prefilled)
+        pending, tokens = self._pending()
         names = [work.name for work in pending]
         new = self._arrivals.observe(self._requests, now, now)
         pending_names = frozenset(names)
@@ -291,11 +79,9 @@ class LimitedRank:
             decoding=running - (self._partial is not None),
             waiting=len(self._waiting),
             pending=len(pending),
-            pending_tokens=sum(
-                [work.num_tokens - work.num_computed_tokens for work in pending]
-            ),
+            pending_tokens=tokens,
             held_steps=self._holds.longest,
-            prefill_tokens=prefilled,
+            prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
             max_running=self._max_running,
             max_tokens=self._max_tokens,
@@ -303,29 +89,38 @@ class LimitedRank:
             wait_us=int(wait * 1e6),
         )
 
-    def _pending(self) -> list[LimitedRequest]:
-        """What the gate takes for pending: what fits beside the next decodes."""
+    def _pending(self) -> tuple[list[LimitedRequest], int]:
+        """What the gate takes for pending: what fits beside the next decodes.
+
+        Returns:
+            The requests, and the tokens that they have left to compute.
+        """
         slots = self._max_running - len(self._running)
         decodes = len(self._running) - (self._partial is not None)
         # As the gate counts the tokens beside the decodes, by all that run if it can.
         budget = self._max_tokens - len(self._running) or self._max_tokens - decodes
-        room = self._free - self._next_growth()
-        pending = []
+        room = self._blocks.free - self._next_growth()
+        pending, left = [], 0
         if (partial := self._partial) is not None:
             computed, total = partial.num_computed_tokens, partial.num_tokens
             part = min(total, computed + max(budget, 1))
             if room < blocks_of(part) - blocks_of(computed):
-                return []
-            pending.append(partial)
-            room -= blocks_of(total) - blocks_of(computed)
+                slots, room = 0, 0
+            else:
+                pending.append(partial)
+                left = total - computed
+                room -= blocks_of(total) - blocks_of(computed)
         elif room < 0:
-            return []
-        for work in islice(self._waiting, slots):
-            room -= blocks_of(work.num_tokens)
+            slots = 0
+        waiting = list(islice(self._waiting, slots))
+        needs = self._blocks.needs(waiting, room)
+        for work, (need, cached) in zip(waiting, needs, strict=True):
+            room -= need
             if room < 0:
                 break
             pending.append(work)
-        return pending
+            left += work.num_tokens - cached
+        return pending, left
 
     def _next_growth(self) -> int:
         """Blocks that the decodes take in the next step, as the gate counts them.

@@ -5,6 +5,23 @@
 from .prefix_cache import BLOCK_SIZE
 from .workload import SimRequest
 
+Key = tuple[int, int]
+"""What a full block holds: the chunk of shared text in which it ends, or the request
+that it is of, and its place in the prompt and answer. Equal keys mean equal tokens, up
+to the block's end. Requests have negative numbers, for no two answers are alike."""
+
+
+class Block:
+    """A block of the KV cache of a rank whose prompts share beginnings."""
+
+    __slots__ = ("key", "uses")
+
+    def __init__(self) -> None:
+        self.key: Key | None = None
+        """What it holds, if it is full and known."""
+        self.uses = 1
+        """Requests that use it."""
+
 
 def blocks_of(tokens: int) -> int:
     """Blocks of the KV cache that hold so many tokens."""
@@ -16,9 +33,12 @@ class LimitedRequest:
 
     __slots__ = (
         "arrival_time",
+        "blocks",
         "ended",
         "ends",
+        "keys",
         "name",
+        "num_cached_blocks",
         "num_computed_tokens",
         "num_output_tokens",
         "phase",
@@ -39,6 +59,13 @@ class LimitedRequest:
         """Whether that step was scheduled."""
         self.phase = 0
         """It needs a new block in the steps that are -phase modulo the block size."""
+        # The rest only where prompts share beginnings.
+        self.blocks: list[Block] = []
+        """Those of the KV cache that it uses."""
+        self.num_cached_blocks = 0
+        """Those of them that have a key, from the first on."""
+        self.keys: list[Key] = []
+        """Those of all its blocks, once they are full."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,3 +76,8 @@ class LimitedRequest:
     def most_computed(self) -> int:
         """Computed tokens once it has ended."""
         return self.request.prompt_len + self.request.output_len - 1
+
+    @property
+    def most_hits(self) -> int:
+        """Blocks that need not be computed if they are cached; the last token must."""
+        return (self.num_tokens - 1) // BLOCK_SIZE

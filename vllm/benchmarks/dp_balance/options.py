@@ -41,7 +41,7 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=None,
         help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
-        "Default: it never fills. Needs --engine real if prompts share beginnings.",
+        "Default: it never fills.",
     )
     server.add_argument(
         "--load-balancer",

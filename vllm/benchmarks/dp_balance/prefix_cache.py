@@ -54,5 +54,9 @@ def prompt_tokens(request: SimRequest) -> list[int]:
         for hash_id in request.hash_ids
         for i in range(request.chunk_size)
     ][: request.prompt_len]
-    own = -1 - request.index
-    return shared + [own] * (request.prompt_len - len(shared))
+    return shared + [own_token(request)] * (request.prompt_len - len(shared))
+
+
+def own_token(request: SimRequest) -> int:
+    """The token of which the rest of its prompt, and its answer, consist."""
+    return -1 - request.index

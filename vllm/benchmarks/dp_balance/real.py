@@ -3,13 +3,13 @@
 """The ranks' real schedulers and balance gates, in one process and virtual time.
 
 Nothing is computed: the model runner's answer is made up, one token for every request
-whose prompt is complete. The rows go from gate to gate without a process group.
+whose prompt is complete, and no two requests get the same. The rows go from gate to
+gate without a process group.
 """
 
 import json
 import tempfile
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,20 +24,21 @@ from vllm.config import (
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.dispatch import Backlog
 from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policy import Decision, create_policy
 from vllm.v1.core.sched.balance.queues import backlog_of
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.rows import Row
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from .coordinator import Counts, RankCounts
-from .cost import Loads
+from .coordinator import RankCounts
 from .engine import Outcome, RankLimits
-from .prefix_cache import prompt_tokens
+from .prefix_cache import own_token, prompt_tokens
+from .ranks import Load, RankEngine
 from .schedulers import BLOCK_SIZE, make_request, make_scheduler
 from .workload import SimRequest
 
@@ -107,15 +108,30 @@ class _Rank:
             )
         )
 
-    def schedule(self) -> tuple[int, int, int, float]:
-        """Starts a step.
+    @property
+    def held(self) -> bool:
+        """Whether an admissible request was held back in the step."""
+        return self.gate.held
 
-        Returns:
-            Prompt tokens, decodes, their context, and what the prompt tokens attend to.
-        """
+    def has_work(self) -> bool:
+        """Whether there is an unfinished request."""
+        unfinished: bool = self.scheduler.has_unfinished_requests()
+        return unfinished
+
+    def counts(self) -> RankCounts:
+        """What the rank tells the coordinator."""
+        running, waiting = self.scheduler.get_request_counts()
+        return RankCounts(waiting, running)
+
+    def backlog(self) -> Backlog:
+        """What front-ends are told that dispatch by tokens."""
+        return backlog_of(self.scheduler)
+
+    def schedule(self) -> Load:
+        """Starts a step, and returns what it computes."""
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
-            return 0, 0, 0, 0.0
+            return Load(0, 0, 0, 0.0)
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
         prefill = decodes = context = 0
@@ -135,7 +151,7 @@ class _Rank:
             else:
                 prefill += tokens
                 attended += tokens * (before + tokens / 2)
-            sampled.append([1] if complete else [])
+            sampled.append([own_token(self.requests[name])] if complete else [])
             if complete and not generated:
                 first.append(self.requests[name])
         names = list(output.num_scheduled_tokens)
@@ -145,7 +161,7 @@ class _Rank:
             sampled_token_ids=sampled,
         )
         self._in_flight.append(_Scheduled(first, output, answer))
-        return prefill, decodes, context, attended
+        return Load(prefill, decodes, context, attended)
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
@@ -161,13 +177,21 @@ class _Rank:
         ]
         return Outcome(first, done)
 
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step, measured by its gate."""
+        return self.gate.measure(wave, step, now, now)
+
+    def apply(self, decision: Decision) -> None:
+        """Sets what the rank may do in the next step."""
+        self.gate.apply(decision)
+
     def end_wave(self) -> None:
-        """Forgets the decision, the holds, and a step without requests."""
+        """Forgets the decision, the holds, and steps without requests."""
         self._in_flight.clear()
         self.gate.reset()
 
 
-class RealEngine:
+class RealEngine(RankEngine):
     """All ranks' schedulers."""
 
     def __init__(
@@ -198,57 +222,9 @@ class RealEngine:
         config = _config(
             limits, max_model_len, async_scheduling, prefix_blocks is not None
         )
-        self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
-        self.held: Sequence[bool] = [False] * limits.ranks
-
-    def add(self, rank: int, request: SimRequest) -> None:
-        """Hands a request to a rank."""
-        request.rank = rank
-        self._ranks[rank].add(request)
-
-    def has_work(self) -> bool:
-        """Whether any rank has an unfinished request."""
-        return any(rank.scheduler.has_unfinished_requests() for rank in self._ranks)
-
-    def counts(self) -> Counts:
-        """What the ranks tell the coordinator."""
-        counts = [rank.scheduler.get_request_counts() for rank in self._ranks]
-        return [RankCounts(waiting, running) for running, waiting in counts]
-
-    def backlogs(self) -> Counts:
-        """What the ranks tell the coordinator for a dispatch by tokens."""
-        return [RankCounts(*backlog_of(rank.scheduler)) for rank in self._ranks]
-
-    def schedule(self) -> Loads:
-        """Starts a step on every rank."""
-        loads = [rank.schedule() for rank in self._ranks]
-        self.held = [rank.gate.held for rank in self._ranks]
-        return Loads(*zip(*loads, strict=True))
-
-    def update(self) -> Outcome:
-        """Ends the step."""
-        outcomes = [rank.update() for rank in self._ranks]
-        return Outcome(
-            [request for outcome in outcomes for request in outcome.first],
-            [request for outcome in outcomes for request in outcome.done],
+        super().__init__(
+            [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
         )
-
-    def exchange(self, wave: int, step: int, now: float) -> Snapshot:
-        """The rows of all ranks, measured by their gates."""
-        rows = [rank.gate.measure(wave, step, now, now) for rank in self._ranks]
-        return Snapshot.from_rows(rows)
-
-    def decide(self, decisions: Decision | Sequence[Decision]) -> None:
-        """Sets what every rank, or each rank, may do in the next step."""
-        if isinstance(decisions, Decision):
-            decisions = [decisions] * len(self._ranks)
-        for rank, decision in zip(self._ranks, decisions, strict=True):
-            rank.gate.apply(decision)
-
-    def end_wave(self) -> None:
-        """Forgets the decision and the holds."""
-        for rank in self._ranks:
-            rank.end_wave()
 
 
 def _config(

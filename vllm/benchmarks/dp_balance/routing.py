@@ -52,7 +52,25 @@ class LoadBalancer(Protocol):
         ...
 
 
-class Balancer023:
+class FrontEndBalancer(LoadBalancer, Protocol):
+    """A load balancer of a front-end, which counts what it sends."""
+
+    def best(self) -> int:
+        """The rank for the next request."""
+        ...
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """A request was sent to a rank."""
+        ...
+
+    def choose(self, request: SimRequest) -> int:
+        """Sends a request to the best rank."""
+        rank = self.best()
+        self.sent(request, rank)
+        return rank
+
+
+class Balancer023(FrontEndBalancer):
     """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
 
     With several API servers the scan starts at another rank in each, and each counts
@@ -71,12 +89,14 @@ class Balancer023:
         self._waiting = [count.waiting for count in counts]
         self._running = [count.running for count in counts]
 
-    def choose(self, request: SimRequest) -> int:
-        """Counts the request as waiting until the next `publish`."""
+    def best(self) -> int:
+        """The rank for the next request."""
         waiting, running = self._waiting, self._running
-        rank = min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
-        waiting[rank] += self._server.count
-        return rank
+        return min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """Counts the request as waiting until the next `publish`."""
+        self._waiting[rank] += self._server.count
 
     def first_token(self, request: SimRequest) -> None:
         """Not looked at."""
@@ -85,7 +105,7 @@ class Balancer023:
         """Seen only when the coordinator publishes it."""
 
 
-class Balancer030:
+class Balancer030(FrontEndBalancer):
     """The load balancer of vLLM 0.30 to 0.33.
 
     The least of the greater of own requests in flight times the API servers and
@@ -108,16 +128,18 @@ class Balancer030:
         load = max(self._server.count * self._in_flight[rank], waiting + running)
         return load + waiting * 6.0 * max(0.0, usage - 0.5)
 
-    def choose(self, request: SimRequest) -> int:
-        """Counts the request until the next `publish`, and as in flight."""
+    def best(self) -> int:
+        """The rank for the next request."""
         ranks = len(self._counts)
         scan = [(self._start + i) % ranks for i in range(ranks)]
-        rank = min(scan, key=self._score)
+        return min(scan, key=self._score)
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """Counts the request until the next `publish`, and as in flight."""
         count = self._counts[rank]
         self._counts[rank] = count._replace(waiting=count.waiting + self._server.count)
         self._in_flight[rank] += 1
-        self._start = (self._start + 1) % ranks
-        return rank
+        self._start = (self._start + 1) % len(self._counts)
 
     def first_token(self, request: SimRequest) -> None:
         """Not looked at."""
@@ -127,7 +149,7 @@ class Balancer030:
         self._in_flight[request.rank] -= 1
 
 
-class TokenBalancer:
+class TokenBalancer(FrontEndBalancer):
     """Balance scheduling's own: by prompt tokens without a first token."""
 
     def __init__(self, ranks: int, server: ApiServer, slots: int) -> None:
@@ -137,11 +159,13 @@ class TokenBalancer:
         """Takes tokens and requests of all API servers."""
         self._dispatch.publish([(tokens, requests) for tokens, requests, _ in counts])
 
-    def choose(self, request: SimRequest) -> int:
+    def best(self) -> int:
+        """The rank for the next request."""
+        return self._dispatch.choose()
+
+    def sent(self, request: SimRequest, rank: int) -> None:
         """Counts the request at once."""
-        rank = self._dispatch.choose()
         self._dispatch.sent(request.index, rank, request.prompt_len)
-        return rank
 
     def first_token(self, request: SimRequest) -> None:
         """Its prompt no longer counts."""

@@ -112,7 +112,7 @@ def make_engine(
     """The engine of the scenario. Only the real one imports torch and vLLM.
 
     Raises:
-        UsageError: the KV cache is too small, or not modelled.
+        UsageError: the KV cache is too small, or the engine is unknown.
     """
     lengths = [request.prompt_len + request.output_len for request in requests]
     shares = any(request.hash_ids for request in requests)
@@ -120,12 +120,7 @@ def make_engine(
     if scenario.engine == "fast" and limits.kv_blocks is None:
         return FastEngine(limits, ttft_budget, asynchronous)
     if scenario.engine == "fast":
-        if shares:
-            raise UsageError(
-                f"--num-gpu-blocks {limits.kv_blocks}: prompts share beginnings, and "
-                "the fast engine does not evict them; add --engine real."
-            )
-        return LimitedEngine(limits, max(lengths), ttft_budget, asynchronous)
+        return LimitedEngine(limits, max(lengths), ttft_budget, asynchronous, shares)
     if scenario.engine == "real":
         from .real import RealEngine
 
