@@ -65,6 +65,25 @@ def counted(document: Document) -> Rows:
     return rows
 
 
+def peers(document: Document) -> Rows:
+    """What each system did, and what its clients got."""
+    return [
+        [
+            name,
+            of["schedulers"][0],
+            f"{of['asked']}",
+            f"{of['held']}",
+            f"{of['like_cap']} of {of['gathered']}" if of["gathered"] else "–",
+            f"{of['output_tokens_per_s']:.1f}",
+            f"{of['mean_ttft_s']:.2f}",
+            f"{1000 * of['mean_tpot_s']:.0f}",
+            f"{of['mean_e2e_s']:.1f}",
+            f"{of['load']:.1f}",
+        ]
+        for name, of in document["systems"].items()
+    ]
+
+
 def each(numbers: Any) -> str:
     """One number for each rank."""
     return " / ".join(f"{number:.0f}" for number in numbers)

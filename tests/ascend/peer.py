@@ -49,7 +49,7 @@ OPTIONS = (
     *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
     *("--max-num-seqs", str(SLOTS), "--data-parallel-size", str(RANKS)),
     *("--enable-expert-parallel", "--api-server-count", "1"),
-    "--no-enable-prefix-caching",
+    *("--no-enable-prefix-caching", "--distributed-executor-backend", "uni"),
 )
 SWITCH = ("--additional-config", '{"enable_balance_scheduling": true}')
 SYNC = ("--no-async-scheduling",)

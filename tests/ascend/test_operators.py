@@ -400,6 +400,15 @@ def test_top_k_and_top_p():
         assert torch.equal(found.cpu(), expected), keywords
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_histogram(dtype):
+    """As `bincount` has it; PyTorch's kernel for the CPU refuses integers."""
+    experts = torch.randint(0, 8, (40,))
+    found = torch.histc(npu(experts.to(dtype)), bins=8, min=0, max=8)
+    assert found.dtype == dtype
+    assert found.tolist() == experts.bincount(minlength=8).tolist()
+
+
 def test_a_part_of_the_vocabulary():
     """Against vLLM's own."""
     from vllm.model_executor.layers.vocab_parallel_embedding import (

@@ -28,6 +28,7 @@ def operators_of_torch_npu(module):
     import emulated_aten
 
     emulated_aten.install()
+    registry.override()
     registry.replace(["npu", "atb"], _counter())
 
 

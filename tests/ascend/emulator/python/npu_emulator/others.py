@@ -111,3 +111,10 @@ def get_masked_input_and_mask(
     shift = added_vocab_start_index - rows
     mine = original | added
     return mine * (input - org_vocab_start_index * original - shift * added), ~mine
+
+
+@operator("aten::histc")
+def histc(self, bins=100, min=0, max=0):
+    """Counts in equal parts of a range; of integers, too, unlike the CPU's kernel."""
+    counts = torch.histc(self.cpu().double(), bins, min, max)
+    return counts.to(self.dtype).to(self.device)
