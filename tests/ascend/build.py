@@ -40,8 +40,10 @@ from unpatched import make_unpatched
 
 BUILT = ROOT / "build/ascend"
 PACKAGES = HERE / "packages.toml"
-CONSTRAINTS = HERE / "constraints.txt"
-PYTHON, MACHINE = "3.11", "x86_64"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+TAG = f"cp{PYTHON.replace('.', '')}"
+MACHINE = "x86_64"
+CONSTRAINTS = HERE / f"constraints-{TAG}.txt"
 PROGRAMS = ("gcc", "g++", "nm", "readelf")
 
 UNPATCHED = "unpatched"
@@ -81,11 +83,13 @@ def main() -> int:
 
 def check_machine() -> None:
     """Raises ToolError with what this machine lacks."""
-    if platform.machine() != MACHINE or platform.python_version()[:4] != PYTHON:
+    tags = list(tomlkit.parse(PACKAGES.read_text()))
+    if platform.machine() != MACHINE or TAG not in tags:
+        pythons = " or ".join(tag.replace("cp3", "3.") for tag in tags)
         raise ToolError(
-            f"{sys.executable}: expected Python {PYTHON} on {MACHINE}, found "
-            f"{platform.python_version()} on {platform.machine()}; "
-            f"{PACKAGES.name} has packages for no other"
+            f"{sys.executable}: expected Python {pythons} on {MACHINE}, found "
+            f"{PYTHON} on {platform.machine()}; {PACKAGES.name} has packages for no "
+            "other. Another Python: make clean, then make PYTHON3=… test-ascend"
         )
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         raise ToolError(
@@ -97,7 +101,7 @@ def check_machine() -> None:
 def build_wheel() -> Path:
     """The A2 wheel of this checkout for this machine."""
     command = [sys.executable, "-m", "balance_tools", "wheel", "--target", "ascend"]
-    command += ["--python", "cp" + PYTHON.replace(".", ""), "--arch", MACHINE]
+    command += ["--python", TAG, "--arch", MACHINE]
     command += ["--kernels", "prebuilt"]
     result = subprocess.run(
         command, env={"PYTHONPATH": str(ROOT / "tools"), **_environ()}, stdout=-1
@@ -172,7 +176,7 @@ Files = dict[str, tuple[Artifact, Path, str | None]]
 
 def _fetch(paths: Paths) -> Files:
     found: Files = {}
-    for name, table in tomlkit.parse(PACKAGES.read_text()).unwrap().items():
+    for name, table in tomlkit.parse(PACKAGES.read_text()).unwrap()[TAG].items():
         stands_in_for = table.pop("stands-in-for", None)
         artifact = Artifact(**table)
         found[name] = (artifact, fetch(artifact, paths), stands_in_for)
@@ -192,7 +196,7 @@ def _make_environment(environment: Path, wheel: Path, files: Files) -> None:
     with step(f"installing what {wheel.name} requires (a minute)"):
         _install(environment, str(wheel), *_tests_need())
     with step("putting triton-ascend back, which triton has overwritten (install.md)"):
-        _uv(environment, "uninstall", "triton", "triton-ascend")
+        uv(environment, "uninstall", "triton", "triton-ascend")
         shutil.rmtree(packages / "triton", ignore_errors=True)
         unpack(triton[0], packages, triton[1], drop=_is_of_cuda)
 
@@ -204,11 +208,11 @@ def install_wheel(environment: Path, wheel: Path) -> None:
         ToolError: uv refuses it.
     """
     arguments = ("--no-cache", "--no-deps", "--reinstall", str(wheel))
-    _uv(environment, "install", *arguments)
+    uv(environment, "install", *arguments)
 
 
 def _install(environment: Path, *arguments: str) -> None:
-    _uv(environment, "install", "--constraint", str(CONSTRAINTS), *arguments)
+    uv(environment, "install", "--constraint", str(CONSTRAINTS), *arguments)
 
 
 def _is_of_cuda(requirement: str) -> bool:
@@ -232,7 +236,12 @@ def _stand_in(packages: Path, name: str, version: str) -> None:
     (folder / "RECORD").write_text("")
 
 
-def _uv(environment: Path, *arguments: str) -> None:
+def uv(environment: Path, *arguments: str) -> None:
+    """Run `uv pip ARGUMENTS` on an environment, with the index that pip would take.
+
+    Raises:
+        ToolError: it failed.
+    """
     python = environment / "bin/python"
     command = [str(Path(sys.executable).with_name("uv")), "pip", *arguments]
     command += ["--python", str(python)]

@@ -180,8 +180,10 @@ def scheduled(folder: Path) -> dict[str, Any]:
     """What the schedulers of all ranks did (EMULATOR_COUNTS).
 
     `held` counts steps with a free slot in which something waited and nothing was
-    admitted; `like_cap` those of the steps with something waiting and a free slot in
-    which upstream's balance did as our `cap` decides on what it had gathered.
+    admitted. Of the steps with something waiting and a free slot, where upstream's
+    balance is on: `gathered` are those in which it knew of a running request, its own
+    or another rank's, from a gather (without one it takes all for idle), `like_cap`
+    those in which it did as our `cap` decides on what it took for the counts.
     """
     lines = [
         json.loads(line)
@@ -191,7 +193,7 @@ def scheduled(folder: Path) -> dict[str, Any]:
     classes = [line["classes"] for line in lines if line["kind"] == "scheduler"]
     steps = [line for line in lines if line["kind"] == "schedule"]
     asked = [s for s in steps if s["waiting"] and s["running"] < s["limit"]]
-    gathered = [s for s in asked if s["gathered"]]
+    theirs = [s for s in asked if s["gathered"]]
     cap = Cap(CapParameters())
     like_cap = sum(
         cap.decide(
@@ -201,15 +203,15 @@ def scheduled(folder: Path) -> dict[str, Any]:
             )
         ).admit
         == bool(step["admitted"])
-        for step in gathered
+        for step in theirs
     )
     return {
         "schedulers": sorted({names[0] for names in classes}),
         "steps": len(steps),
         "asked": len(asked),
         "held": sum(not step["admitted"] for step in asked),
-        "gathered": len(gathered),
-        "like_cap": like_cap,
+        "gathered": sum(any(s["gathered"]) for s in theirs) if theirs else None,
+        "like_cap": like_cap if theirs else None,
     }
 
 
