@@ -36,6 +36,8 @@ OWN = {"vllm", "vllm-ascend"}
 NO_OTHER_VERSION = {"torch", "torch-npu", "torchaudio", "torchvision", "triton-ascend"}
 STAND_IN = {"arctic-inference"}
 """Nothing is in it here: packages.toml."""
+KEPT = ("torch==2.10.0", "torch-npu==2.10.0.post4")
+"""Whatever else a package wants, it does not bring another torch."""
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
     *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
@@ -43,6 +45,8 @@ OPTIONS = (
 )
 PROMPT = [3, 4, 5, 6]
 PATTERN = {"structured_outputs": {"regex": "[ab]{8}"}}
+LATE = "late"
+"""It said that it was healthy, and failed at a request."""
 START_S = 400
 AT_ONCE = 2
 CAUSE = re.compile(r"(?:\w+\.)*(?:\w*(?:Error|Exception|error)): .+")
@@ -91,7 +95,7 @@ def main() -> int:
                 tqdm.write(f"{change} ({change.wanted}): {says}")
                 if options.out:
                     options.out.write_text(json.dumps(found, indent=1) + "\n")
-    late = [change for change, says in found.items() if says.startswith("late")]
+    late = [change for change, says in found.items() if says.startswith(LATE)]
     print(f"{len(found)} changes; healthy, and failed afterwards: {late or 'none'}")
     return bool(late)
 
@@ -139,7 +143,8 @@ def make_model(folder: Path) -> Path:
 
 
 def outcome(folder: Path, model: Path, change: Change | None) -> str:
-    """What a server does after a change: works, refuses to start, or fails late."""
+    """What a server does after a change: works, refuses to start, fails late, or works
+    but for requests with a pattern."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
         copy_environment(BUILT, out)
@@ -163,10 +168,6 @@ def make(environment: Path, change: Change) -> None:
         uv(environment, "install", "--no-cache", *binary, change.version, *KEPT)
 
 
-KEPT = ("torch==2.10.0", "torch-npu==2.10.0.post4")
-"""Whatever else a package wants, it does not bring another torch."""
-
-
 def served(out: Path, model: Path) -> str:
     """What a server in this environment does."""
     server = Server(
@@ -177,21 +178,36 @@ def served(out: Path, model: Path) -> str:
         python=out / "env/bin/python",
         enter=(str(out / "run"),),
     )
-    healthy = False
+    stage = "refuses"
     try:
         server.start()
         server.wait_until_ready()
-        healthy = True
+        stage = LATE
         server.completion(PROMPT, 8)
+        stage = "no patterns"
         server.completion(PROMPT, 8, **PATTERN)
     except Exception as error:
-        log = server.log.read_text(errors="replace")
-        lines = (line for line in log.splitlines() if "WARNING" not in line)
-        causes = CAUSE.findall("\n".join(lines)) or [str(error)]
-        return f"{'late' if healthy else 'refuses'}: {causes[0][:200]}"
+        return f"{_stage(stage, server)}: {_cause(server, error)}"
     finally:
         server.stop()
     return "works"
+
+
+def _stage(failed: str, server: Server) -> str:
+    """What failed; a server that a request for a pattern ended has failed late."""
+    if failed == "no patterns":
+        try:
+            server.completion(PROMPT, 8)
+        except Exception:
+            return LATE
+    return failed
+
+
+def _cause(server: Server, error: Exception) -> str:
+    log = server.log.read_text(errors="replace")
+    lines = (line for line in log.splitlines() if "WARNING" not in line)
+    causes = CAUSE.findall("\n".join(lines)) or [str(error)]
+    return str(causes[0])[:200]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ BESIDE = ("tests", "tools", "docs")
 """What the tests read, besides the package that they import."""
 FOR_OTHER_MACHINES = ("a2", "a2_2", "a3_2", "a3_4", "310p")
 """Folders of tests that upstream runs on NPUs (its tests/ut/conftest.py)."""
+PYTEST = "import sys; sys.path.remove(''); import pytest; sys.exit(pytest.main())"
+"""As `python -P -m pytest`: without the current folder. -P is new in Python 3.11."""
+AT_LEAST = {(3, 10): 1200, (3, 11): 1700}
+"""Of 1745. In 3.10, `mock.patch` does not import the modules on the way to its target,
+and upstream's tests rely on that."""
 KEPT = ENVIRONMENT.with_name("upstreams-tests.json")
 """What the tests say without our patches, and from what that was made."""
 
@@ -56,7 +61,7 @@ def test_nothing_newly_fails(tmp_path, before):
     passed = {name for name, outcome in before.items() if outcome == "passed"}
     newly = sorted(name for name in passed if after.get(name) != "passed")
     print(f"{len(passed)} of {len(before)} pass unpatched")
-    assert len(passed) > 1500
+    assert len(passed) > AT_LEAST[sys.version_info[:2]]
     assert not newly, "\n".join(newly)
 
 
@@ -74,7 +79,7 @@ def outcomes(folder: Path, environment: Path) -> dict[str, str]:
     (plugin,) = environment.glob("lib/python*/site-packages/vllm_ascend")
     (folder / "vllm_ascend").symlink_to(plugin)
     report = folder / "report.xml"
-    command = [str(environment / "bin/python"), "-P", "-m", "pytest", "tests/ut", "-q"]
+    command = [str(environment / "bin/python"), "-c", PYTEST, "tests/ut", "-q"]
     command += ["-p", "no:cacheprovider", "--timeout", "600", "--tb", "line"]
     command += ["--continue-on-collection-errors", f"--junitxml={report}"]
     command += [f"--ignore-glob=*/{name}/*" for name in FOR_OTHER_MACHINES]
