@@ -73,7 +73,10 @@ def peers(document: Document) -> Rows:
             of["schedulers"][0],
             f"{of['asked']}",
             f"{of['held']}",
-            *("–" if of[key] is None else f"{of[key]}" for key in ("gathered", "like_cap")),
+            *(
+                "–" if of[key] is None else f"{of[key]}"
+                for key in ("gathered", "like_cap")
+            ),
             f"{of['output_tokens_per_s']:.1f}",
             f"{of['mean_ttft_s']:.2f}",
             f"{1000 * of['mean_tpot_s']:.0f}",

@@ -13,6 +13,9 @@ from pathlib import Path
 
 PROJECT = "triton-ascend"
 BACKEND = Path("backends", "ascend")
+NOT_DECLARED = "pybind11"
+"""triton-ascend imports it and does not say that it requires it; without it, vLLM goes
+on without Triton."""
 
 
 def triton_problem() -> str | None:
@@ -24,6 +27,10 @@ def triton_problem() -> str | None:
     wanted = _requirement()
     if wanted is None or find_spec("torch_npu") is None:
         return None
+    repair = (
+        f"pip uninstall --yes triton {PROJECT}; pip install --no-deps '{wanted}' "
+        "--extra-index-url <the vendor's index>"
+    )
     spec = find_spec("triton")
     folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
     over = next((d.version for d in distributions(name="triton")), None)
@@ -35,13 +42,13 @@ def triton_problem() -> str | None:
         )
     elif not (folder / BACKEND).is_dir():
         found = f"{folder}: expected triton-ascend, found no {BACKEND} in it"
+    elif find_spec(NOT_DECLARED) is None:
+        found = f"{NOT_DECLARED}: {PROJECT} imports it, found no such package"
+        repair = f"pip install {NOT_DECLARED}"
     else:
         return None
-    return (
-        f"{found}. The server would start and die at the first request. Repair: "
-        f"pip uninstall --yes triton {PROJECT}; pip install --no-deps '{wanted}' "
-        "--extra-index-url <the vendor's index>"
-    )
+    what = "The server would start and die at the first request"
+    return f"{found}. {what}. Repair: {repair}"
 
 
 def _requirement() -> str | None:

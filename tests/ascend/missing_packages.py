@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
 from packaging.requirements import Requirement
 from tqdm import tqdm
 

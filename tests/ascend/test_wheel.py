@@ -89,10 +89,10 @@ def test_every_module_imports():
     assert {name.split(".")[1] for name in found["cycles"]} <= {"_310p"}
 
 
-def start(**environment: str) -> subprocess.CompletedProcess[str]:
+def start(before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """What the guard says before anything else of vLLM is imported."""
     return subprocess.run(
-        [sys.executable, "-c", START],
+        [sys.executable, "-c", before + START],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -102,6 +102,13 @@ def start(**environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_starts():
     assert start().stdout == "starts\n"
+
+
+def test_a_triton_without_what_it_imports_is_refused():
+    result = start("import sys; sys.modules['pybind11'] = None; ")
+    assert result.returncode == 1
+    assert "pybind11: triton-ascend imports it, found no such" in result.stderr
+    assert "Repair: pip install pybind11" in result.stderr
 
 
 def test_a_triton_that_hides_triton_ascend_is_refused(tmp_path):
