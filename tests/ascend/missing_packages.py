@@ -36,10 +36,9 @@ from build import BUILT, ROOT, copy_environment, remove_tree, site_packages, uv
 
 OWN = {"vllm", "vllm-ascend"}
 NO_OTHER_VERSION = {"torch", "torch-npu", "torchaudio", "torchvision", "triton-ascend"}
+"""Nor may another package bring one."""
 STAND_IN = {"arctic-inference"}
 """Nothing is in it here: packages.toml."""
-KEPT = ("torch==2.10.0", "torch-npu==2.10.0.post4")
-"""Whatever else a package wants, it does not bring another torch."""
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
     *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
@@ -114,19 +113,17 @@ def requirements() -> list[Requirement]:
 
 def changes(wanted: Sequence[Requirement]) -> Iterator[Change]:
     """Nothing, less and more of each, without repetition."""
-    bounds = {"==": "<>", ">=": "<", "<": ">="}
+    beyond = {"==": ("<", ">"), ">=": ("<",), "<": (">=",)}
     seen = set()
     for requirement in wanted:
         ways: list[str | None] = [None]
         if requirement.name not in NO_OTHER_VERSION:
             for one in requirement.specifier:
-                for way in bounds.get(one.operator, "").replace(">=", "≥"):
-                    sign = way.replace("≥", ">=")
-                    if "*" not in one.version:
-                        ways.append(f"{requirement.name}{sign}{one.version}")
+                for sign in beyond.get(one.operator, ()):
+                    ways.append(f"{requirement.name}{sign}{one.version}")
         for version in ways:
-            wanted = f"{requirement.name}{requirement.specifier}"
-            change = Change(requirement.name, wanted, version)
+            says = f"{requirement.name}{requirement.specifier}"
+            change = Change(requirement.name, says, version)
             if str(change) not in seen:
                 seen.add(str(change))
                 yield change
@@ -166,8 +163,9 @@ def make(environment: Path, change: Change) -> None:
     if change.version is None:
         uv(environment, "uninstall", change.package)
     else:
+        kept = [str(r) for r in requirements() if r.name in NO_OTHER_VERSION]
         binary = ("--only-binary", ":all:")
-        uv(environment, "install", "--no-cache", *binary, change.version, *KEPT)
+        uv(environment, "install", "--no-cache", *binary, change.version, *kept)
 
 
 def served(out: Path, model: Path) -> str:
