@@ -78,6 +78,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     options = parser.parse_args()
     every = list(changes(requirements()))
+    if not every:
+        parser.error(f"{BUILT}: expected a wheel in it, found none; make test-ascend")
     unknown = {*options.package} - {c.package for c in every}
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: not required by the wheel")
@@ -211,4 +213,7 @@ def _cause(server: Server, error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ToolError as error:
+        sys.exit(f"error: {error}")
