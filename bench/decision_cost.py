@@ -33,7 +33,7 @@ def load_policies() -> Any:
     assert spec.loader is not None
     sys.modules["balance"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["balance"])
-    return importlib.import_module("balance.policy")
+    return importlib.import_module("balance.policies.by_name")
 
 
 def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:

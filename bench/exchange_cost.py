@@ -26,8 +26,8 @@ import torch.distributed as dist
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
-from vllm.v1.core.sched.balance.exchange import RowExchange
-from vllm.v1.core.sched.balance.rows import Row
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.policies.rows import Row
 
 RANKS = (2, 4, 8)
 STEP_US = 36_000

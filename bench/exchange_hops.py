@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance.wire import WIDTH
+from vllm.v1.core.sched.balance.group.wire import WIDTH
 
 RANKS = (2, 4, 8, 16, 32, 64)
 DELAY_S = {2: 0.05, 4: 0.05, 8: 0.05, 16: 0.1, 32: 0.3, 64: 1.0}

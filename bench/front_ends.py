@@ -18,7 +18,7 @@ from typing import Any
 
 import trace_grid
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.arrivals import Frontend
+from vllm.benchmarks.dp_balance.requests.arrivals import Frontend
 from vllm.benchmarks.dp_balance.results import versions, write_json
 from vllm.benchmarks.dp_balance.scenario import simulate
 

@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
-from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
-from vllm.benchmarks.dp_balance.routing import AS_SERVED
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
 RANKS = (4, 8, 16, 32)
 PHIS = (0.0, 0.3, 0.6, 0.9)

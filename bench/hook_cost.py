@@ -20,17 +20,17 @@ from typing import Any
 
 import record
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.benchmarks.dp_balance.schedulers import (
+from vllm.benchmarks.dp_balance.rank.schedulers import (
     BLOCK_SIZE,
     make_request,
     make_scheduler,
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import POLICIES, create_policy
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.group.wire import decode, encode
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
-from vllm.v1.core.sched.balance.wire import decode, encode
 
 from vllm_balance.reference import tiny_models
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 Figures = dict[str, float]
 SOURCES = ("vllm.benchmarks.dp_balance", "vllm.v1.core.sched.balance")
 """Packages; of them, the modules that a simulation imports."""
-ADAPTIVE_ONLY = ("adaptive", "costs", "cycle", "prefill_budget", "stretch")
+ADAPTIVE_ONLY = ("adaptive", "step_cost", "cycle", "prefill_budget", "decodes")
 """Sources that the other policies do not depend on."""
 
 

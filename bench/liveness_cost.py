@@ -16,7 +16,7 @@ from typing import Any
 import record
 import torch.distributed as dist
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.v1.core.sched.balance.liveness import read_heartbeats
+from vllm.v1.core.sched.balance.group.liveness import read_heartbeats
 
 RANKS = (8, 64, 256, 1024)
 

@@ -21,7 +21,7 @@ from typing import Any
 import record
 import torch
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.benchmarks.dp_balance.schedulers import (
+from vllm.benchmarks.dp_balance.rank.schedulers import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     make_request,
@@ -30,8 +30,8 @@ from vllm.benchmarks.dp_balance.schedulers import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.balance.decision import Decision
-from vllm.v1.core.sched.balance.wire import encode
+from vllm.v1.core.sched.balance.group.wire import encode
+from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 

@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.cost import CostModel
-from vllm.benchmarks.dp_balance.engine import RankLimits
-from vllm.benchmarks.dp_balance.fit import Fit, fit
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
 from vllm.benchmarks.dp_balance.results import versions, write_json
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.steps import StepSample
-from vllm.benchmarks.dp_balance.traces import TimedTrace
+from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
+from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.benchmarks.dp_balance.step_time.steps import StepSample
 
 ROOT = Path(__file__).parent
 RUN = ROOT / "traces" / "real_run"

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
-from vllm.benchmarks.dp_balance.engine import RankLimits
-from vllm.benchmarks.dp_balance.routing import AS_SERVED
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
 PUBLISHED = {
     "off": {"output_throughput": 1297.0, "mean_tpot_ms": 86.85},

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
-from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import POLICIES, create_policy
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 
 from vllm_balance.reference import tiny_models

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kept_runs import Figures, KeptRuns, sources_hash
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel
-from vllm.benchmarks.dp_balance.engine import RankLimits
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
 from vllm.benchmarks.dp_balance.loop import Run
 from vllm.benchmarks.dp_balance.metrics import percentile
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, read_trace
 from vllm.benchmarks.dp_balance.results import versions
-from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.traces import TimedTrace, read_trace
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "traces" / "runs.jsonl"

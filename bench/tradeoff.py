@@ -22,7 +22,7 @@ import traces_data
 from kept_runs import Figures, KeptRuns
 from trace_grid import Task, Window
 from vllm.benchmarks.dp_balance.results import versions
-from vllm.v1.core.sched.balance import adaptive
+from vllm.v1.core.sched.balance.policies import adaptive
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "tradeoff" / "runs.jsonl"

@@ -24,19 +24,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.cost import CostModel
-from vllm.benchmarks.dp_balance.engine import RankLimits
-from vllm.benchmarks.dp_balance.fit import Fit, fit
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.traces import read_trace
 from vllm.benchmarks.dp_balance.results import versions, write_json
-from vllm.benchmarks.dp_balance.routing import AS_SERVED
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
     simulate_and_measure,
 )
-from vllm.benchmarks.dp_balance.steps import read_server_logs
-from vllm.benchmarks.dp_balance.traces import read_trace
+from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
+from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 from without_dispatch import without_dispatch
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))

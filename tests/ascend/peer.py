@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.v1.core.sched.balance.cap import Cap, CapParameters
+from vllm.v1.core.sched.balance.policies.cap import Cap, CapParameters
 
 from balance_tools.serving import server as server_module
 from balance_tools.serving.server import Server

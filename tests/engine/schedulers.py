@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from vllm import __version__
-from vllm.benchmarks.dp_balance import schedulers
-from vllm.benchmarks.dp_balance.schedulers import BLOCK_SIZE
+from vllm.benchmarks.dp_balance.rank import schedulers
+from vllm.benchmarks.dp_balance.rank.schedulers import BLOCK_SIZE
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.sched.balance.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.policies.by_name import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 

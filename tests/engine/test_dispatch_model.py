@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.coordinator import Coordinator, Publication
-from vllm.benchmarks.dp_balance.cost import CostModel, Loads
-from vllm.benchmarks.dp_balance.dispatch import Dispatcher
-from vllm.benchmarks.dp_balance.engine import RankLimits
-from vllm.benchmarks.dp_balance.fast import FastEngine
-from vllm.benchmarks.dp_balance.loop import run
-from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.routing import (
+from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
+from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, Publication
+from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     FIRST,
     Balancer023,
     Balancer030,
     FrontEndBalancer,
     TokenBalancer,
 )
-from vllm.benchmarks.dp_balance.workload import SimRequest
+from vllm.benchmarks.dp_balance.loop import run
+from vllm.benchmarks.dp_balance.policies import make_controller
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.fast import FastEngine
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
+from vllm.benchmarks.dp_balance.step_time.model import CostModel, Loads
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM

@@ -7,7 +7,7 @@ runs it on each of them.
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.sched.balance.policy import POLICIES
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from balance_tools.serving.server import Server
 from hugging_face import Sample

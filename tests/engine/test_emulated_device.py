@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.fit import fit
-from vllm.benchmarks.dp_balance.steps import read_server_logs
+from vllm.benchmarks.dp_balance.step_time.fit import fit
+from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 from balance_tools.serving.server import Server
 from vllm_balance.reference import emulated_config

@@ -5,9 +5,9 @@ import multiprocessing
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
-from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.identity import check_same_identity, identity_of
-from vllm.v1.core.sched.balance.rows import Row
+from vllm.v1.core.sched.balance.policies.rows import Row
 
 from schedulers import engine_config
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from vllm.v1.core.sched.balance import liveness
-from vllm.v1.core.sched.balance.liveness import RankWatch, read_heartbeats
+from vllm.v1.core.sched.balance.group import liveness
+from vllm.v1.core.sched.balance.group.liveness import RankWatch, read_heartbeats
 
 TIMEOUT_S = 4.0
 

@@ -9,10 +9,10 @@ import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.balance.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.pending import PendingWork
-from vllm.v1.core.sched.balance.queues import InTurn
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.measure.pending import PendingWork
+from vllm.v1.core.sched.balance.measure.queues import InTurn
+from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.request import Request, RequestStatus
 
 from schedulers import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.schedulers import FULL_ATTENTION
+from vllm.benchmarks.dp_balance.rank.schedulers import FULL_ATTENTION
 from vllm.config import LoRAConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-from vllm.v1.core.sched.balance.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import RequestStatus

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.sched.balance.policy import POLICIES
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from balance_tools.serving.server import Server
 from hugging_face import Sample, continuations

@@ -89,7 +89,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
             "import pathlib, re\n"
             "read = pathlib.Path.read_bytes\n"
             "pathlib.Path.read_bytes = lambda path: read(path) + (\n"
-            "    b'#' if path.match('sched/balance/adaptive.py') else b'')\n"
+            "    b'#' if path.match('sched/balance/policies/adaptive.py') else b'')\n"
         )
     with (
         serve(tmp_path, "first", *common, "--port", str(free_port()), *first) as host,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.sglang_delayer import (
+from vllm.benchmarks.dp_balance.rivals.sglang_delayer import (
     DelayerParameters,
     RankState,
     SGLangDelayer0523,

@@ -4,18 +4,18 @@ import random
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import CostModel
-from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.fast import FastEngine
-from vllm.benchmarks.dp_balance.limited import LimitedEngine
+from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.benchmarks.dp_balance.real import RealEngine
-from vllm.benchmarks.dp_balance.routing import LOAD_BALANCERS
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.fast import FastEngine
+from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
+from vllm.benchmarks.dp_balance.rank.real import RealEngine
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 POLICIES = (
     *OWN,

@@ -12,15 +12,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance import found_prefixes
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.real import RealEngine
+from vllm.benchmarks.dp_balance.rank import found_prefixes
+from vllm.benchmarks.dp_balance.rank.real import RealEngine
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import CountTokens
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.traces import CountTokens
-from vllm.benchmarks.dp_balance.workload import SimRequest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.sched.balance import prefix_hits
+from vllm.v1.core.sched.balance.measure import prefix_hits
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from test_simulator_identity import LIMITED_POLICIES, assert_same, limited

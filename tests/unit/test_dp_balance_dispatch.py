@@ -4,10 +4,13 @@ import itertools
 import random
 
 import pytest
-from vllm.benchmarks.dp_balance.coordinator import Coordinator, RankCounts
-from vllm.benchmarks.dp_balance.dispatch import Dispatcher
-from vllm.benchmarks.dp_balance.routing import LoadBalancer, make_load_balancers
-from vllm.benchmarks.dp_balance.workload import SimRequest
+from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
+from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, RankCounts
+from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    LoadBalancer,
+    make_load_balancers,
+)
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 
 
 def request(index: int = 0, server: int = 0) -> SimRequest:

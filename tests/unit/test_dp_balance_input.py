@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance import calibrate, compare, recommend, report
+from vllm.benchmarks.dp_balance import calibrate, recommend, report, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.requests.traces import TraceRow, read_trace
 from vllm.benchmarks.dp_balance.results import read_json
-from vllm.benchmarks.dp_balance.traces import TraceRow, read_trace
 
 
 def run(module: object, *arguments: str) -> None:
@@ -62,7 +62,7 @@ def run(module: object, *arguments: str) -> None:
 )
 def test_option(arguments: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        run(compare, *arguments.split())
+        run(simulate, *arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_calibration_without_constants(tmp_path: Path) -> None:
         '{"format": "dp-balance calibrate", "format_version": 1}'
     )
     with pytest.raises(UsageError, match="has no cost model"):
-        run(compare, "--calibration", str(path))
+        run(simulate, "--calibration", str(path))
 
 
 def test_calibrate(tmp_path: Path) -> None:

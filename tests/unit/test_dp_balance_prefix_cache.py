@@ -3,13 +3,13 @@
 from dataclasses import replace
 from itertools import count
 
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
-from vllm.benchmarks.dp_balance.engine import RankLimits
-from vllm.benchmarks.dp_balance.limited import LimitedEngine
-from vllm.benchmarks.dp_balance.prefix_cache import PrefixCache, prompt_tokens
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
+from vllm.benchmarks.dp_balance.rank.prefix_cache import PrefixCache, prompt_tokens
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.workload import SimRequest
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
 NUMBERS = count()
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance import chart, compare, recommend, report
+from vllm.benchmarks.dp_balance import chart, recommend, report, simulate
 from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
 from vllm.benchmarks.dp_balance.results import PolicyResult, read_json
@@ -61,7 +61,7 @@ def test_simulate_saves_what_is_needed_to_repeat_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--save-result", "--result-dir", str(tmp_path), "--num-seeds", "2"]
-    run(compare, *SMALL, *options, "--result-filename", "r.json", "--policy", "off")
+    run(simulate, *SMALL, *options, "--result-filename", "r.json", "--policy", "off")
     printed = capsys.readouterr()
     assert printed.out.startswith("policy ")
     assert printed.err == "", "no progress bar unless standard error is a terminal"

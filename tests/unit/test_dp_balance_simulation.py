@@ -4,15 +4,22 @@ import random
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import Clients, ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.baselines import HOLD, IntervalPolicy, SGLangDelayer
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1, CostModel, Loads
-from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.fast import FastEngine
-from vllm.benchmarks.dp_balance.limited import LimitedEngine
 from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.presets import PRESETS
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.fast import FastEngine
+from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
+from vllm.benchmarks.dp_balance.requests.arrivals import (
+    Clients,
+    ClientTraffic,
+    Frontend,
+)
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest, draw_requests
+from vllm.benchmarks.dp_balance.rivals.baselines import (
+    HOLD,
+    IntervalPolicy,
+    SGLangDelayer,
+)
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -20,9 +27,10 @@ from vllm.benchmarks.dp_balance.scenario import (
     simulate_and_measure,
     with_shared_prefill,
 )
-from vllm.benchmarks.dp_balance.workload import SimRequest, draw_requests
-from vllm.v1.core.sched.balance.policy import OPEN, Decision
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 PUBLISHED = Scenario(

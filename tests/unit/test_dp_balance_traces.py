@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.cost import DEEPSEEK_V3_1
-from vllm.benchmarks.dp_balance.engine import RankLimits
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.traces import TimedTrace, TraceRow, read_trace
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

@@ -70,7 +70,7 @@ def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> 
     "name",
     [
         "vllm/envs.py",
-        "vllm/v1/core/sched/balance/policy.py",
+        "vllm/v1/core/sched/balance/policies/by_name.py",
         "vllm_ascend/libvllm_ascend_kernels.so",
         "vllm_balance/build_info.py",
     ],
@@ -155,7 +155,7 @@ def test_the_archive_it_was_built_from(pristine: Environment, archive: Path) -> 
     "name",
     [
         "upstream.toml",
-        "vllm/v1/core/sched/balance/policy.py",
+        "vllm/v1/core/sched/balance/policies/by_name.py",
         "vllm_balance/verify.py",
     ],
 )

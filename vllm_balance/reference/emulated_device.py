@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from vllm.benchmarks.dp_balance.cost import Loads
+from vllm.benchmarks.dp_balance.step_time.model import Loads
 from vllm.distributed.parallel_state import get_dp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec

@@ -1,6 +1,6 @@
 """Snapshots for the tests of the policies: by hand, at random, and from a model."""
 
-from balance.rows import Row, Snapshot
+from balance.policies.rows import Row, Snapshot
 from hypothesis import strategies as st
 
 SLOTS = 8

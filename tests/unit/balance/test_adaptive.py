@@ -3,8 +3,8 @@
 import copy
 
 import pytest
-from balance.adaptive import Adaptive, AdaptiveParameters
-from balance.stretch import Decodes
+from balance.policies.adaptive import Adaptive, AdaptiveParameters
+from balance.policies.decodes import Decodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot

@@ -1,6 +1,6 @@
 """How long requests have been pending."""
 
-from balance.ages import PendingAges
+from balance.measure.ages import PendingAges
 from hypothesis import given
 from hypothesis import strategies as st
 

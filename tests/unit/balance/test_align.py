@@ -1,6 +1,6 @@
 """The policy `align`: TensorRT-LLM's rule, in hand-made cases."""
 
-from balance.policy import create_policy
+from balance.policies.by_name import create_policy
 from snapshots import running, snapshot
 
 WORK, NONE, IDLE, IDLE_WORK = (

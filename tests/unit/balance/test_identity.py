@@ -26,7 +26,9 @@ def test_the_version_is_that_of_the_files_wherever_they_are(tmp_path):
     assert version_of(copy) == code_version()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
+@pytest.mark.parametrize(
+    "name", sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
+)
 def test_an_edit_of_any_file_is_another_version(tmp_path, name):
     copy = shutil.copytree(FOLDER, tmp_path / "edited")
     with (copy / name).open("a") as file:

@@ -1,7 +1,7 @@
 """The rows that the ranks exchange."""
 
 import pytest
-from balance.rows import Row, Snapshot
+from balance.policies.rows import Row, Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import IDLE, rows

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from balance.decision import OPEN
-from balance.rows import Row, Snapshot
+from balance.policies.decision import OPEN
+from balance.policies.rows import Row, Snapshot
 from balance.stats import HISTOGRAMS, BalanceStats
 
 ROW = Row(*[1] * len(Row._fields))

@@ -1,8 +1,8 @@
 """A row arrives as it was sent, or not at all."""
 
 import pytest
-from balance.rows import Row
-from balance.wire import WIDTH, decode, encode
+from balance.group.wire import WIDTH, decode, encode
+from balance.policies.rows import Row
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -23,9 +23,9 @@ SWITCH_ON_TEXT = '''\
 from functools import partial
 
 import vllm.v1.core.sched.scheduler as scheduler
-from vllm.v1.core.sched.balance.exchange import RowExchange
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policy import create_policy
+from vllm.v1.core.sched.balance.policies.by_name import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 
 

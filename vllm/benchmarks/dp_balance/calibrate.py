@@ -6,12 +6,12 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from .calibration import as_calibration
 from .errors import UsageError
-from .fit import Fit, fit
 from .options import add_result_args, result_path
 from .results import FORMAT_VERSION, print_table, versions, write_json
-from .steps import read_client_result, read_server_logs
+from .step_time.calibration import as_calibration
+from .step_time.fit import Fit, fit
+from .step_time.steps import read_client_result, read_server_logs
 
 MIN_STEPS = 100
 """Fewer steps are no basis for five constants."""

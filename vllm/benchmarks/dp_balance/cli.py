@@ -5,11 +5,11 @@
 import argparse
 import sys
 
-from . import calibrate, compare, recommend, report
+from . import calibrate, recommend, report, simulate
 from .errors import UsageError
 
 SUBCOMMANDS = {
-    "simulate": (compare, "Compare policies on a workload, in virtual time."),
+    "simulate": (simulate, "Compare policies on a workload, in virtual time."),
     "calibrate": (
         calibrate,
         "Fit the step time to a server's log or to a result of `vllm bench serve`.",

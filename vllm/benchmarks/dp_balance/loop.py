@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .arrivals import Clients, ClientTraffic, Frontend
-from .coordinator import Counts
-from .cost import CostModel, Loads
-from .dispatch import Dispatcher
-from .engine import Engine
+from .front_end.api_servers import Dispatcher
+from .front_end.coordinator import Counts
 from .policies import Controller
-from .workload import SimRequest
+from .rank.engine import Engine
+from .requests.arrivals import Clients, ClientTraffic, Frontend
+from .requests.workload import SimRequest
+from .step_time.model import CostModel, Loads
 
 SYNC_STEPS = 32
 """vLLM's ranks agree only every so many steps that a wave has ended."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .cost import CostModel
-from .engine import RankLimits
 from .loop import Run, StepTotals
-from .workload import SimRequest
+from .rank.engine import RankLimits
+from .requests.workload import SimRequest
+from .step_time.model import CostModel
 
 
 @dataclass(frozen=True)

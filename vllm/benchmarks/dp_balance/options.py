@@ -8,18 +8,18 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from .arrivals import Frontend
-from .calibration import read_calibration
-from .cost import CostModel
-from .engine import RankLimits
 from .errors import UsageError
+from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
-from .presets import PRESETS
-from .routing import AS_SERVED, LOAD_BALANCERS
+from .rank.engine import RankLimits
+from .requests.arrivals import Frontend
+from .requests.trace_options import add_trace_args, traffic_from, workload_from
+from .requests.traces import CountTokens
+from .requests.workload import LENGTH_HELP
 from .scenario import Scenario
-from .trace_options import add_trace_args, traffic_from, workload_from
-from .traces import CountTokens
-from .workload import LENGTH_HELP
+from .step_time.calibration import read_calibration
+from .step_time.model import CostModel
+from .step_time.presets import PRESETS
 
 COST_FIELDS = tuple(field.name for field in fields(CostModel))
 

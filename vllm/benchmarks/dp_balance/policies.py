@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol, cast
 
-from vllm.v1.core.sched.balance.policy import POLICIES, Decision, create_policy
-from vllm.v1.core.sched.balance.rows import Snapshot
+from vllm.v1.core.sched.balance.policies.by_name import (
+    POLICIES,
+    Decision,
+    create_policy,
+)
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
-from .attention_dp import AttentionDpBalance, AttentionDpParameters
-from .baselines import IntervalPolicy, SGLangDelayer
 from .errors import UsageError
-from .sglang_delayer import DelayerParameters, SGLangDelayer0523
+from .rivals.baselines import IntervalPolicy, SGLangDelayer
+from .rivals.sglang_delayer import DelayerParameters, SGLangDelayer0523
+from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
 
 
 class Controller(Protocol):

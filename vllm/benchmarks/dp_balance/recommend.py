@@ -6,7 +6,6 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
-from .compare import compare_from
 from .errors import UsageError
 from .options import (
     add_policy_arg,
@@ -17,6 +16,7 @@ from .options import (
 )
 from .policies import OWN, PolicySpec
 from .results import PolicyResult
+from .simulate import compare_from
 
 WORTHWHILE = 0.02
 """Requests must end this share earlier; less does not pay for another moving part."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from . import chart, timeline
-from .compare import compare
 from .errors import UsageError
 from .options import (
     add_policy_arg,
@@ -27,6 +26,7 @@ from .page import LINE_COLOURS, STATE_COLOURS, render
 from .policies import OWN
 from .results import PolicyResult, table_rows
 from .scenario import Scenario
+from .simulate import compare
 
 LEVELS = (0.25, 0.5, 0.75, 1.0, 1.5)
 """Loads of the frontier, as shares of the scenario's."""

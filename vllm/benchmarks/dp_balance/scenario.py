@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .arrivals import ClientTraffic, Frontend
-from .cost import CostModel
-from .dispatch import Dispatcher
-from .engine import Engine, RankLimits
 from .errors import UsageError
-from .fast import FastEngine
-from .limited import LimitedEngine
+from .front_end.api_servers import Dispatcher
+from .front_end.load_balancers import BY_TOKENS, load_balancer_of, make_load_balancers
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
-from .prefix_cache import BLOCK_SIZE
-from .routing import BY_TOKENS, load_balancer_of, make_load_balancers
-from .traces import CountTokens, TimedTrace, Trace, read_trace
-from .workload import (
+from .rank.engine import Engine, RankLimits
+from .rank.fast import FastEngine
+from .rank.limited import LimitedEngine
+from .rank.prefix_cache import BLOCK_SIZE
+from .requests.arrivals import ClientTraffic, Frontend
+from .requests.traces import CountTokens, TimedTrace, Trace, read_trace
+from .requests.workload import (
     SimRequest,
     draw_requests,
     parse_lengths,
     share_prefixes,
 )
+from .step_time.model import CostModel
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def make_engine(
     if scenario.engine == "fast":
         return LimitedEngine(limits, max(lengths), ttft_budget, asynchronous, shares)
     if scenario.engine == "real":
-        from .real import RealEngine
+        from .rank.real import RealEngine
 
         return RealEngine(
             scenario.limits,

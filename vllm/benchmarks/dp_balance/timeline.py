@@ -5,9 +5,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from .cost import CostModel, Loads
 from .loop import StepRecord
 from .scenario import Scenario, simulate
+from .step_time.model import CostModel, Loads
 
 MAX_RANKS = 16
 """More bands are not told apart."""

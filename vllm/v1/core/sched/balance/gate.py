@@ -12,18 +12,26 @@ from typing import TYPE_CHECKING, Protocol
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.ages import Arrivals, Holds, PendingAges
-from vllm.v1.core.sched.balance.exchange import RowExchange
-from vllm.v1.core.sched.balance.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.identity import identity_of
-from vllm.v1.core.sched.balance.parents import end_with_parent
-from vllm.v1.core.sched.balance.pending import PendingWork
+from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
+from vllm.v1.core.sched.balance.measure.pending import PendingWork
+from vllm.v1.core.sched.balance.measure.queues import backlog_of, num_waiting
+from vllm.v1.core.sched.balance.measure.releases import (
+    keep_prefill_interval,
+    max_admitted,
+)
+from vllm.v1.core.sched.balance.parent_watch import end_with_parent
 from vllm.v1.core.sched.balance.permit import PrefillPermit
-from vllm.v1.core.sched.balance.policy import OPEN, Decision, Policy, create_policy
-from vllm.v1.core.sched.balance.queues import backlog_of, num_waiting
-from vllm.v1.core.sched.balance.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.by_name import (
+    OPEN,
+    Decision,
+    Policy,
+    create_policy,
+)
+from vllm.v1.core.sched.balance.policies.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
-from vllm.v1.core.sched.balance.upstream import keep_prefill_interval, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 

@@ -39,16 +39,18 @@ def _identity(parallel_config: "ParallelConfig") -> dict[str, Any]:
 
 @cache
 def code_version() -> str:
-    """A hash of all files of this folder.
+    """A hash of all files of this folder and those below it.
 
     They measure the rows, send them and decide. All of them, because a list of those
     that matter would be forgotten; and their bytes, because a version number does not
     show that somebody edited a file on one host.
     """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
 
 

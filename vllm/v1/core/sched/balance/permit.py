@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.upstream import max_admitted
+from vllm.v1.core.sched.balance.measure.releases import max_admitted
+from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 

@@ -9,8 +9,8 @@ reports nothing for as long as it has no request.
 from bisect import bisect_left
 from collections import Counter
 
-from .decision import Decision
-from .rows import Snapshot
+from .policies.decision import Decision
+from .policies.rows import Snapshot
 
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
     "hold_lengths": (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),

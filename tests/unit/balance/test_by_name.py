@@ -1,0 +1,175 @@
+"""What must hold for every policy, whatever the rows."""
+
+import pytest
+from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
+from balance.policies.hold_bound import HoldBound
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot
+
+names = pytest.mark.parametrize("name", sorted(POLICIES))
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 60), st.integers(0, 3), st.integers(1, 900), st.integers(1, 90)
+    ),
+    max_size=40,
+)
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories())
+def test_ranks_that_see_the_same_rows_decide_alike(name, history):
+    one, other = create_policy(name), create_policy(name)
+    for rows in history:
+        assert one.decide(snapshot(rows)) == other.decide(snapshot(rows))
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories())
+def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
+    policy = create_policy(name)
+    for rows in history:
+        decision = policy.decide(snapshot(rows))
+        assert decision.admit or not decision.prefill_budget
+        if decision.prefill_budget is not None:
+            assert 0 <= decision.prefill_budget <= MAX_TOKENS
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories(), data=st.data())
+def test_the_order_of_the_ranks_does_not_matter(name, history, data):
+    order = data.draw(st.permutations(range(len(history[0]))))
+    straight, permuted = create_policy(name), create_policy(name)
+    for rows in history:
+        decision = straight.decide(snapshot(rows))
+        assert permuted.decide(snapshot([rows[i] for i in order])) == decision
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories())
+def test_ranks_that_run_nothing_are_not_held(name, history):
+    policy = create_policy(name)
+    for rows in history:
+        policy.decide(snapshot(rows))
+    idle = [running(0, pending=3), running(0)]
+    decision = policy.decide(snapshot([row._replace(step=99) for row in idle]))
+    assert decision.admit
+    assert decision.prefill_budget is None
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories(), bound=st.integers(1, 20))
+def test_a_hold_at_its_bound_is_released_whatever_the_rows(name, history, bound):
+    policy = create_policy(name, max_hold_steps=bound)
+    for rows in history:
+        decision = policy.decide(snapshot(rows))
+        if max(row.held_steps for row in rows) >= bound:
+            assert decision.admit
+            assert decision.prefill_budget is None
+            assert decision.reason == "hold_bound"
+
+
+@names
+@settings(max_examples=40)
+@given(arrivals=arrivals, bound=st.integers(1, 20))
+def test_served_by_a_policy_everything_ends_and_no_hold_exceeds_its_bound(
+    name, arrivals, bound
+):
+    policy = create_policy(name, max_hold_steps=bound)
+    ranks = Ranks(4)
+    arrivals = sorted(arrivals)
+    for _ in range(10_000):
+        while arrivals and arrivals[0][0] <= ranks.step:
+            ranks.arrive(*arrivals.pop(0)[1:])
+        if not arrivals and not ranks.unfinished():
+            break
+        ranks.advance(policy.decide(ranks.snapshot()))
+        assert max(ranks.held) <= bound
+    assert not ranks.unfinished()
+
+
+@names
+def test_prompts_in_progress_on_one_rank_do_not_hold_themselves(name):
+    """Each prompt takes three steps, so that some rank has always work left over."""
+    policy, ranks = create_policy(name), Ranks(4)
+    for rank in range(4):
+        ranks.arrive(rank, 100, 5000)
+    longest, reasons = 0, set()
+    for number in range(3000):
+        if number % 400 == 0:
+            ranks.arrive(0, 3 * MAX_TOKENS, 10)
+        decision = policy.decide(ranks.snapshot())
+        ranks.advance(decision)
+        reasons.add(decision.reason)
+        longest = max(longest, *ranks.held)
+    assert sum(map(len, ranks.waiting)) <= 1
+    assert longest < 200
+    assert "hold_bound" not in reasons
+
+
+@names
+@settings(max_examples=40)
+@given(history=histories(), ranks=st.integers(1, 8))
+def test_the_number_of_ranks_may_change(name, history, ranks):
+    policy = create_policy(name)
+    for rows in history:
+        policy.decide(snapshot(rows))
+    policy.reset()
+    policy.decide(snapshot([running(2, pending=1)] * ranks))
+
+
+@names
+def test_an_unknown_parameter_is_refused(name):
+    with pytest.raises(ValueError, match=f"'speed' is not a parameter of .*'{name}'"):
+        create_policy(name, {"speed": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("cap", "margin", -1),
+        ("align", "timeout_steps", 0),
+        ("align", "batching_steps", -1),
+        ("adaptive", "ttft_budget", 0.0),
+        ("adaptive", "ttft_budget", float("nan")),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused(name, parameter, value):
+    with pytest.raises(ValueError, match=f"{parameter} must be"):
+        create_policy(name, {parameter: value})
+
+
+def test_a_bound_below_one_step_is_refused():
+    with pytest.raises(ValueError, match="max_hold_steps must be 1 or more, not 0"):
+        create_policy("cap", max_hold_steps=0)
+
+
+def test_the_default_bound_is_a_last_resort():
+    policy = create_policy("cap")
+    full = running(8, held_steps=MAX_HOLD_STEPS - 1)
+    assert policy.decide(snapshot([full, IDLE])).reason == "rank_full"
+    full = full._replace(held_steps=MAX_HOLD_STEPS)
+    assert policy.decide(snapshot([full, IDLE])).reason == "hold_bound"
+
+
+def test_a_bounded_policy_sees_every_snapshot():
+    seen = []
+
+    class Recorder:
+        def decide(self, rows):
+            seen.append(rows)
+
+        def reset(self):
+            seen.clear()
+
+    policy = HoldBound(Recorder(), max_hold_steps=1)
+    policy.decide(snapshot([IDLE._replace(held_steps=1)]))
+    assert len(seen) == 1
+    policy.reset()
+    assert not seen

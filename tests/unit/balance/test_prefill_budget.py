@@ -1,0 +1,62 @@
+"""The choice of the prefill budget."""
+
+from balance.policies.prefill_budget import best_prefill_budget
+from balance.policies.step_cost import StepCost
+from hypothesis import given
+from hypothesis import strategies as st
+
+COST = StepCost(decode=0.04, fixed=0.04, own=1.0, shared=0.5, padding=0.3)
+MAX_TOKENS = 1000
+
+work = st.lists(
+    st.tuples(st.integers(1, 2000), st.floats(0, 3)), min_size=1, max_size=8
+)
+
+
+def gain(level, work, ranks, cost=COST):
+    """By the definition, over all ranks."""
+    mean = sum(min(tokens, level) for tokens, _ in work) / ranks
+    saved = sum(waited * min(1, level / tokens) for tokens, waited in work)
+    idle = 1 - len(work) / ranks
+    return saved - cost.waste(level / MAX_TOKENS, mean / MAX_TOKENS, idle)
+
+
+@given(work=work, idle=st.integers(0, 8), limit=st.integers(1, MAX_TOKENS))
+def test_no_level_gains_more(work, idle, limit):
+    ranks = len(work) + idle
+    best = best_prefill_budget(work, ranks, limit, MAX_TOKENS, COST)
+    assert 0 <= best <= limit
+    least = gain(best, work, ranks) if best else 0.0
+    for level in {*range(1, limit + 1, 7), *(min(p, limit) for p, _ in work)}:
+        assert gain(level, work, ranks) <= least + 1e-9
+
+
+@given(work=work, data=st.data())
+def test_the_order_of_the_ranks_does_not_matter(work, data):
+    shuffled = data.draw(st.permutations(work))
+    one = best_prefill_budget(work, 9, MAX_TOKENS, MAX_TOKENS, COST)
+    assert best_prefill_budget(shuffled, 9, MAX_TOKENS, MAX_TOKENS, COST) == one
+
+
+def test_without_rent_nothing_is_released():
+    assert best_prefill_budget([(100, 0.0), (300, 0.0)], 4, 900, MAX_TOKENS, COST) == 0
+
+
+def test_the_water_stands_where_all_ranks_have_work():
+    """Three ranks with 200 tokens and one with 900: the rest of the fourth waits."""
+    work = [(200, 0.1), (200, 0.1), (200, 0.1), (900, 0.1)]
+    assert best_prefill_budget(work, 4, MAX_TOKENS, MAX_TOKENS, COST) == 200
+
+
+def test_a_rank_with_much_rent_is_served_whole():
+    work = [(200, 0.1), (200, 0.1), (200, 0.1), (900, 5.0)]
+    assert best_prefill_budget(work, 4, MAX_TOKENS, MAX_TOKENS, COST) == 900
+
+
+def test_what_all_ranks_pay_together_is_no_waste():
+    shared = StepCost(decode=0.04, fixed=0.0, own=0.0, shared=1.0)
+    assert best_prefill_budget([(900, 1e-9)], 4, MAX_TOKENS, MAX_TOKENS, shared) == 900
+
+
+def test_nothing_pending_needs_no_budget():
+    assert best_prefill_budget([], 4, MAX_TOKENS, MAX_TOKENS, COST) == 0

@@ -1,0 +1,86 @@
+"""The differences between the releases of vLLM that our files serve."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from balance.measure.releases import (
+    first_of,
+    keep_prefill_interval,
+    long_prefill_threshold,
+    max_admitted,
+)
+
+
+class StubScheduler:
+    """With eight slots, and two input streams that wait for more."""
+
+    max_num_running_reqs = 8
+    num_waiting_for_streaming_input = 2
+
+    def schedule(self) -> int:
+        """Looks at no input stream."""
+        return 0
+
+
+def test_the_first_name_that_is_there_counts() -> None:
+    owner = SimpleNamespace(new=1, newer=2)
+    assert first_of(owner, "old", "new", "newer") == 1
+
+
+def test_a_release_with_none_of_the_names_is_named() -> None:
+    with pytest.raises(AttributeError, match="SimpleNamespace has none of old, new"):
+        first_of(SimpleNamespace(), "old", "new")
+
+
+def test_admission_may_stop_below_the_slots_of_the_model_runner() -> None:
+    scheduler: Any = StubScheduler()
+    assert max_admitted(scheduler) == 8
+    scheduler.max_num_active_reqs = 5
+    assert max_admitted(scheduler) == 5
+
+
+def test_an_input_stream_that_waits_has_a_slot_where_the_scheduler_says_so() -> None:
+    class Later(StubScheduler):
+        def schedule(self) -> int:
+            return self.num_waiting_for_streaming_input
+
+    scheduler: Any = Later()
+    assert max_admitted(scheduler) == 6
+    scheduler = StubScheduler()
+    assert max_admitted(scheduler) == 8
+
+
+@pytest.mark.parametrize(
+    ("requests", "adaptive", "threshold"),
+    [
+        ((3, 5), None, 40),
+        ((0, 1), None, 40),
+        ((0, 1), False, 0),
+        ((3, 5), False, 40),
+        ((3, 5), True, 100),
+        ((30, 50), True, 40),
+    ],
+)
+def test_the_limit_of_long_prompts(
+    requests: tuple[int, int], adaptive: bool | None, threshold: int
+) -> None:
+    """None: a release without shares of the step, where a request alone has it, too."""
+    config = SimpleNamespace(
+        long_prefill_token_threshold=40, max_num_batched_tokens=800
+    )
+    scheduler: Any = SimpleNamespace(
+        scheduler_config=config, get_request_counts=lambda: requests
+    )
+    if adaptive is not None:
+        scheduler.adaptive_long_prefill_threshold = adaptive
+    assert long_prefill_threshold(scheduler) == threshold
+
+
+def test_held_requests_are_no_sign_that_prefills_cannot_keep_up() -> None:
+    scheduler = SimpleNamespace(prefill_capacity_bound=True)
+    keep_prefill_interval(scheduler)  # type: ignore[arg-type]
+    assert scheduler.prefill_capacity_bound is False
+    older = SimpleNamespace()
+    keep_prefill_interval(older)  # type: ignore[arg-type]
+    assert vars(older) == {}

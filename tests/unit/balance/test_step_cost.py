@@ -1,0 +1,144 @@
+"""What the policy learns about the device."""
+
+import random
+
+import pytest
+from balance.policies.step_cost import CostLearner, StepCost
+from hypothesis import given
+from hypothesis import strategies as st
+
+shares = st.floats(0, 1)
+
+
+def steps(cost, count, seed=1, noise=0.0):
+    """Step times of a device with that cost: most of them without prefill."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        most = rng.choice([0.0, 0.0, rng.random()])
+        mean = most * rng.uniform(0.2, 1.0)
+        # The others have less than the fullest, or nothing.
+        idle = rng.uniform(0.0, 1.0 - mean / most) if most else 1.0
+        seconds = cost.decode
+        if most:
+            seconds += cost.prefill_seconds(most, mean, idle)
+        yield seconds * (1 + noise * rng.uniform(-1, 1)), most, mean, idle
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        StepCost(decode=0.04, fixed=0.04, own=0.9, shared=0.0),
+        StepCost(decode=0.04, fixed=0.0, own=0.3, shared=0.6),
+        StepCost(decode=0.01, fixed=0.005, own=0.0, shared=0.2),
+        StepCost(decode=0.04, fixed=0.03, own=0.4, shared=0.5, padding=0.5),
+    ],
+)
+def test_finds_the_cost_of_the_device(cost, noise):
+    learner = CostLearner()
+    for step in steps(cost, 3000, noise=noise):
+        learner.observe(*step)
+    assert learner.cost.decode == pytest.approx(cost.decode, rel=0.03)
+    scale = 0.05 * (cost.own + cost.shared) + 0.05 * cost.decode
+    assert learner.cost.own == pytest.approx(cost.own, abs=scale)
+    assert learner.cost.shared == pytest.approx(cost.shared, abs=2 * scale)
+    assert learner.cost.padding == pytest.approx(cost.padding, abs=2 * scale)
+    assert learner.cost.fixed == pytest.approx(cost.fixed, abs=scale)
+
+
+def test_follows_a_device_that_changes():
+    learner = CostLearner()
+    for own in (0.9, 0.45):
+        cost = StepCost(decode=0.04, fixed=0.02, own=own, shared=0.0)
+        for step in steps(cost, 4000):
+            learner.observe(*step)
+    assert learner.cost.own == pytest.approx(0.45, rel=0.1)
+
+
+def test_knows_nothing_before_the_first_step_without_prefill():
+    learner = CostLearner()
+    learner.observe(1.0, most=0.5, mean=0.5, idle=0.0)
+    assert learner.cost is None
+    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    assert learner.cost == StepCost(0.04, 0.0, 0.0, 0.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-6, 100), shares, shares, shares), min_size=1, max_size=60
+    )
+)
+def test_costs_are_never_negative(observations):
+    learner = CostLearner()
+    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    for seconds, most, share, idle in observations:
+        learner.observe(seconds, most, most * share, (1 - share) * idle)
+        decode, fixed, *others = learner.cost
+        assert min(decode, fixed, *others) >= 0
+        assert fixed <= decode or fixed <= 100, "bounded by a decode step when learned"
+
+
+def test_waste_is_what_balance_would_save():
+    cost = StepCost(decode=0.04, fixed=0.04, own=0.8, shared=0.4)
+    assert cost.waste(most=1.0, mean=1.0, idle=0.0) == 0, "full and even"
+    even = cost.waste(most=0.5, mean=0.5, idle=0.0)
+    assert even == pytest.approx(0.02), "even, but half"
+    assert cost.waste(most=1.0, mean=0.25, idle=0.0) == pytest.approx(0.6 + 0.03)
+    padded = cost._replace(padding=0.4)
+    assert padded.waste(most=0.5, mean=0.5, idle=0.0) == even, "no rank is idle"
+    more = padded.waste(1.0, 0.25, idle=0.5) - cost.waste(1.0, 0.25, idle=0.5)
+    assert more == pytest.approx(0.2)
+
+
+@given(most=shares, share=shares, idle=shares)
+def test_waste_is_never_negative(most, share, idle):
+    cost = StepCost(decode=0.04, fixed=0.04, own=0.8, shared=0.4, padding=0.4)
+    assert cost.waste(most, most * share, (1 - share) * idle) >= 0
+
+
+def one_rank_alone(padded):
+    """What is learned where only single ranks of eight prefill, and four now and then.
+
+    Half of a prompt's cost is shared by all ranks.
+    """
+    learner, rng = CostLearner(), random.Random(3)
+    true = StepCost(0.04, 0.03, own=0.5, shared=0.5, padding=0.5 * padded)
+    for step in range(2000):
+        ranks = 0 if step % 3 else 4 if step % 21 == 0 else 1
+        most = rng.uniform(0.05, 0.3) if ranks else 0.0
+        load = (most, most * ranks / 8, 1 - ranks / 8)
+        seconds = 0.04 + (true.prefill_seconds(*load) if ranks else 0.0)
+        learner.observe(seconds, *load)
+    return true, learner.cost
+
+
+@pytest.mark.parametrize("padded", [0, 1])
+def test_waste_of_a_rank_alone_is_known_before_padding_is(padded):
+    """A padded row and one of the rank's own cost the others the same then."""
+    true, learned = one_rank_alone(padded)
+    load = (0.2, 0.2 / 8, 7 / 8)
+    assert learned.waste(*load) == pytest.approx(true.waste(*load), rel=0.15)
+
+
+@pytest.mark.parametrize("seed", [40, 79, 367])
+def test_does_not_diverge_where_attention_makes_times_nonlinear(seed):
+    """A prompt token costs up to four times as much in a long context, nearly all of 16
+    ranks prefill alike, and they share nothing.
+
+    With each bound applied to its state alone, `shared` stays at 0 while errors of both
+    signs drive `own` up: to 792 s with the first seed, where a full step takes 3.6 s.
+    """
+    rng = random.Random(seed)
+    learner = CostLearner()
+    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    largest = 0.0
+    for _ in range(3000):
+        most = rng.uniform(0.8, 1.0)
+        ranks = [most] + [most if rng.random() < 0.9 else 0.0 for _ in range(15)]
+        seconds = 0.9 * most * (1 + 3 * rng.random() * most)
+        learner.observe(0.04 + seconds, most, sum(ranks) / 16, ranks.count(0.0) / 16)
+        largest = max(largest, learner.cost.own)
+    assert largest < 3.6
+    # Equal prompts cannot tell `own` from `shared` and `padding` together.
+    waste = learner.cost.own + learner.cost.padding
+    assert waste == pytest.approx(1.6, abs=0.8)

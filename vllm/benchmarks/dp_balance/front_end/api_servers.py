@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""From a request to its rank: API servers, their load balancers, the coordinator."""
+
+from collections.abc import Sequence
+
+from ..requests.workload import SimRequest
+from .coordinator import Coordinator, Counts
+from .load_balancers import LoadBalancer
+
+
+class Dispatcher:
+    """Sends requests to ranks with what each API server knows at that time."""
+
+    def __init__(
+        self,
+        ranks: int,
+        load_balancers: Sequence[LoadBalancer],
+        by_tokens: bool = False,
+    ) -> None:
+        """Starts without requests.
+
+        Args:
+            ranks: data parallel size.
+            load_balancers: one for each API server.
+            by_tokens: whether they take backlogs instead of counts of requests.
+        """
+        self._coordinator = Coordinator(ranks)
+        self._load_balancers = load_balancers
+        self.by_tokens = by_tokens
+        """Whether the ranks tell their backlog of prompt tokens instead of counts."""
+
+    def route(self, now: float, request: SimRequest) -> int:
+        """The rank of a request that its API server handles now.
+
+        Args:
+            now: virtual seconds; never less than in the call before.
+            request: with the number of its API server.
+        """
+        for publication in self._coordinator.published(now):
+            for load_balancer in self._load_balancers:
+                load_balancer.publish(publication.counts)
+        return self._load_balancers[request.server].choose(request)
+
+    def wake(self, now: float) -> None:
+        """The ranks paused and get a request."""
+        self._coordinator.wake(now)
+
+    def tell(self, now: float, wave: int, step: int, counts: Counts) -> None:
+        """The ranks report their counts, before or after a step."""
+        self._coordinator.tell(now, wave, step, counts)
+
+    def first_token(self, request: SimRequest) -> None:
+        """The first token of a request passes its API server."""
+        self._load_balancers[request.server].first_token(request)
+
+    def finished(self, request: SimRequest) -> None:
+        """The last token of a request passes its API server."""
+        self._load_balancers[request.server].finished(request)

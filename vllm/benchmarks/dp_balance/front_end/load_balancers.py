@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Load balancers: which rank a request is sent to.
+
+The two of vLLM's own front-end see the counts that the coordinator publishes, and their
+own requests at once. Each API server has its own.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES
+
+from ..errors import UsageError
+from ..policies import PolicySpec
+from ..requests.workload import SimRequest
+from .coordinator import Counts, RankCounts
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """Which of the API servers a load balancer is part of."""
+
+    index: int = 0
+    count: int = 1
+
+
+FIRST = ApiServer()
+
+
+class LoadBalancer(Protocol):
+    """Chooses ranks."""
+
+    def choose(self, request: SimRequest) -> int:
+        """The rank of the next request."""
+        ...
+
+    def first_token(self, request: SimRequest) -> None:
+        """A request of this front-end got its first token."""
+        ...
+
+    def finished(self, request: SimRequest) -> None:
+        """A request of this front-end ended."""
+        ...
+
+    def publish(self, counts: Counts) -> None:
+        """The coordinator's counts arrived."""
+        ...
+
+
+class FrontEndBalancer(LoadBalancer, Protocol):
+    """A load balancer of a front-end, which counts what it sends."""
+
+    def best(self) -> int:
+        """The rank for the next request."""
+        ...
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """A request was sent to a rank."""
+        ...
+
+    def choose(self, request: SimRequest) -> int:
+        """Sends a request to the best rank."""
+        rank = self.best()
+        self.sent(request, rank)
+        return rank
+
+
+class Balancer023(FrontEndBalancer):
+    """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
+
+    With several API servers the scan starts at another rank in each, and each counts
+    its own request as often as there are servers.
+    """
+
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
+        self._server = server
+        start = ranks * server.index // server.count
+        self._scan = [(start + i) % ranks for i in range(ranks)]
+        self._waiting = [0] * ranks
+        self._running = [0] * ranks
+
+    def publish(self, counts: Counts) -> None:
+        """Forgets what was counted locally since the last time."""
+        self._waiting = [count.waiting for count in counts]
+        self._running = [count.running for count in counts]
+
+    def best(self) -> int:
+        """The rank for the next request."""
+        waiting, running = self._waiting, self._running
+        return min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """Counts the request as waiting until the next `publish`."""
+        self._waiting[rank] += self._server.count
+
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
+        """Seen only when the coordinator publishes it."""
+
+
+class Balancer030(FrontEndBalancer):
+    """The load balancer of vLLM 0.30 to 0.33.
+
+    The least of the greater of own requests in flight times the API servers and
+    published counts, more for a queue on a rank whose KV cache is more than half full;
+    scanned from a rank that moves on.
+    """
+
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
+        self._server = server
+        self._counts = [RankCounts(0, 0)] * ranks
+        self._in_flight = [0] * ranks
+        self._start = ranks * server.index // server.count
+
+    def publish(self, counts: Counts) -> None:
+        """Forgets what was counted locally since the last time."""
+        self._counts = list(counts)
+
+    def _score(self, rank: int) -> float:
+        waiting, running, usage = self._counts[rank]
+        load = max(self._server.count * self._in_flight[rank], waiting + running)
+        return load + waiting * 6.0 * max(0.0, usage - 0.5)
+
+    def best(self) -> int:
+        """The rank for the next request."""
+        ranks = len(self._counts)
+        scan = [(self._start + i) % ranks for i in range(ranks)]
+        return min(scan, key=self._score)
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """Counts the request until the next `publish`, and as in flight."""
+        count = self._counts[rank]
+        self._counts[rank] = count._replace(waiting=count.waiting + self._server.count)
+        self._in_flight[rank] += 1
+        self._start = (self._start + 1) % len(self._counts)
+
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
+        """Seen at once: the responses pass the same front-end."""
+        self._in_flight[request.rank] -= 1
+
+
+class TokenBalancer(FrontEndBalancer):
+    """Balance scheduling's own: by prompt tokens without a first token."""
+
+    def __init__(self, ranks: int, server: ApiServer, slots: int) -> None:
+        self._dispatch = TokenDispatch(ranks, slots, server.count, server.index)
+
+    def publish(self, counts: Counts) -> None:
+        """Takes tokens and requests of all API servers."""
+        self._dispatch.publish([(tokens, requests) for tokens, requests, _ in counts])
+
+    def best(self) -> int:
+        """The rank for the next request."""
+        return self._dispatch.choose()
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """Counts the request at once."""
+        self._dispatch.sent(request.index, rank, request.prompt_len)
+
+    def first_token(self, request: SimRequest) -> None:
+        """Its prompt no longer counts."""
+        self._dispatch.first_token(request.index)
+
+    def finished(self, request: SimRequest) -> None:
+        """It no longer counts."""
+        self._dispatch.ended(request.index)
+
+
+class BlindBalancer:
+    """A router that does not look at the ranks; it draws each rank from a source."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        self._draw = draw
+
+    def choose(self, request: SimRequest) -> int:
+        """Draws a rank."""
+        return self._draw()
+
+    def publish(self, counts: Counts) -> None:
+        """Not looked at."""
+
+    def first_token(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+    def finished(self, request: SimRequest) -> None:
+        """Not looked at."""
+
+
+def _zipf(count: int, skew: float) -> list[float]:
+    return list(accumulate((i + 1) ** -skew for i in range(count)))
+
+
+def _round_robin(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
+    turn = iter(range(10**12))
+    return BlindBalancer(lambda: next(turn) % ranks)
+
+
+def _random(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
+    return BlindBalancer(lambda: rng.randrange(ranks))
+
+
+def _skewed(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
+    weights = _zipf(ranks, skew)
+    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
+
+
+SESSIONS_PER_RANK = 8
+
+
+def _sticky(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
+    homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
+    weights = _zipf(len(homes), skew)
+    return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
+
+
+_FRONT_ENDS: dict[str, Callable[[int, ApiServer], LoadBalancer]] = {
+    "0.23": Balancer023,
+    "0.30": Balancer030,
+}
+
+_ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
+    "round-robin": _round_robin,
+    "random": _random,
+    "skewed": _skewed,
+    "sticky": _sticky,
+}
+
+BY_TOKENS = "tokens"
+
+LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
+
+AS_SERVED = "as-served"
+
+
+def load_balancer_of(name: str, policy: str) -> str:
+    """The load balancer that a policy is simulated with.
+
+    Args:
+        name: one of `LOAD_BALANCERS`, or `AS_SERVED` for that of a server which runs
+            the policy: by tokens with balance on, else that of vLLM 0.23.
+        policy: as on the command line.
+    """
+    if name != AS_SERVED:
+        return name
+    return BY_TOKENS if PolicySpec.parse(policy).name in POLICIES else "0.23"
+
+
+def make_load_balancers(
+    name: str,
+    ranks: int,
+    rng: random.Random,
+    skew: float = 0.5,
+    api_servers: int = 1,
+    slots: int = 1,
+) -> list[LoadBalancer]:
+    """The load balancer of that name, one for each API server.
+
+    Args:
+        name: one of `LOAD_BALANCERS`; "skewed" draws ranks, "sticky" sessions that
+            stay on one rank, both with Zipf weights.
+        ranks: how many ranks there are.
+        rng: source of chance.
+        skew: exponent of the Zipf weights; 0 is uniform.
+        api_servers: how many there are; a router is one for all of them.
+        slots: requests that a rank runs at once.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in LOAD_BALANCERS:
+        raise UsageError(
+            f"--load-balancer {name}: unknown; choose from {', '.join(LOAD_BALANCERS)}."
+        )
+    if not 0 <= skew < float("inf"):
+        raise UsageError(f"--skew {skew}: give a number of 0 or more.")
+    if name in _ROUTERS:
+        return [_ROUTERS[name](ranks, rng, skew)] * api_servers
+    servers = [ApiServer(i, api_servers) for i in range(api_servers)]
+    if name == BY_TOKENS:
+        return [TokenBalancer(ranks, server, slots) for server in servers]
+    return [_FRONT_ENDS[name](ranks, server) for server in servers]

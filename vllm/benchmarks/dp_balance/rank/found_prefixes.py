@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the gate knows of the prompts in a rank's KV cache.
+
+Models `prefix_hits` of `balance/measure`, which needs the real KV cache: what is said
+of the first requests in turn is true, and what is said of the others may be some steps
+old.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from .prefix_cache import BLOCK_SIZE
+from .request import Block, Key, LimitedRequest
+
+# As they are there.
+ALWAYS, EVERY = 4, 8
+SEARCHES = 8
+AT_A_TIME = 32
+
+
+class Hit(NamedTuple):
+    """What was cached of a request when it was searched."""
+
+    blocks: int
+    last: Block | None
+    """The last of the blocks."""
+    key: Key | None
+    """The key that it had."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.blocks * BLOCK_SIZE
+
+
+_NOTHING = Hit(0, None, None)
+
+
+class FoundPrefixes:
+    """What the gate has found, and looks up again now and then."""
+
+    def __init__(self, cached: Mapping[Key, Sequence[Block]]) -> None:
+        """The gate has found nothing yet.
+
+        Args:
+            cached: the rank's cached blocks, the first to be found first.
+        """
+        self._cached = cached
+        self._found: dict[str, Hit] = {}
+        self._next: dict[str, Hit] = {}
+        self._step = 0
+        self._searches = 0
+
+    def of_each(self, works: Sequence[LimitedRequest]) -> Iterator[Hit]:
+        """Begins a step, and returns what is said of waiting requests.
+
+        Args:
+            works: requests in their turn. They are looked up a few at a time, as far
+                as the caller goes on.
+        """
+        self._found, self._next = self._next, {}
+        self._step += 1
+        self._searches = SEARCHES
+        starts = range(0, len(works), AT_A_TIME)
+        return chain.from_iterable(self._look_up(works, start) for start in starts)
+
+    def _look_up(self, works: Sequence[LimitedRequest], start: int) -> list[Hit]:
+        works = works[start : start + AT_A_TIME]
+        hits = [self._found.get(work.name) for work in works]
+        for index, (work, hit) in enumerate(zip(works, hits, strict=True), start):
+            if index and self._searches <= 0:
+                break
+            if hit is None or (
+                (index < ALWAYS or (index - ALWAYS - self._step) % EVERY == 0)
+                and not self._still_holds(work, hit)
+            ):
+                hits[index - start] = self._search(work, charged=index > 0)
+        for work, hit in zip(works, hits, strict=True):
+            if hit is not None:
+                self._next[work.name] = hit
+        return [hit or _NOTHING for hit in hits]
+
+    def _search(self, work: LimitedRequest, charged: bool) -> Hit:
+        self._searches -= charged
+        # Blocks are evicted from the end of a prompt.
+        count = bisect_left(
+            range(work.most_hits),
+            True,
+            key=lambda index: work.keys[index] not in self._cached,
+        )
+        if not count:
+            return _NOTHING
+        last = self._cached[work.keys[count - 1]][0]
+        return Hit(count, last, last.key)
+
+    def _still_holds(self, work: LimitedRequest, hit: Hit) -> bool:
+        """Whether the hit is there, and no longer one could be."""
+        if hit.last is not None and hit.last.key != hit.key:
+            return False
+        end = hit.blocks
+        return end >= work.most_hits or work.keys[end] not in self._cached
+
+    def unused(self, work: LimitedRequest, hit: Hit) -> Iterator[Block]:
+        """Those blocks of a hit that no request uses."""
+        # Who uses a block uses those before it, too.
+        for index in reversed(range(hit.blocks)):
+            blocks = self._cached.get(work.keys[index])
+            if not blocks or blocks[0].uses:
+                return
+            yield blocks[0]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""A rank with a KV cache that fills: its scheduler, and what its gate measures."""
+
+from collections import deque
+from itertools import islice
+
+from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
+from vllm.v1.core.sched.balance.policies.by_name import OPEN
+from vllm.v1.core.sched.balance.policies.rows import Row
+
+from .blocks import Blocks
+from .engine import RankLimits
+from .prefix_cache import BLOCK_SIZE
+from .request import LimitedRequest, blocks_of
+from .scheduler import LimitedScheduler
+
+
+class LimitedRank(LimitedScheduler):
+    """One scheduler with its gate."""
+
+    def __init__(
+        self,
+        limits: RankLimits,
+        blocks: Blocks,
+        max_model_len: int,
+        ttft_budget: float | None,
+        async_scheduling: bool,
+    ) -> None:
+        """Makes an empty rank.
+
+        Args:
+            limits: its limits.
+            blocks: of its KV cache, without vLLM's null block.
+            max_model_len: the longest request, prompt and output, in tokens.
+            ttft_budget: what the gate is told, in seconds.
+            async_scheduling: whether a step is scheduled before the last has ended.
+        """
+        super().__init__(limits, blocks)
+        self._max_model_len = max_model_len
+        self._ttft_budget = ttft_budget
+        self._arrivals, self._ages, self._holds = Arrivals(), PendingAges(), Holds()
+        self._last_row: float | None = None
+        # Prompt tokens of the step that ends next, and of those after it.
+        self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
+
+    def end_wave(self) -> None:
+        """Forgets the decision, the holds, and steps without requests."""
+        self.apply(OPEN)
+        self._last_row = None
+        self._prefilled.clear()
+        self._in_flight.clear()
+
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step, as its gate measures it.
+
+        Args:
+            wave: number of the wave.
+            step: number of the step that has ended in the wave.
+            now: virtual seconds.
+        """
+        since = now if self._last_row is None else self._last_row
+        self._last_row = now
+        self._prefilled.append(self.prefilled)
+        pending, tokens = self._pending()
+        names = [work.name for work in pending]
+        new = self._arrivals.observe(self._requests, now, now)
+        pending_names = frozenset(names)
+        self._holds.end_step(self._requests, pending_names, self._held, new, since)
+        wait = 0.0
+        if self._ttft_budget is not None:
+            unanswered = [work.name for work in pending if not work.num_output_tokens]
+            wait = self._arrivals.longest_wait(unanswered, now, less=self._ttft_budget)
+        running = len(self._running)
+        return Row(
+            wave=wave,
+            step=step,
+            running=running,
+            decoding=running - (self._partial is not None),
+            waiting=len(self._waiting),
+            pending=len(pending),
+            pending_tokens=tokens,
+            held_steps=self._holds.longest,
+            prefill_tokens=self._prefilled[0],
+            step_time_us=int((now - since) * 1e6),
+            max_running=self._max_running,
+            max_tokens=self._max_tokens,
+            pending_age_us=int(self._ages.oldest(pending_names, now) * 1e6),
+            wait_us=int(wait * 1e6),
+        )
+
+    def _pending(self) -> tuple[list[LimitedRequest], int]:
+        """What the gate takes for pending: what fits beside the next decodes.
+
+        Returns:
+            The requests, and the tokens that they have left to compute.
+        """
+        slots = self._max_running - len(self._running)
+        decodes = len(self._running) - (self._partial is not None)
+        # As the gate counts the tokens beside the decodes, by all that run if it can.
+        budget = self._max_tokens - len(self._running) or self._max_tokens - decodes
+        room = self._blocks.free - self._next_growth()
+        pending, left = [], 0
+        if (partial := self._partial) is not None:
+            computed, total = partial.num_computed_tokens, partial.num_tokens
+            part = min(total, computed + max(budget, 1))
+            if room < blocks_of(part) - blocks_of(computed):
+                slots, room = 0, 0
+            else:
+                pending.append(partial)
+                left = total - computed
+                room -= blocks_of(total) - blocks_of(computed)
+        elif room < 0:
+            slots = 0
+        waiting = list(islice(self._waiting, slots))
+        needs = self._blocks.needs(waiting, room)
+        for work, (need, cached) in zip(waiting, needs, strict=True):
+            room -= need
+            if room < 0:
+                break
+            pending.append(work)
+            left += work.num_tokens - cached
+        return pending, left
+
+    def _next_growth(self) -> int:
+        """Blocks that the decodes take in the next step, as the gate counts them.
+
+        It also counts requests that will end before that step, unless another token
+        of them would pass the longest request.
+        """
+        growth = self._growing[-(self._step + 1) % BLOCK_SIZE]
+        if self._ended:
+            for work in self._running:
+                computed = work.most_computed
+                growth += (
+                    work.ended
+                    and computed % BLOCK_SIZE == 0
+                    and computed < self._max_model_len - 1
+                )
+        return growth

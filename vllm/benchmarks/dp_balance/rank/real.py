@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The ranks' real schedulers and balance gates, in one process and virtual time.
+
+Nothing is computed: the model runner's answer is made up, one token for every request
+whose prompt is complete, and no two requests get the same. The rows go from gate to
+gate without a process group.
+"""
+
+import json
+import tempfile
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.dispatch import Backlog
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.measure.queues import backlog_of
+from vllm.v1.core.sched.balance.policies.by_name import Decision, create_policy
+from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from ..front_end.coordinator import RankCounts
+from ..requests.workload import SimRequest
+from .engine import Outcome, RankLimits
+from .prefix_cache import own_token, prompt_tokens
+from .ranks import Load, RankEngine
+from .schedulers import BLOCK_SIZE, make_request, make_scheduler
+
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 256,
+    "torch_dtype": "float32",
+}
+"""A configuration that the schedulers ask for; there are no weights."""
+
+
+class _Scheduled(NamedTuple):
+    """What a rank has scheduled."""
+
+    first: list[SimRequest]
+    """Requests that get their first token."""
+    output: SchedulerOutput | None
+    """None if there was no request."""
+    answer: ModelRunnerOutput | None
+
+
+class _Rank:
+    """One scheduler with its gate."""
+
+    def __init__(
+        self, config: VllmConfig, num_blocks: int, ttft_budget: float | None
+    ) -> None:
+        asynchronous = config.scheduler_config.async_scheduling
+        self.scheduler = make_scheduler(
+            config, num_blocks, AsyncScheduler if asynchronous else Scheduler
+        )
+        # Neither the gate's policy nor its exchange is asked: the simulator carries
+        # the rows, and one policy decides for all ranks.
+        self.gate = BalanceGate(
+            self.scheduler,
+            partial(create_policy, "adaptive"),
+            RowExchange(timeout=0.0),
+            BalanceStats(policy="adaptive"),
+            ttft_budget,
+        )
+        self.scheduler.balance_gate = self.gate
+        self._block_hasher = None
+        if config.cache_config.enable_prefix_caching:
+            hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+            init_none_hash(hash_fn)
+            self._block_hasher = get_request_block_hasher(BLOCK_SIZE, hash_fn)
+        self.requests: dict[str, SimRequest] = {}
+        self._in_flight: deque[_Scheduled] = deque()
+
+    def add(self, request: SimRequest) -> None:
+        """Hands a request to the scheduler."""
+        name = str(request.index)
+        self.requests[name] = request
+        self.scheduler.add_request(
+            make_request(
+                name,
+                request.prompt_len,
+                request.output_len,
+                prompt_tokens(request) if self._block_hasher else None,
+                arrival_time=request.sent,
+                block_hasher=self._block_hasher,
+            )
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether an admissible request was held back in the step."""
+        return self.gate.held
+
+    def has_work(self) -> bool:
+        """Whether there is an unfinished request."""
+        unfinished: bool = self.scheduler.has_unfinished_requests()
+        return unfinished
+
+    def counts(self) -> RankCounts:
+        """What the rank tells the coordinator."""
+        running, waiting = self.scheduler.get_request_counts()
+        return RankCounts(waiting, running)
+
+    def backlog(self) -> Backlog:
+        """What front-ends are told that dispatch by tokens."""
+        return backlog_of(self.scheduler)
+
+    def schedule(self) -> Load:
+        """Starts a step, and returns what it computes."""
+        if not self.scheduler.has_requests():
+            self._in_flight.append(_Scheduled([], None, None))
+            return Load(0, 0, 0, 0.0)
+        requests = self.scheduler.requests
+        output = self.scheduler.schedule()
+        prefill = decodes = context = 0
+        attended = 0.0
+        first: list[SimRequest] = []
+        sampled: list[list[int]] = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = requests[name]
+            complete = not request.is_prefill_chunk
+            # Scheduling has advanced both counts already.
+            before = request.num_computed_tokens - tokens
+            in_flight = max(0, request.num_output_placeholders - complete)
+            generated = request.num_output_tokens + in_flight
+            if generated and before >= request.num_prompt_tokens + generated - 1:
+                decodes += 1
+                context += before
+            else:
+                prefill += tokens
+                attended += tokens * (before + tokens / 2)
+            sampled.append([own_token(self.requests[name])] if complete else [])
+            if complete and not generated:
+                first.append(self.requests[name])
+        names = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+        )
+        self._in_flight.append(_Scheduled(first, output, answer))
+        return Load(prefill, decodes, context, attended)
+
+    def update(self) -> Outcome:
+        """Ends the step that was scheduled first."""
+        first, output, answer = self._in_flight.popleft()
+        if output is None or answer is None:
+            return Outcome([], [])
+        answers = self.scheduler.update_from_output(output, answer)
+        done = [
+            self.requests.pop(output.request_id)
+            for per_client in answers.values()
+            for output in per_client.outputs
+            if output.finish_reason is not None
+        ]
+        return Outcome(first, done)
+
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step, measured by its gate."""
+        return self.gate.measure(wave, step, now, now)
+
+    def apply(self, decision: Decision) -> None:
+        """Sets what the rank may do in the next step."""
+        self.gate.apply(decision)
+
+    def end_wave(self) -> None:
+        """Forgets the decision, the holds, and steps without requests."""
+        self._in_flight.clear()
+        self.gate.reset()
+
+
+class RealEngine(RankEngine):
+    """All ranks' schedulers."""
+
+    def __init__(
+        self,
+        limits: RankLimits,
+        max_model_len: int,
+        ttft_budget: float | None = None,
+        async_scheduling: bool = False,
+        prefix_blocks: int | None = None,
+    ) -> None:
+        """Makes the schedulers.
+
+        Args:
+            limits: the limits of each rank.
+            max_model_len: the longest request, prompt and output, in tokens.
+            ttft_budget: what the gates are told, in seconds.
+            async_scheduling: whether a step is scheduled before the one before it
+                has ended.
+            prefix_blocks: if prompts share beginnings, the blocks that all requests
+                of the run fill: the cache keeps so many unless it is limited.
+
+        Raises:
+            UsageError: the KV cache cannot hold the longest request.
+        """
+        limits.check_longest(max_model_len)
+        enough = prefix_blocks or limits.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
+        blocks = limits.kv_blocks or enough + 1  # vLLM keeps a null block
+        config = _config(
+            limits, max_model_len, async_scheduling, prefix_blocks is not None
+        )
+        super().__init__(
+            [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
+        )
+
+
+def _config(
+    limits: RankLimits,
+    max_model_len: int,
+    async_scheduling: bool,
+    enable_prefix_caching: bool,
+) -> VllmConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        model = {**_MODEL, "max_position_embeddings": max_model_len}
+        (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
+        model_config = ModelConfig(
+            model=folder,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+        )
+    return VllmConfig(
+        model_config=model_config,
+        cache_config=CacheConfig(
+            block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching
+        ),
+        parallel_config=ParallelConfig(),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=True,
+            async_scheduling=async_scheduling,
+            is_encoder_decoder=False,
+        ),
+    )

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""One rank's scheduler reduced to counters, with a KV cache that fills.
+
+Models vLLM's scheduler as `fast` does, and beside it: a block for every 16 tokens; a
+waiting request is admitted only if its whole prompt fits; a running one that finds no
+block preempts the last of the running queue, which goes to the head of the waiting
+queue, keeps its tokens and computes them again; nobody is admitted in such a step.
+What `blocks` finds cached of a waiting request it does not compute.
+"""
+
+import sys
+from collections import defaultdict, deque
+from itertools import islice
+
+from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, Backlog, queued_tokens
+from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+
+from ..front_end.coordinator import RankCounts
+from ..requests.workload import SimRequest
+from .blocks import Blocks
+from .engine import Outcome, RankLimits
+from .prefix_cache import BLOCK_SIZE
+from .ranks import Load
+from .request import LimitedRequest, blocks_of
+
+
+class LimitedScheduler:
+    """One scheduler, and the requests that its gate held in the step."""
+
+    def __init__(self, limits: RankLimits, blocks: Blocks) -> None:
+        """Makes an empty scheduler.
+
+        Args:
+            limits: its limits.
+            blocks: of its KV cache, without vLLM's null block.
+        """
+        self._max_running = limits.max_num_seqs
+        self._max_tokens = limits.max_num_batched_tokens
+        self._blocks = blocks
+        self._requests: dict[str, LimitedRequest] = {}
+        """All that are not finished, by name, the newest last."""
+        self._waiting: deque[LimitedRequest] = deque()
+        self._running: list[LimitedRequest] = []
+        self._partial: LimitedRequest | None = None
+        """The prompt in progress, the last of the running queue."""
+        self._ended = 0
+        """Requests of the running queue that have had their last step."""
+        self._decodes = 0
+        self._context = 0
+        self._growing = [0] * BLOCK_SIZE
+        """Decodes by phase."""
+        self._ending: defaultdict[int, list[LimitedRequest]] = defaultdict(list)
+        """Decodes by the step of their last token."""
+        self._complete: list[LimitedRequest] = []
+        """Requests of which the step computes all that was left."""
+        self._in_flight: deque[Outcome] = deque()
+        """Of the steps that were scheduled and have not ended."""
+        self._step = 0
+        self._decision = OPEN
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._prefill = self._single = self._single_context = 0
+        self._attended = 0.0
+        self.prefilled = 0
+        """Prompt tokens of the step, and those that are computed again."""
+        self._held: set[str] = set()
+
+    @property
+    def held(self) -> bool:
+        """Whether an admissible request was held back in the step."""
+        return bool(self._held)
+
+    def add(self, request: SimRequest) -> None:
+        """Hands a request to the scheduler."""
+        work = LimitedRequest(request)
+        self._blocks.add(work)
+        self._requests[work.name] = work
+        self._waiting.append(work)
+
+    def has_work(self) -> bool:
+        """Whether there is an unfinished request."""
+        return bool(self._requests)
+
+    def counts(self) -> RankCounts:
+        """What the rank tells the coordinator."""
+        return RankCounts(len(self._waiting), len(self._running))
+
+    def backlog(self) -> Backlog:
+        """What front-ends are told that dispatch by tokens."""
+        waiting, partial = self._waiting, self._partial
+        sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
+        tokens = queued_tokens(sample, len(waiting))
+        if partial is not None:
+            left = partial.request.prompt_len - partial.num_computed_tokens
+            tokens += max(0, left)
+        return Backlog(tokens, len(waiting) + len(self._running))
+
+    def apply(self, decision: Decision) -> None:
+        """Sets what may be done in the next step."""
+        self._decision = decision
+
+    def schedule(self) -> Load:
+        """Starts a step, and returns what it computes."""
+        self._step += 1
+        self._begin_step()
+        if not self._grow():
+            self._schedule_prefill()
+        load = Load(
+            self._prefill,
+            self._decodes + self._single,
+            self._context + self._single_context,
+            self._attended,
+        )
+        self._in_flight.append(self._advance())
+        return load
+
+    def _grow(self) -> bool:
+        """Gives every decode the block that it needs; whether any was preempted."""
+        need = self._growing[-self._step % BLOCK_SIZE]
+        running, blocks = self._running, self._blocks
+        if need <= blocks.free:
+            if need:
+                blocks.take_one_each(filter(self._grows, running), need)
+            return False
+        index = 0
+        while index < len(running):
+            work = running[index]
+            index += 1
+            if not self._grows(work):
+                continue
+            while not blocks.free:
+                self._preempt_last()
+                if work.num_computed_tokens == 0:
+                    return True
+            blocks.take(work, 1)
+        return True
+
+    def _grows(self, work: LimitedRequest) -> bool:
+        """Whether a running request decodes and needs a block for that."""
+        decodes = not work.ended and work is not self._partial
+        return decodes and not (work.phase + self._step) % BLOCK_SIZE
+
+    def _preempt_last(self) -> None:
+        work = self._running.pop()
+        if work is self._partial:
+            self._partial = None
+        elif work.ended:
+            self._ended -= 1
+            work.num_computed_tokens = work.most_computed
+        else:
+            left = work.ends - self._step + 1
+            work.num_output_tokens = work.request.output_len - left
+            work.num_computed_tokens = work.num_tokens - 1
+            self._ending[work.ends].remove(work)
+            self._end_decode(work, work.num_computed_tokens)
+        self._blocks.release(work)
+        work.num_computed_tokens = 0
+        self._waiting.appendleft(work)
+
+    def _end_decode(self, work: LimitedRequest, computed: int) -> None:
+        self._decodes -= 1
+        self._context -= computed
+        self._growing[work.phase] -= 1
+
+    def _schedule_prefill(self) -> None:
+        """Continues the prompt in progress and admits requests, as far as allowed."""
+        admit, limit, _ = self._decision
+        allowed = sys.maxsize if limit is None else limit
+        budget = self._max_tokens - self._decodes
+        work = self._partial
+        if work is not None:
+            left = work.num_tokens - work.num_computed_tokens
+            tokens = min(left, budget, allowed)
+            if not tokens:
+                self._held.add(work.name)
+            elif not self._compute(work, tokens):
+                self._preempt_last()
+                return
+            budget -= tokens
+            allowed -= tokens
+        waiting = self._waiting
+        while waiting and budget > 0 and len(self._running) < self._max_running:
+            if not admit or allowed == 0:
+                slots = self._max_running - len(self._running)
+                self._held.update(each.name for each in islice(waiting, slots))
+                break
+            work = waiting[0]
+            if not self._blocks.start(work):
+                break
+            left = work.num_tokens - work.num_computed_tokens
+            tokens = min(left, budget, allowed)
+            self._running.append(waiting.popleft())
+            self._compute(work, tokens)
+            budget -= tokens
+            allowed -= tokens
+
+    def _compute(self, work: LimitedRequest, tokens: int) -> bool:
+        """Schedules some tokens of a prompt; False if there are no blocks for them."""
+        position = work.num_computed_tokens
+        computed = position + tokens
+        need = blocks_of(computed) - blocks_of(position)
+        if need > self._blocks.free:
+            return False
+        self._blocks.take(work, need)
+        if work.num_output_tokens and position == work.num_tokens - 1:
+            self._single += 1  # computed again up to the last token: like a decode
+            self._single_context += position
+        else:
+            self._prefill += tokens
+            self._attended += tokens * (position + tokens / 2)
+        self.prefilled += tokens
+        work.num_computed_tokens = computed
+        self._blocks.computed(work)
+        if computed < work.num_tokens:
+            self._partial = work
+        else:
+            self._partial = None
+            self._complete.append(work)
+        return True
+
+    def _advance(self) -> Outcome:
+        """What the step brings to the next one; the scheduler knows it at once."""
+        complete, self._complete = self._complete, []
+        self._context += self._decodes
+        done = self._ending.pop(self._step, [])
+        for work in done:
+            self._end_decode(work, work.most_computed)
+        first = [work.request for work in complete if not work.num_output_tokens]
+        for work in complete:
+            left = work.request.output_len - work.num_output_tokens - 1
+            if not left:
+                done.append(work)
+                continue
+            work.ends = self._step + left
+            work.phase = (work.num_tokens - self._step - 1) % BLOCK_SIZE
+            self._decodes += 1
+            self._context += work.num_tokens
+            self._growing[work.phase] += 1
+            self._ending[work.ends].append(work)
+        for work in done:
+            work.ended = True
+        self._ended += len(done)
+        return Outcome(first, [work.request for work in done])
+
+    def update(self) -> Outcome:
+        """Ends the step that was scheduled first."""
+        outcome = self._in_flight.popleft()
+        for request in outcome.done:
+            self._finish(request)
+        return outcome
+
+    def _finish(self, request: SimRequest) -> None:
+        work = self._requests.pop(str(request.index))
+        if not work.num_computed_tokens:  # preempted while that step was in flight
+            self._waiting.remove(work)
+            return
+        self._running.remove(work)
+        self._ended -= 1
+        work.num_computed_tokens = work.most_computed
+        self._blocks.release(work)

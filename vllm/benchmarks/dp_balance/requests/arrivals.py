@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Clients: when each request is sent, and when it reaches the ranks."""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .workload import SimRequest
+
+
+@dataclass(frozen=True)
+class ClientTraffic:
+    """How `vllm bench serve` would send: its options of the same names."""
+
+    max_concurrency: int | None = None
+    """Requests in flight at most; None for no limit."""
+    request_rate: float = float("inf")
+    """Requests per second on average; infinite to send at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distributed intervals; 1 is a Poisson process."""
+    self_timed: bool = False
+    """Whether each request brings the time at which it is due, instead of a rate."""
+    rate_multiplier: float = 1.0
+    """So many times faster than the trace, if requests bring their times."""
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise UsageError(
+                f"--max-concurrency {self.max_concurrency}: no request could ever be "
+                "sent; give 1 or more."
+            )
+        if not self.request_rate > 0:
+            raise UsageError(
+                f"--request-rate {self.request_rate}: give a number above 0, or inf."
+            )
+        if not 0 < self.burstiness < float("inf"):
+            raise UsageError(f"--burstiness {self.burstiness}: give a number above 0.")
+        if not 0 < self.rate_multiplier < float("inf"):
+            raise UsageError(
+                f"--timed-trace-rate-multiplier {self.rate_multiplier}: give a number "
+                "above 0."
+            )
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether a new request waits for an old one to end."""
+        return self.max_concurrency is not None
+
+    def due_times(
+        self, requests: Sequence[SimRequest], rng: random.Random
+    ) -> list[float]:
+        """Seconds at which each request may be sent at the earliest."""
+        if self.self_timed:
+            if any(math.isnan(request.due) for request in requests):
+                raise UsageError(
+                    "--self-timed: the dataset has no times; leave it out and give a "
+                    "--request-rate or --max-concurrency."
+                )
+            return [request.due / self.rate_multiplier for request in requests]
+        if self.request_rate == float("inf"):
+            return [0.0] * len(requests)
+        scale = 1 / (self.request_rate * self.burstiness)
+        intervals = (rng.gammavariate(self.burstiness, scale) for _ in requests)
+        return list(itertools.accumulate(intervals))
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """The way from the client to the ranks."""
+
+    serial_seconds: float = 0.001
+    """Time of an API server per request; one request after the other."""
+    jitter_seconds: float = 0.004
+    """Further delay of a request, uniform from 0 to this."""
+    api_servers: int = 1
+    """Requests are shared out among them at random."""
+
+    def __post_init__(self) -> None:
+        if self.api_servers < 1:
+            raise UsageError(f"--api-server-count {self.api_servers}: give 1 or more.")
+
+
+class Clients:
+    """Sends the requests in order, and tells which have arrived."""
+
+    def __init__(
+        self,
+        requests: Sequence[SimRequest],
+        traffic: ClientTraffic,
+        frontend: Frontend,
+        rng: random.Random,
+    ) -> None:
+        self._requests = requests
+        self._frontend = frontend
+        self._rng = rng
+        self._due = traffic.due_times(requests, rng)
+        self._unsent = iter(requests)
+        self._in_transit: list[tuple[float, int]] = []
+        self._server_free = [0.0] * frontend.api_servers
+        self.last_sent = 0.0
+        """Seconds at which the last request so far was sent."""
+        for _ in range(traffic.max_concurrency or len(requests)):
+            self._send(0.0)
+
+    def _send(self, now: float) -> None:
+        request = next(self._unsent, None)
+        if request is None:
+            return
+        request.sent = max(now, self._due[request.index])
+        self.last_sent = request.sent
+        if (servers := self._frontend.api_servers) > 1:
+            request.server = self._rng.randrange(servers)
+        free = self._server_free
+        free[request.server] = (
+            max(free[request.server], request.sent) + self._frontend.serial_seconds
+        )
+        delay = self._frontend.jitter_seconds * self._rng.random()
+        arrival = free[request.server] + delay
+        heapq.heappush(self._in_transit, (arrival, request.index))
+
+    def finished(self, now: float) -> None:
+        """A request ended: the next one is sent, if it has waited for this."""
+        self._send(now)
+
+    @property
+    def next_arrival(self) -> float:
+        """Seconds at which the next request reaches the ranks; infinite if none."""
+        return self._in_transit[0][0] if self._in_transit else float("inf")
+
+    def arrived(self, now: float) -> list[tuple[float, SimRequest]]:
+        """Takes the requests that have arrived, each with its time."""
+        batch = []
+        while self._in_transit and self._in_transit[0][0] <= now:
+            time, index = heapq.heappop(self._in_transit)
+            batch.append((time, self._requests[index]))
+        return batch

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The command line options that say which requests are sent, and when."""
+
+import argparse
+from pathlib import Path
+
+from ..errors import UsageError
+from ..scenario import Workload
+from .arrivals import ClientTraffic
+from .traces import TimedTrace
+
+
+def add_trace_args(load: argparse._ArgumentGroup) -> None:
+    """Adds the options about datasets and shared prefixes."""
+    load.add_argument(
+        "--dataset-name",
+        choices=("custom", "timed_trace"),
+        default="custom",
+        help="timed_trace: a trace with times (CSV of Azure or BurstGPT, JSON lines of "
+        "Mooncake or Bailian, a result saved with --save-detailed).",
+    )
+    load.add_argument(
+        "--dataset-path",
+        type=Path,
+        default=None,
+        help="A trace, a custom dataset (.jsonl) or a result saved with "
+        "--save-detailed, instead of --input-len and --output-len.",
+    )
+    load.add_argument(
+        "--self-timed",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Whether requests are sent at the times of the trace. Default: yes with "
+        "--dataset-name timed_trace.",
+    )
+    load.add_argument("--timed-trace-chunk-hash-size", type=int, default=None)
+    load.add_argument("--timed-trace-sec-multiplier", type=float, default=None)
+    for name in ("timestamp", "input_length", "output_length", "hash_ids"):
+        option = f"--timed-trace-label-{name.replace('_', '-')}"
+        load.add_argument(option, default=name, help="Name in JSON lines.")
+    load.add_argument(
+        "--timed-trace-start",
+        type=float,
+        default=0.0,
+        help="Seconds into the trace at which the window begins.",
+    )
+    load.add_argument(
+        "--timed-trace-duration",
+        type=float,
+        default=float("inf"),
+        help="Seconds of the trace. --num-prompts limits the requests too.",
+    )
+    load.add_argument(
+        "--timed-trace-rate-multiplier",
+        type=float,
+        default=1.0,
+        help="Replays the trace so many times faster.",
+    )
+    load.add_argument(
+        "--prefix-share",
+        type=float,
+        default=0.0,
+        help="Share of each drawn prompt that is the beginning of a text that it has "
+        "in common with others.",
+    )
+    load.add_argument("--num-prefixes", type=int, default=8, help="Of these texts.")
+
+
+def workload_from(args: argparse.Namespace) -> Workload:
+    """The requests that the options describe."""
+    if args.dataset_name == "timed_trace" and args.dataset_path is None:
+        raise UsageError("--dataset-name timed_trace: give its --dataset-path.")
+    if args.self_timed is not None and args.dataset_name != "timed_trace":
+        raise UsageError(
+            "--self-timed/--no-self-timed is only supported with --dataset-name "
+            "timed_trace."
+        )
+    num_prompts = args.num_prompts
+    if num_prompts is None and args.dataset_path is None:
+        num_prompts = 2048
+    return Workload(
+        num_prompts,
+        args.input_len,
+        args.output_len,
+        args.dataset_path,
+        TimedTrace(
+            args.timed_trace_chunk_hash_size,
+            args.timed_trace_sec_multiplier,
+            args.timed_trace_label_timestamp,
+            args.timed_trace_label_input_length,
+            args.timed_trace_label_output_length,
+            args.timed_trace_label_hash_ids,
+            args.timed_trace_start,
+            args.timed_trace_duration,
+        ),
+        args.prefix_share,
+        args.num_prefixes,
+    )
+
+
+def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
+    """When requests are sent.
+
+    That is a closed loop over all slots unless something else is asked for.
+    """
+    self_timed = args.self_timed
+    if self_timed is None:
+        self_timed = args.dataset_name == "timed_trace"
+    concurrency = args.max_concurrency
+    if concurrency is None and args.request_rate == float("inf") and not self_timed:
+        concurrency = slots
+    return ClientTraffic(
+        concurrency,
+        args.request_rate,
+        args.burstiness,
+        self_timed,
+        args.timed_trace_rate_multiplier,
+    )

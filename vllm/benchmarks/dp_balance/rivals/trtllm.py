@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The attention data parallel balance of TensorRT-LLM, to compare ours with.
+
+As of its main branch in August 2026 (#6061, with the low-occupancy timeout of #17700).
+The policy `align` is made after #6061 and differs: here a rank without any request ends
+no wait, for its padding counts as decoding; the first counter runs also while nothing
+is pending; and a release for a rank that decodes nothing leaves the second as it is.
+Where requests go is not modelled: there a router deals them out from one queue.
+"""
+
+from dataclasses import dataclass
+
+from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
+
+from .baselines import HOLD
+
+
+@dataclass(frozen=True)
+class AttentionDpParameters:
+    """Named as in TensorRT-LLM's `attention_dp_config` and environment variables."""
+
+    timeout_iters: int = 50
+    """Steps that prompts wait for ranks that have none."""
+    batching_wait_iters: int = 10
+    """Steps that they then wait for more of them."""
+    min_generation_requests: int = 0
+    """While the least busy rank decodes fewer requests, the other timeout holds."""
+    low_occupancy_timeout_iters: int = 0
+    """That timeout."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0, not {value}")
+        if self.low_occupancy_timeout_iters > self.timeout_iters:
+            raise ValueError(
+                f"low_occupancy_timeout_iters must be {self.timeout_iters} or less, "
+                f"as timeout_iters, not {self.low_occupancy_timeout_iters}"
+            )
+
+
+class AttentionDpBalance:
+    """All ranks at once; they decide alike."""
+
+    def __init__(self, parameters: AttentionDpParameters) -> None:
+        self._parameters = parameters
+        self.reset()
+
+    def reset(self) -> None:
+        """A wave has ended. TensorRT-LLM, which has none, keeps its counters."""
+        self._waited = self._batched = 0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """One decision for all ranks."""
+        if not any(snapshot.running) and not any(snapshot.waiting):
+            return OPEN
+        # A rank without requests is padded with one that counts as decoding.
+        all_decode = all(
+            decoding or not (running or waiting)
+            for decoding, running, waiting in zip(
+                snapshot.decoding, snapshot.running, snapshot.waiting, strict=True
+            )
+        )
+        have_slots = all(map(int.__lt__, snapshot.decoding, snapshot.max_running))
+        if have_slots and all(snapshot.pending):
+            self._waited = 0
+            return OPEN if not all_decode or self._has_batched() else HOLD
+        self._waited += 1
+        if all_decode and self._waited < self._timeout(min(snapshot.decoding)):
+            return HOLD
+        self._waited = 0
+        return OPEN
+
+    def _has_batched(self) -> bool:
+        if self._batched < self._parameters.batching_wait_iters:
+            self._batched += 1
+            return False
+        self._batched = 0
+        return True
+
+    def _timeout(self, least_decoding: int) -> int:
+        if least_decoding < self._parameters.min_generation_requests:
+            return self._parameters.low_occupancy_timeout_iters
+        return self._parameters.timeout_iters

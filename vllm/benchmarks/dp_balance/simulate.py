@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""`simulate`: several policies in one scenario, with a progress bar and a table."""
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from .metrics import measure
+from .options import (
+    add_policy_arg,
+    add_progress_arg,
+    add_result_args,
+    add_scenario_args,
+    policies_from,
+    result_path,
+    scenarios_from,
+    seeds_from,
+    token_counter_from,
+)
+from .policies import OWN
+from .requests.traces import CountTokens
+from .results import PolicyResult, as_document, print_table, table_rows, write_json
+from .scenario import Scenario, simulate
+
+
+def compare(
+    scenario: Scenario,
+    policies: Sequence[str],
+    seeds: Iterable[int],
+    *,
+    count_tokens: CountTokens | None = None,
+    disable_tqdm: bool = False,
+) -> list[PolicyResult]:
+    """Runs every policy with every seed.
+
+    Raises:
+        UsageError: the scenario cannot be run.
+    """
+    results = []
+    for policy in policies:
+        runs = []
+        for seed in seeds:
+            # None: no bar unless standard error is a terminal.
+            with tqdm(
+                desc=f"{policy}, seed {seed}",
+                total=scenario.workload.num_prompts,
+                unit="req",
+                disable=True if disable_tqdm else None,
+            ) as bar:
+                run = simulate(
+                    scenario,
+                    policy,
+                    seed,
+                    count_tokens=count_tokens,
+                    on_done=bar.update,
+                )
+            concurrency = scenario.traffic.max_concurrency
+            runs.append(measure(run, scenario.limits, concurrency, scenario.cost))
+        results.append(PolicyResult(policy, runs))
+    return results
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `simulate`."""
+    add_policy_arg(parser, OWN)
+    add_scenario_args(parser)
+    add_result_args(parser)
+    add_progress_arg(parser)
+
+
+class Comparison(NamedTuple):
+    """What was compared, and what came out."""
+
+    scenario: Scenario
+    seeds: Sequence[int]
+    results: Sequence[PolicyResult]
+    others: Sequence["Comparison"] = ()
+    """With other cost models that the calibration cannot tell from this one, in which
+    the best policy gains more."""
+
+    @property
+    def best_gain(self) -> float:
+        """How much earlier requests end with the best policy than with off.
+
+        A share of the mean; 0 without both.
+        """
+        return max(self.gains().values(), default=0.0)
+
+    def gains(self) -> dict[str, float]:
+        """By policy, how much earlier requests end than with off.
+
+        A share of the mean; less than 0 if they end later.
+        """
+        off = next((found for found in self.results if found.policy == "off"), None)
+        return {} if off is None else {
+            found.policy: -statistics.fmean(found.gains("mean_e2el_ms", off))
+            for found in self.results
+            if found is not off
+        }  # fmt: skip
+
+    def show(self) -> None:
+        """Prints the table, and how much gains depend on what is not known."""
+        print_table(table_rows(self.results))
+        if not self.others:
+            return
+        phi, phis = self.scenario.cost.phi, [o.scenario.cost.phi for o in self.others]
+        print(
+            f"\nThe calibration does not tell phi; the table is with {phi:.2g}, where "
+            "policies gain least. Requests end earlier than with off by, with "
+            f"{phi:.2g} and with {', '.join(f'{other:.2g}' for other in phis)}:"
+        )
+        for policy, gain in self.gains().items():
+            ends = [gain, *(other.gains()[policy] for other in self.others)]
+            print(f"  {policy}: {' to '.join(f'{end:+.1%}' for end in ends)}")
+
+    def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
+        """Writes the result, if the options ask for it.
+
+        Args:
+            args: the options, those of `add_result_args` among them.
+            kind: the subcommand.
+            more: further parts of the document.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if args.save_result:
+            path = result_path(args, kind)
+            document = as_document(kind, self.scenario, self.seeds, self.results)
+            ranges = {"gains": [self.gains(), *(o.gains() for o in self.others)]}
+            write_json(path, document | ranges | more)
+            print(f"Saved to {path}")
+
+
+def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
+    """Compares the policies as the options say.
+
+    Raises:
+        UsageError: an option is wrong, or the scenario cannot be run.
+    """
+    seeds = seeds_from(args)
+    found = []
+    for scenario in scenarios_from(args):
+        results = compare(
+            scenario,
+            policies,
+            seeds,
+            count_tokens=token_counter_from(args),
+            disable_tqdm=args.disable_tqdm,
+        )
+        found.append(Comparison(scenario, seeds, results))
+    least, *others = sorted(found, key=lambda comparison: comparison.best_gain)
+    return least._replace(others=others)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Compares the policies, prints the table, and saves it if asked to."""
+    comparison = compare_from(args, policies_from(args))
+    comparison.show()
+    comparison.save(args, "simulate")

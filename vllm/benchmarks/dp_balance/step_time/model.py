@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""How long the ranks' common step takes, from what each of them computes."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from ..errors import UsageError
+
+
+class Loads(NamedTuple):
+    """What every rank computes in one step; one value per rank."""
+
+    prefill: Sequence[int]
+    """Prompt tokens."""
+    decodes: Sequence[int]
+    """Requests that decode one token."""
+    context: Sequence[int]
+    """Tokens that the decodes attend to: their computed tokens, summed."""
+    attended: Sequence[float] = ()
+    """Tokens that the prompt tokens attend to, summed: a chunk of n at position p
+    counts n·(p + n/2). Empty where nobody asks."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The slowest rank's work, on top of a constant; see `step_seconds`."""
+
+    t0: float
+    """Seconds of a step that computes nothing."""
+    a: float
+    """Seconds per request that decodes."""
+    b: float
+    """Seconds per prompt token."""
+    c: float
+    """Seconds more when any rank prefills (no full graph, another kernel)."""
+    context: float = 0.0
+    """Seconds per token that the decodes attend to."""
+    attention: float = 0.0
+    """Seconds per token that a prompt token attends to: at b / attention tokens of
+    context a prompt token costs twice as much as at the beginning."""
+    experts: float = 0.0
+    """Seconds to read the weights of all experts. A step of few tokens reads few of
+    them, which makes the time of decodes concave."""
+    experts_tokens: float = 32.0
+    """Tokens of all ranks together after which 1 - 1/e of the experts are read."""
+    phi: float = 0.0
+    """Share of the prefill cost that all ranks bear together, 0 to 1 (experts of a
+    prefill are spread over the expert parallel ranks)."""
+    padded: float = 0.0
+    """1 if the all-to-all is padded: a rank that only decodes computes as many rows
+    that nobody needs as the longest prefill has. 0 if not."""
+    noise: float = 0.0
+    """Steps vary uniformly by plus or minus half this share."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise UsageError(
+                    f"cost model: {field.name} is {value!r}; it must be a number "
+                    "of 0 or more."
+                )
+        if self.phi > 1:
+            raise UsageError(f"cost model: phi is {self.phi}; it is a share, 0 to 1.")
+        if self.padded not in (0, 1):
+            raise UsageError(f"cost model: padded is {self.padded}; give 0 or 1.")
+        if self.t0 == 0:
+            raise UsageError("cost model: t0 is 0; an empty step must take time.")
+        if self.experts_tokens == 0:
+            raise UsageError("cost model: experts_tokens is 0; give a number above 0.")
+
+    def step_seconds(self, loads: Loads) -> float:
+        """Seconds of the common step, without noise.
+
+        ``t0 + max(a·decodes + context·tokens + (1−phi)·b·prefill + attention·attended)
+        + phi·b·mean(rows) + c·[any prefill]
+        + experts·(1 − exp(−tokens of all ranks / experts_tokens))``, the maximum and
+        the mean over the ranks. The rows of a rank are its prompt tokens; with padding
+        those of a rank without any are the most that another rank has.
+        """
+        fixed = self.t0
+        if self.experts:
+            tokens = sum(loads.decodes) + sum(loads.prefill)
+            fixed -= self.experts * math.expm1(-tokens / self.experts_tokens)
+        a, context = self.a, self.context
+        if not any(loads.prefill):
+            if not context:
+                return fixed + a * max(loads.decodes)
+            return fixed + max(
+                [
+                    a * decodes + context * tokens
+                    for decodes, tokens in zip(
+                        loads.decodes, loads.context, strict=True
+                    )
+                ]
+            )
+        own = self.b * (1 - self.phi)
+        prefill, decodes, attended = loads.prefill, loads.decodes, loads.attended
+        seconds = [
+            a * decodes + context * tokens + own * prefill
+            for prefill, decodes, tokens in zip(
+                prefill, decodes, loads.context, strict=True
+            )
+        ]
+        if self.attention and attended:
+            seconds = [
+                own_seconds + self.attention * pairs
+                for own_seconds, pairs in zip(seconds, attended, strict=True)
+            ]
+        rows = sum(prefill)
+        if self.padded:
+            rows += max(prefill) * prefill.count(0)
+        shared = self.b * self.phi * rows / len(prefill)
+        return fixed + max(seconds) + shared + self.c
+
+    def noisy(self, seconds: float, rng: random.Random) -> float:
+        """The duration of one step that takes `seconds` on average."""
+        return seconds * (1 + self.noise * (rng.random() - 0.5))
+
+
+DEEPSEEK_V3_1 = CostModel(
+    t0=0.039, a=2e-4, b=2.26e-4, c=0.034, context=6e-8, phi=0.0, noise=0.0
+)
+"""Constants fitted (not measured) to the throughput and TPOT that vllm-ascend #5212
+reports for DeepSeek-V3.1 with 3500 input and 1500 output tokens."""

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Policy `adaptive`: hold prefills while waiting is cheaper than what it saves."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .cycle import Traffic, optimal_cycle
+from .decision import OPEN, Decision
+from .decodes import Decodes
+from .prefill_budget import best_prefill_budget
+from .rows import Snapshot
+from .step_cost import CostLearner, StepCost
+
+_HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
+_DECODES_FIRST = _HOLD._replace(reason="decodes_first")
+_SMALLEST_BATCH = 2.5
+"""Requests per cycle below which there is nothing to collect."""
+_SECONDS = 1e-6
+"""The microseconds of a row in seconds."""
+_FIRST_TOKENS = 0.002
+"""Share of the mean end-to-end time that is given for earlier first tokens while all
+slots are in use; see `Adaptive._slack`."""
+_LEAST_LOAD = 0.02
+"""Share of the slots in use below which no more is given."""
+_LEAST_STRETCH = 1e-3
+"""Least share of the time that prefills are taken to need."""
+_EMPTY = 0.125
+"""Share of the slots in use below which ranks count as empty for a TTFT budget."""
+_BEHIND = 0.25
+"""What the wait of a request that a release does not start counts, beside one that it
+starts; see `Adaptive._decodes_first`."""
+_NEWEST = 0.01
+"""Weight of a step in the mean age of what is pending."""
+
+
+@dataclass(frozen=True)
+class AdaptiveParameters:
+    """Parameters of `Adaptive`. Only the first is meant for operators."""
+
+    ttft_budget: float | None = None
+    """Time to first token, in seconds, that the operator promises. Requests that
+    still can keep it weigh more when one more step would make them miss it."""
+    window: float = 30.0
+    """Seconds over which the traffic is measured."""
+
+    def __post_init__(self) -> None:
+        if self.ttft_budget is not None and not self.ttft_budget > 0:
+            raise ValueError(f"ttft_budget must be positive, not {self.ttft_budget}")
+
+
+class Adaptive:
+    """Waiting against waste, with a budget for all ranks that fits their work.
+
+    What counts is the time average of the requests in the ranks: by Little's law that
+    is the mean end-to-end time at a given rate, and the throughput at a given number
+    in flight. Both sides are person-seconds, seconds times the requests that lose them.
+
+    - A hold of dt seconds delays the n_r requests that are pending on rank r: its
+      *waiting* grows by ``dt * n_r``.
+    - A release while other ranks have less to prefill wastes time (`StepCost.waste`),
+      and that delays all N requests, by so much more as prefills stretch the time of
+      those that decode: its *price* is ``waste * N * stretch``.
+
+    A release is due once the waiting has reached the price: rent-or-buy, which never
+    pays more than twice what the best choice in hindsight would have, and with even
+    arrivals makes the cycles that renewal theory finds best (`cycle.py`).
+    `best_prefill_budget` finds the tokens per rank that gain most. A due release still
+    waits while decoding ends more requests than it would start (`_decodes_first`).
+    Everything is open while no rank decodes, and while less than 2.5 requests arrive
+    per cycle: nothing is worth waiting for.
+
+    Everything is computed from gathered rows, in O(ranks log ranks).
+    """
+
+    def __init__(self, parameters: AdaptiveParameters) -> None:
+        self._parameters = parameters
+        self._learner = CostLearner()
+        self._traffic = Traffic(parameters.window)
+        self._decodes = Decodes()
+        self._mean_age = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the waiting; keeps the costs and the traffic."""
+        self._waiting: list[float] = []
+        self._decodes.reset()
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Learns from the step that has ended and decides on the next one."""
+        ranks = len(snapshot.running)
+        seconds = max(snapshot.step_time_us) * _SECONDS
+        self._learn(snapshot, seconds)
+        if len(self._waiting) != ranks:
+            self._waiting = [0.0] * ranks
+        decision = self._decide(snapshot, seconds)
+        if decision.prefill_budget is None:
+            self._waiting = [0.0] * ranks
+        return decision
+
+    def _learn(self, snapshot: Snapshot, seconds: float) -> None:
+        prefills = snapshot.prefill_tokens
+        prefilled = sum(prefills)
+        if seconds:  # the first step of a wave has no step time
+            self._learner.observe(seconds, *_shares(prefills, max(snapshot.max_tokens)))
+            self._traffic.observe(
+                seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
+            )
+        cost = self._learner.cost
+        self._decodes.observe(
+            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
+        )
+
+    def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
+        tokens = snapshot.pending_tokens
+        if not any(snapshot.decoding):
+            return OPEN._replace(reason="idle")
+        cost = self._learner.cost
+        if cost is None:
+            return self._first_decode(snapshot)
+        limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
+        if self._is_thin(snapshot, cost):
+            if any(tokens) and self._decodes_first(snapshot, limit, cost):
+                return _DECODES_FIRST
+            return OPEN._replace(reason="alone")
+        if not any(tokens):
+            self._waiting = [0.0] * len(tokens)
+            return _HOLD  # an arrival must not slip in before the ranks have seen it
+        self._wait(snapshot, seconds)
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        load = requests / sum(snapshot.max_running)
+        scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
+        # On full ranks, whoever is served in time makes others late.
+        room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
+        is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
+        if is_due:
+            scale *= room * room
+        budget = best_prefill_budget(
+            [
+                (work, waited * scale)
+                for work, waited in zip(tokens, self._waiting, strict=True)
+                if work
+            ],
+            ranks=len(tokens),
+            limit=limit,
+            max_tokens=max(snapshot.max_tokens),
+            cost=cost,
+        )
+        if not budget:
+            return _HOLD
+        if self._decodes_first(snapshot, budget, cost):
+            return _DECODES_FIRST
+        if is_due:
+            return OPEN._replace(reason="ttft_budget")
+        self._waiting = [
+            waited * (1 - budget / work) if budget < work else 0.0
+            for work, waited in zip(tokens, self._waiting, strict=True)
+        ]
+        return Decision(admit=True, prefill_budget=budget, reason="gain")
+
+    @staticmethod
+    def _first_decode(snapshot: Snapshot) -> Decision:
+        """Makes a step without prefill, if none has been timed and some can decode."""
+        if any(
+            active > n
+            for active, n in zip(snapshot.running, snapshot.pending, strict=True)
+        ):
+            return _HOLD._replace(reason="learn")
+        return OPEN._replace(reason="learn")
+
+    def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
+        """Whether so few requests come that none would join one that waits."""
+        size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
+        ranks = len(snapshot.running)
+        price = cost.waste(most=size, mean=size / ranks, idle=1 - 1 / ranks)
+        price *= self._decodes.stretch
+        requests = sum(snapshot.running) + sum(snapshot.pending)
+        cycle = optimal_cycle(price, requests, self._traffic.rate)
+        return cycle * self._traffic.rate < _SMALLEST_BATCH
+
+    def _wait(self, snapshot: Snapshot, seconds: float) -> None:
+        """Adds a step's waiting, more for old requests and for full ranks.
+
+        Half of it grows with the square of the age, as a share of the mean age of what
+        is pending: the last percent of the first tokens are those of the oldest. The
+        fullest rank decides when the last request ends.
+        """
+        pending = snapshot.pending
+        ages = [age * _SECONDS for age in snapshot.pending_age_us]
+        mean = sum(age * n for age, n in zip(ages, pending, strict=True)) / sum(pending)
+        self._mean_age += _NEWEST * (mean - self._mean_age)
+        if not seconds:  # the first step of a wave: nobody has waited
+            return
+        loads = [
+            running + waiting
+            for running, waiting in zip(snapshot.running, snapshot.waiting, strict=True)
+        ]
+        # Somebody decodes, or all would be open: the sum is positive.
+        scale = seconds * len(loads) / sum(loads) / 2
+        usual = max(self._mean_age, seconds)
+        self._waiting = [
+            waited + scale * load * n * (1 + (age / usual) ** 2) if n else 0.0
+            for waited, load, n, age in zip(
+                self._waiting, loads, pending, ages, strict=True
+            )
+        ]
+
+    def _slack(self, load: float) -> float:
+        """How much more waiting weighs for the sake of first tokens; 0 is not at all.
+
+        The cycle goes with the root of what waiting weighs. One that is s times shorter
+        than the best one loses ``(s + 1 / s) / 2 - 1`` of the time that it is about,
+        which is at most what prefills add to that of decodes, ``stretch - 1``. s is
+        such that this is ``_FIRST_TOKENS / load`` of the mean end-to-end time: around
+        its minimum the mean is flat, and on empty ranks a hold is all that a request
+        waits for.
+
+        Args:
+            load: requests in the ranks, as a share of the slots.
+        """
+        prefills = max(self._decodes.stretch - 1, _LEAST_STRETCH)
+        given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
+        shorter = 1 + given + math.sqrt(given * (given + 2))
+        return shorter * shorter - 1
+
+    def _decodes_first(self, snapshot: Snapshot, budget: int, cost: StepCost) -> bool:
+        """Whether decoding ends more requests in the same time than the release helps.
+
+        A request that it starts weighs ``sqrt(stretch)``, since what the others do
+        meanwhile is stretched; one that waits behind it, with a slot or without, a
+        quarter. Short answers are so given before more prompts are begun, but a queue
+        is not kept waiting for them.
+        """
+        tokens = snapshot.pending_tokens
+        served = [min(work, budget) for work in tokens]
+        seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
+        started = sum(
+            n * part / work
+            for n, part, work in zip(snapshot.pending, served, tokens, strict=True)
+            if work
+        )
+        decoding = sum(snapshot.decoding)
+        undecoded = sum(snapshot.running) + sum(snapshot.waiting) - decoding
+        behind = max(0.0, undecoded - started)
+        ends = decoding * self._decodes.ending / cost.decode * seconds
+        return ends > started * math.sqrt(self._decodes.stretch) + _BEHIND * behind
+
+    def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
+        """Whether one more decode step would make a request miss the TTFT budget.
+
+        The oldest request of a rank that still can keep it is taken to be served
+        last, in full steps: ``wait + decode + ceil(p_r / limit) * full >= budget``.
+        """
+        budget = self._parameters.ttft_budget
+        if budget is None:
+            return False
+        full = cost.decode + cost.fixed + cost.own + cost.shared
+        return any(
+            wait * _SECONDS + cost.decode + math.ceil(work / limit) * full >= budget
+            for wait, work in zip(
+                snapshot.wait_us, snapshot.pending_tokens, strict=True
+            )
+            if wait and work
+        )
+
+
+def _shares(tokens: Sequence[int], largest: int) -> tuple[float, float, float]:
+    """Tokens of the fullest and the mean rank, by the largest step; idle ranks."""
+    ranks = len(tokens)
+    return (
+        max(tokens) / largest,
+        sum(tokens) / ranks / largest,
+        sum(not n for n in tokens) / ranks,
+    )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Ends an API server that has lost its engines: clients get errors, nothing is left.
+
+Upstream kills its engines at once when it is told to stop, and then takes down the
+task that would have told the waiting requests. If no rank has answered them in between,
+uvicorn waits without limit for streams that nobody feeds any more. It also notices
+neither that the coordinator has ended, nor, in an API server that is not the first
+process, that the first one has.
+"""
+
+import asyncio
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.parent_watch import parent_is_gone
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = init_logger(__name__)
+
+_PERIOD_S = 0.25
+_GRACE_S = 2.0
+"""How long a client that does not read its answer may hold up the end."""
+
+_watches: set[asyncio.Task[None]] = set()
+
+
+def end_with_engines(llm: "AsyncLLM") -> None:
+    """With balance on, ends the server when its engines have ended or must end.
+
+    Called in the event loop of the server.
+    """
+    if llm.vllm_config.parallel_config.data_parallel_balance == "off":
+        return
+    task = asyncio.create_task(_watch(llm))
+    _watches.add(task)  # the loop keeps only a weak reference
+    task.add_done_callback(_watches.discard)
+
+
+async def _watch(llm: "AsyncLLM") -> None:
+    missing = None
+    loop = asyncio.get_running_loop()
+    while not llm.errored:
+        # Twice in a row: where all processes are told to stop, the coordinator is the
+        # first to go.
+        before, missing = missing, _missing(llm)
+        if before is not None and missing is not None:
+            logger.error("Data parallel balance: %s. Ending the server.", missing)
+            await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
+            break
+        await asyncio.sleep(_PERIOD_S)
+    llm.output_processor.propagate_error(llm.dead_error)
+    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
+        return
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
+        # They may still be naming the rank that was the cause.
+        while _engines_live(llm):
+            await asyncio.sleep(_PERIOD_S)
+        loop.call_later(_GRACE_S, _end_now)
+
+
+def _engines_live(llm: "AsyncLLM") -> bool:
+    """Whether an engine of this server runs; upstream ends them within 5 s."""
+    manager = llm.engine_core.resources.engine_manager
+    return any(engine.is_alive() for engine in getattr(manager, "processes", ()))
+
+
+def _end_now() -> None:
+    """The event loop still runs: some client neither reads nor finishes its request."""
+    logger.warning("Data parallel balance: the last clients are cut off.")
+    os._exit(0)
+
+
+def _missing(llm: "AsyncLLM") -> str | None:
+    """In words, the process without which the server cannot go on.
+
+    None if it has all of them, or is stopping.
+    """
+    client = llm.engine_core
+    if not client._finalizer.alive:
+        return None
+    if parent_is_gone():
+        return "the process that started this API server has ended"
+    coordinator = client.resources.coordinator
+    if coordinator is not None and not coordinator.proc.is_alive():
+        return (
+            f"the coordinator (pid {coordinator.proc.pid}) has ended with exit code "
+            f"{coordinator.proc.exitcode}, and without it no wave of requests begins"
+        )
+    return None
