@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A rank with a KV cache that fills: its scheduler, and what its gate measures."""
+"""A rank: its scheduler, and what its gate measures.
+
+Models `balance/measure`, with its own clocks of arrivals, ages and holds. Of a rank
+that did not change since its last row only those are read again.
+"""
 
 from collections import deque
 from itertools import islice
@@ -9,14 +13,14 @@ from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Row
 
-from .blocks import Blocks
-from .engine import RankLimits
-from .prefix_cache import BLOCK_SIZE
-from .request import LimitedRequest, blocks_of
-from .scheduler import LimitedScheduler
+from ..requests.workload import SimRequest
+from .kv_cache import Blocks
+from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .request import RankRequest
+from .scheduler import Scheduler
 
 
-class LimitedRank(LimitedScheduler):
+class GatedRank(Scheduler):
     """One scheduler with its gate."""
 
     def __init__(
@@ -31,7 +35,7 @@ class LimitedRank(LimitedScheduler):
 
         Args:
             limits: its limits.
-            blocks: of its KV cache, without vLLM's null block.
+            blocks: of its KV cache.
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate is told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
@@ -40,9 +44,19 @@ class LimitedRank(LimitedScheduler):
         self._max_model_len = max_model_len
         self._ttft_budget = ttft_budget
         self._arrivals, self._ages, self._holds = Arrivals(), PendingAges(), Holds()
+        self._new: list[str] = []
+        """Requests that came since the last row."""
+        self._pending: list[RankRequest] = []
+        self._pending_names: frozenset[str] = frozenset()
+        self._pending_tokens = 0
         self._last_row: float | None = None
         # Prompt tokens of the step that ends next, and of those after it.
         self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
+
+    def add(self, request: SimRequest) -> None:
+        """Hands a request to the scheduler."""
+        super().add(request)
+        self._new.append(str(request.index))
 
     def end_wave(self) -> None:
         """Forgets the decision, the holds, and steps without requests."""
@@ -62,34 +76,42 @@ class LimitedRank(LimitedScheduler):
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._prefilled.append(self.prefilled)
-        pending, tokens = self._pending()
-        names = [work.name for work in pending]
-        new = self._arrivals.observe(self._requests, now, now)
-        pending_names = frozenset(names)
-        self._holds.end_step(self._requests, pending_names, self._held, new, since)
-        wait = 0.0
+        changed = self._changed
+        if changed:
+            self._pending, self._pending_tokens = self._find_pending()
+            self._pending_names = frozenset([work.name for work in self._pending])
+            # Blocks are taken by decodes, too.
+            self._changed = self._blocks.is_limited
+        pending, names = self._pending, self._pending_names
+        if changed or self._held:
+            self._holds.end_step(self._requests, names, self._held, self._new, since)
+            self._new.clear()
+        age = wait = 0.0
+        if changed or names:
+            age = self._ages.oldest(names, now)
         if self._ttft_budget is not None:
+            self._arrivals.observe(self._requests, now, now)
             unanswered = [work.name for work in pending if not work.num_output_tokens]
             wait = self._arrivals.longest_wait(unanswered, now, less=self._ttft_budget)
         running = len(self._running)
         return Row(
-            wave=wave,
-            step=step,
+            wave,
+            step,
             running=running,
             decoding=running - (self._partial is not None),
             waiting=len(self._waiting),
             pending=len(pending),
-            pending_tokens=tokens,
+            pending_tokens=self._pending_tokens,
             held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0],
             step_time_us=int((now - since) * 1e6),
             max_running=self._max_running,
             max_tokens=self._max_tokens,
-            pending_age_us=int(self._ages.oldest(pending_names, now) * 1e6),
+            pending_age_us=int(age * 1e6),
             wait_us=int(wait * 1e6),
         )
 
-    def _pending(self) -> tuple[list[LimitedRequest], int]:
+    def _find_pending(self) -> tuple[list[RankRequest], int]:
         """What the gate takes for pending: what fits beside the next decodes.
 
         Returns:
