@@ -83,22 +83,25 @@ class Scheduler:
         """Of the steps that were scheduled and have not ended."""
         self._step = 0
         self._decision = OPEN
+        self._held: set[str] = set()
+        """Names of the requests that were held in the step."""
         self._counts: RankCounts | None = None
         self._backlog: RankCounts | None = None
-        self._begin_step()
-        self._note_change()
+        self._changes = 0
+        """Grows when a request comes, goes, or computes some of its prompt."""
+        self._last_schedule = -1, OPEN
+        """Changes and decision before the last schedule: without another it repeats."""
+        self._begin_prefill()
 
-    def _begin_step(self) -> None:
+    def _begin_prefill(self) -> None:
         self._prefill = self._single = self._single_context = 0
         self._attended = 0.0
         self.prefilled = 0
         """Prompt tokens of the step, and those that are computed again."""
-        self._held: set[str] = set()
 
     def _note_change(self) -> None:
-        """What the rank has told or measured of its requests no longer holds."""
         self._counts = self._backlog = None
-        self._changed = True
+        self._changes += 1
 
     @property
     def held(self) -> bool:
@@ -146,13 +149,15 @@ class Scheduler:
     def schedule(self) -> Load:
         """Starts a step, and returns what it computes."""
         self._step += 1
-        self._begin_step()
-        if self._blocks.is_limited and self._grow():
-            pass  # nothing is admitted in a step that preempts
-        elif self._partial is not None or (
-            self._waiting and len(self._running) < self._max_running
-        ):
-            self._schedule_prefill()
+        if self.prefilled:
+            self._begin_prefill()
+        before = self._changes, self._decision
+        if self._blocks.is_limited or before != self._last_schedule:
+            self._last_schedule = before
+            self._held = set()
+            # Nothing is admitted in a step that preempts.
+            if not self._grow():
+                self._schedule_prefill()
         load = Load(
             self._prefill,
             self._decodes + self._single,
@@ -164,6 +169,8 @@ class Scheduler:
 
     def _grow(self) -> bool:
         """Gives every decode the block that it needs; whether any was preempted."""
+        if not self._blocks.is_limited:
+            return False
         need = self._growing[-self._step % BLOCK_SIZE]
         running, blocks = self._running, self._blocks
         if need <= blocks.free:
@@ -275,6 +282,7 @@ class Scheduler:
         if not done and not self._complete:
             return NOTHING
         complete, self._complete = self._complete, []
+        self._note_change()
         for work in done:
             self._end_decode(work, work.most_computed)
         first = [work.request for work in complete if not work.num_output_tokens]
