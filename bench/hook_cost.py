@@ -20,11 +20,6 @@ from typing import Any
 
 import record
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.benchmarks.dp_balance.rank.schedulers import (
-    BLOCK_SIZE,
-    make_request,
-    make_scheduler,
-)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.wire import decode, encode
@@ -33,6 +28,10 @@ from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 
 from vllm_balance.reference import tiny_models
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
+
+from bare_schedulers import BLOCK_SIZE, make_request, make_scheduler
 
 RUNNING, WAITING = 60, 10_000
 STEP_US = 36_000

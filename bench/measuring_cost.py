@@ -11,6 +11,7 @@ coordinator is told of the rank's backlog. Needs the
 interpreter of an environment with this vLLM; nothing else should run meanwhile.
 """
 
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -21,12 +22,6 @@ from typing import Any
 import record
 import torch
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.benchmarks.dp_balance.rank.schedulers import (
-    BLOCK_SIZE,
-    FULL_ATTENTION,
-    make_request,
-    make_scheduler,
-)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -36,6 +31,10 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
 from vllm_balance.reference import tiny_models
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
+
+from bare_schedulers import BLOCK_SIZE, FULL_ATTENTION, make_request, make_scheduler
 
 SLOTS, WAITING = 64, 10_000
 PROMPT, SHARED = 2000, 1792
