@@ -1,8 +1,8 @@
-"""Writes two pages in docs from the JSON files in bench/results.
+"""Writes docs/results.md from the JSON files in bench/results.
 
 ::
 
-    python bench/table.py [--check]
+    python bench/pages.py [--check]
 
 The text is in bench/templates; every number of a result comes from its file. A result
 that was made with other policies than those of the code must be listed in
@@ -12,25 +12,23 @@ bench/older_results.toml, and the page says so.
 import argparse
 import json
 import re
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import emulated_data
-import frontier_data
-import record
-import results_data
+import measured_tables
+import tables
 import tomlkit
-import traces_data
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 OLDER = ROOT / "bench" / "older_results.toml"
-DOCS = ROOT / "docs"
-PAGES = ("results", "frontier")
+PAGE = ROOT / "docs" / "results.md"
+FINGERPRINT = ROOT / "vllm" / "benchmarks" / "dp_balance" / "fingerprint.py"
 NO_POLICY = "off"
 """Stands for the policies of a result that depends on none."""
 
@@ -48,11 +46,11 @@ def load() -> dict[str, Document]:
         PageError: there is none.
     """
     found = {
-        path.stem.replace("-", "_"): json.loads(path.read_text(encoding="utf-8"))
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(RESULTS.glob("*.json"))
     }
     if not found:
-        raise PageError(f"{RESULTS}: no results; see bench/suite.py")
+        raise PageError(f"{RESULTS}: no results; make them with bench/simulated.py")
     return found
 
 
@@ -160,49 +158,37 @@ def environment() -> Environment:
     made.filters["form"] = format
     made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
     made.filters["listed"] = listed
-    made.filters["answer"] = lambda is_met: "yes" if is_met else "no"
-    made.globals.update(
-        table=table,
-        policies_of=policies_of,
-        data=results_data,
-        emulated_data=emulated_data,
-        frontier_data=frontier_data,
-        traces_data=traces_data,
-    )
+    made.globals.update(table=table, policies_of=policies_of)
+    made.globals.update(tables=tables, measured=measured_tables)
     return made
 
 
-def pages() -> dict[Path, str]:
-    """All pages.
+def page() -> str:
+    """The page as it should be.
 
     Raises:
         PageError: a result is older than the policies and not listed as that.
     """
     results = load()
     older = load_older()
-    check_age(results, older, record.tree_fingerprint())
-    templates = environment()
-    return {
-        DOCS / f"{name}.md": wrapped(
-            templates.get_template(f"{name}.md.jinja").render(
-                results=results, older=older, **results
-            )
-        )
-        for name in PAGES
-    }
+    check_age(
+        results, older, runpy.run_path(str(FINGERPRINT))["policies_fingerprint"]()
+    )
+    template = environment().get_template("results.md.jinja")
+    return wrapped(template.render(results=results, older=older, **results))
 
 
 def main() -> None:
-    """Writes the pages, or checks that they are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
+    """Writes the page, or checks that it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     try:
-        for path, text in pages().items():
-            if not check:
-                path.write_text(text, encoding="utf-8")
-            elif not path.exists() or path.read_text(encoding="utf-8") != text:
-                raise PageError(f"{path} is not up to date; run python bench/table.py")
+        text = page()
+        if not check:
+            PAGE.write_text(text, encoding="utf-8")
+        elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+            raise PageError(f"{PAGE} is not up to date; run python bench/pages.py")
     except (PageError, TemplateError) as error:
         sys.exit(f"error: {error}")
 
