@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -191,7 +191,7 @@ class Drawn:
         kv_blocks: of each rank; None for as many as it can use.
         open_share: with Poisson arrivals instead: of the rate that perfectly balanced
             ranks could serve.
-        other: fields of the scenario.
+        skew: of the routing; 0 for the load balancers of the servers.
     """
 
     workload: Workload
@@ -200,7 +200,7 @@ class Drawn:
     turns: int = 4
     kv_blocks: int | None = None
     open_share: float | None = None
-    other: Mapping[str, Any] = field(default_factory=dict)
+    skew: float = 0.0
 
     def scenario(self, ranks: int, phi: float) -> Scenario:
         """With so many ranks, that bear this share of a prefill together."""
@@ -210,7 +210,8 @@ class Drawn:
             replace(DEEPSEEK_V3_1, phi=phi),
             replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
             ClientTraffic(max_concurrency=in_flight),
-            **{"load_balancer": AS_SERVED, **self.other},
+            load_balancer="skewed" if self.skew else AS_SERVED,
+            skew=self.skew,
         )
         if self.open_share is None:
             return made
@@ -233,9 +234,7 @@ SYNTHETIC = {
     "lognormal 600/300": Drawn(CHAT),
     "lognormal 600/300, 75 % of the slots": Drawn(CHAT, share=0.75),
     "lognormal 600/300, half the KV cache": Drawn(CHAT, kv_blocks=1200),
-    "lognormal 600/300, skewed routing": Drawn(
-        CHAT, other={"load_balancer": "skewed", "skew": 0.3}
-    ),
+    "lognormal 600/300, skewed routing": Drawn(CHAT, skew=0.3),
     "lognormal 2000/200": Drawn(PROMPTS),
     "lognormal 2000/200, 90 % prefix hits": Drawn(replace(PROMPTS, prefix_share=0.9)),
     "lognormal 200/2000": Drawn(
@@ -261,39 +260,31 @@ def synthetic() -> Iterator[Cell]:
         for ranks in (4, 16):
             for phi in (0.0, 0.3, 0.9):
                 scenario = drawn.scenario(ranks, phi)
-                closed = scenario.traffic.is_closed_loop
                 labels = {"workload": title, "ranks": ranks, "phi": phi}
-                labels["closed_loop"] = closed
                 yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
 
 
-VARIED: dict[str, Callable[[Scenario], Scenario]] = {
-    "as fitted": lambda of: of,
-    **{
-        f"phi {phi:g}": lambda of, phi=phi: replace(of, cost=replace(of.cost, phi=phi))
-        for phi in (0.3, 0.6, 0.9)
-    },
-    **{
-        f"{name} × {factor:g}": lambda of, name=name, factor=factor: replace(
-            of,
-            cost=replace(of.cost, **{name: getattr(of.cost, name) * factor}),
-        )
-        for name in ("t0", "b", "c")
-        for factor in (0.5, 2)
-    },
-    "noise ±10 %": lambda of: replace(of, cost=replace(of.cost, noise=0.2)),
-    "asynchronous scheduling": lambda of: replace(of, async_scheduling=True),
-}
+def varied(cost: CostModel) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fields of a scenario, by what they vary."""
+    yield "as fitted", {}
+    for phi in (0.3, 0.6, 0.9):
+        yield f"phi {phi:g}", {"cost": replace(cost, phi=phi)}
+    for name in ("t0", "b", "c"):
+        for factor in (0.5, 2):
+            changed = replace(cost, **{name: getattr(cost, name) * factor})
+            yield f"{name} × {factor:g}", {"cost": changed}
+    yield "noise ±10 %", {"cost": replace(cost, noise=0.2)}
+    yield "asynchronous scheduling", {"async_scheduling": True}
 
 
 def sensitivity() -> Iterator[Cell]:
     """One thing at a time is varied on two workloads."""
+    policies = ("off", "cap", "align", "adaptive")
     for title, lengths in (("fixed", FIXED), ("lognormal", CHAT)):
         base = Drawn(lengths).scenario(4, 0.0)
-        for name, vary in VARIED.items():
+        for name, fields in varied(base.cost):
             labels = {"lengths": title, "varied": name}
-            policies = ("off", "cap", "align", "adaptive")
-            yield Cell(labels, vary(base), policies, (0, 1, 2))
+            yield Cell(labels, replace(base, **fields), policies, (0, 1, 2))
 
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {

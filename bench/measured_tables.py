@@ -90,15 +90,6 @@ def rank_titles(document: Document) -> list[str]:
     return [f"{count} ranks" for count in counts]
 
 
-def measuring(document: Document) -> Rows:
-    """A row for each state that was measured."""
-    figures = ("pending", "median_us", "p10_us", "p90_us")
-    return [
-        [row["state"], *(f"{row[figure]:.0f}" for figure in figures)]
-        for row in document["results"]
-    ]
-
-
 def shares(document: Document) -> Rows:
     """For each way to communicate, phi of what is counted.
 
@@ -130,20 +121,3 @@ def one_and_all(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if alone and most > least and every in found:
             return [found[alone[0]], found[every]]
     raise ValueError("no prompt was computed both by one rank and by all at once")
-
-
-def peers(document: Document) -> Rows:
-    """What each system did, and what its clients got."""
-    return [
-        [
-            *(name, of["schedulers"][0], f"{of['asked']}", f"{of['held']}"),
-            "–" if of["gathered"] is None else f"{of['gathered']}",
-            "–" if of["like_cap"] is None else f"{of['like_cap']}",
-            f"{of['output_tokens_per_s']:.1f}",
-            f"{of['mean_ttft_s']:.2f}",
-            f"{1000 * of['mean_tpot_s']:.0f}",
-            f"{of['mean_e2e_s']:.1f}",
-            f"{of['load']:.1f}",
-        ]
-        for name, of in document["systems"].items()
-    ]

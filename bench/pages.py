@@ -54,68 +54,39 @@ def load() -> dict[str, Document]:
     return found
 
 
-def load_older() -> dict[str, Mapping[str, Any]]:
-    """By the name of a result that is known to be older: `policies`, `made`, `why`.
-
-    Raises:
-        PageError: an entry lacks one of them, or names a result that another names.
-    """
-    found: dict[str, Mapping[str, Any]] = {}
-    entries = tomlkit.parse(OLDER.read_text(encoding="utf-8")).unwrap()
-    for entry in entries.get("older", []):
-        if set(entry) != {"results", "policies", "made", "why"}:
-            raise PageError(
-                f"{OLDER}: an entry has {', '.join(sorted(entry))}; give results, "
-                "policies, made and why"
-            )
-        for name in entry["results"]:
-            if name in found:
-                raise PageError(f"{OLDER}: {name} is listed twice; take one out")
-            found[name] = entry
-    return found
-
-
 def policies_of(document: Document) -> str:
-    """Hash of the policies that the result was made with; "unknown" without one."""
-    found: str = document.get("versions", {}).get("balance") or document.get(
-        "policies", "unknown"
-    )
-    return found
+    """Hash of the policies that the result was made with."""
+    versions = document.get("versions")
+    return str(versions["balance"] if versions else document["policies"])
 
 
 def check_age(
-    results: Mapping[str, Document], older: Mapping[str, Any], code: str
+    results: Mapping[str, Document], older: Mapping[str, str], code: str
 ) -> None:
     """Compares the policies of every result with those of the code.
 
     Args:
         results: by name.
-        older: by name, the results that are known to be older: `policies`, `made`
-            and `why`.
+        older: by the name of a result that is known to be older, its day and why.
         code: hash of the policies of the code.
 
     Raises:
-        PageError: a result is older and not listed, or listed and not as it says.
+        PageError: a result is older and not listed, or listed and not older.
     """
-    for name, document in results.items():
-        made_with = policies_of(document)
+    for name in sorted(results.keys() | older.keys()):
+        if name not in results:
+            raise PageError(f"{OLDER}: there is no result {name}; take it out")
+        made_with = policies_of(results[name])
         if made_with == NO_POLICY:
             continue
-        if name not in older:
-            if made_with != code:
-                raise PageError(
-                    f"{RESULTS / name}: made with policies {made_with}, those of the "
-                    f"code are {code}; make it again, or list it in {OLDER} with its "
-                    "policies, the day and why"
-                )
-        elif made_with == code or made_with != older[name]["policies"]:
+        if made_with == code and name in older:
+            raise PageError(f"{OLDER}: {name} was made again; take it out")
+        if made_with != code and name not in older:
             raise PageError(
-                f"{OLDER}: {name} is listed as made with policies "
-                f"{older[name]['policies']}, but was made with {made_with}, and those "
-                f"of the code are {code}; correct the entry, or take it out"
+                f"{RESULTS / name}.json: made with policies {made_with}, those of the "
+                f"code are {code}; make it again, or list it in {OLDER} with its day "
+                "and why"
             )
-    for name in older.keys() - results.keys():
-        raise PageError(f"{OLDER}: there is no result {name}; take it out")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -124,10 +95,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def listed(items: Iterable[float]) -> str:
-    """The numbers with commas between them, and "and" before the last."""
-    *others, last = (f"{item:g}" for item in items)
-    return f"{', '.join(others)} and {last}" if others else last
+def table_of(items: Iterable[Document], columns: Mapping[str, str]) -> str:
+    """A row per item; by its head, each column is a format string of the fields."""
+    forms = columns.values()
+    rows = ([form.format_map(item) for form in forms] for item in items)
+    return table(list(columns), rows).replace("None", "–")
 
 
 def wrapped(page: str) -> str:
@@ -157,8 +129,7 @@ def environment() -> Environment:
     )
     made.filters["form"] = format
     made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
-    made.filters["listed"] = listed
-    made.globals.update(table=table, policies_of=policies_of)
+    made.globals.update(table=table, table_of=table_of, policies_of=policies_of)
     made.globals.update(tables=tables, measured=measured_tables)
     return made
 
@@ -170,7 +141,7 @@ def page() -> str:
         PageError: a result is older than the policies and not listed as that.
     """
     results = load()
-    older = load_older()
+    older = tomlkit.parse(OLDER.read_text(encoding="utf-8")).unwrap()
     check_age(
         results, older, runpy.run_path(str(FINGERPRINT))["policies_fingerprint"]()
     )

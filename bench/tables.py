@@ -6,17 +6,15 @@ requests come at a given rate.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Cell = Mapping[str, Any]
 Document = Mapping[str, Any]
 Rows = list[list[str]]
 
-BEHIND, GOODPUT, TAIL = 0.02, 0.01, 1.1
-"""Targets: mean end-to-end time over that of the best baseline, goodput below that of
-off, TTFT p99 over that of align."""
-TARGETS = ("mean", "goodput", "tail")
+TAIL = 1.1
+"""Target of TTFT p99 over that of align."""
 
 
 def select(document: Document, **labels: object) -> list[Cell]:
@@ -77,13 +75,17 @@ def mean_lead(cells: Iterable[Cell], policy: str = "adaptive") -> float:
     return statistics.geometric_mean(1 + lead(cell, policy) for cell in cells) - 1
 
 
+MISSED: Mapping[str, Callable[[Cell], bool]] = {
+    "mean": lambda cell: lead(cell) > 0.02,
+    "goodput": lambda cell: goodput_lead(cell) < -0.01,
+    "tail": lambda cell: tail(cell) > TAIL,
+}
+"""The targets that `adaptive` can miss."""
+
+
 def missed(cells: Sequence[Cell], target: str) -> int:
-    """In how many cells `adaptive` misses one of `TARGETS`."""
-    if target == "mean":
-        return sum(lead(cell) > BEHIND for cell in cells)
-    if target == "goodput":
-        return sum(goodput_lead(cell) < -GOODPUT for cell in cells)
-    return sum(tail(cell) > TAIL for cell in cells)
+    """In how many cells."""
+    return sum(map(MISSED[target], cells))
 
 
 def load_name(load: float | None) -> str:
@@ -135,51 +137,54 @@ def more_without_padding(document: Document, trace: str) -> float:
     return bare / padded - 1
 
 
-def felt(
-    document: Document, names: Sequence[str], loads: Sequence[float], **where: object
-) -> Rows:
-    """TTFT p50 s / TTFT p99 s / TPOT ms / goodput %, means of the windows."""
-    cells = [cell for cell in select(document, **where) if cell["load"] in loads]
-    return [
-        [f"{trace}, {load_name(load)}"]
-        + [
-            f"{mean(found, name, 'median_ttft_ms') / 1e3:.1f} / "
-            f"{mean(found, name, 'p99_ttft_ms') / 1e3:.0f} / "
-            f"{mean(found, name, 'mean_tpot_ms'):.0f} / "
-            f"{100 * mean(found, name, 'goodput'):.0f}"
-            for name in names
-        ]
-        for (trace, load), found in groups(cells, "trace", "load").items()
-    ]
-
-
 def mean(cells: Sequence[Cell], policy: str, figure: str) -> float:
     """Of a figure over the cells."""
     return statistics.fmean(cell["policies"][policy][figure] for cell in cells)
 
 
-def end_to_end(document: Document, names: Sequence[str], cost: str) -> Rows:
-    """Mean end-to-end time (s), a mean of the windows."""
-    cells = select(document, cost=cost)
+def by_load(
+    cells: Sequence[Cell], columns: Callable[[Sequence[Cell]], Iterable[str]]
+) -> Rows:
+    """A row for the windows of each trace at each load."""
     return [
-        [f"{trace}, {load_name(load)}"]
-        + [f"{mean(found, name, 'mean_e2el_ms') / 1e3:.1f}" for name in names]
+        [f"{trace}, {load_name(load)}", *columns(found)]
         for (trace, load), found in groups(cells, "trace", "load").items()
     ]
 
 
-def misses(document: Document) -> Rows:
-    """By trace and load: cells that miss each target, and the worst of two figures."""
-    return [
-        [
-            f"{trace}, {load_name(load)}",
-            *(f"{missed(found, target)} of {len(found)}" for target in TARGETS),
+def felt(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """TTFT p50 s / TTFT p99 s / TPOT ms / goodput %, means of the windows."""
+    return by_load(
+        cells,
+        lambda found: (
+            f"{mean(found, name, 'median_ttft_ms') / 1e3:.1f} / "
+            f"{mean(found, name, 'p99_ttft_ms') / 1e3:.0f} / "
+            f"{mean(found, name, 'mean_tpot_ms'):.0f} / "
+            f"{100 * mean(found, name, 'goodput'):.0f}"
+            for name in names
+        ),
+    )
+
+
+def end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """Mean end-to-end time (s), a mean of the windows."""
+    return by_load(
+        cells,
+        lambda found: (f"{mean(found, n, 'mean_e2el_ms') / 1e3:.1f}" for n in names),
+    )
+
+
+def misses(cells: Sequence[Cell]) -> Rows:
+    """How many miss each target, and the worst of each."""
+    return by_load(
+        cells,
+        lambda found: (
+            *(f"{missed(found, target)} of {len(found)}" for target in MISSED),
             f"{100 * max(map(lead, found)):+.1f} %",
             f"{100 * min(map(goodput_lead, found)):+.0f}",
             f"{max(map(tail, found)):.2f}",
-        ]
-        for (trace, load), found in groups(document["cells"], "trace", "load").items()
-    ]
+        ),
+    )
 
 
 def traded(document: Document) -> list[Cell]:
@@ -239,15 +244,6 @@ def gain(document: Document, policy: str, **where: object) -> float:
     """Of the one cell with these labels."""
     (cell,) = select(document, **where)
     return float(cell["policies"][policy]["gain"])
-
-
-def sensitivity(document: Document, names: Sequence[str]) -> Rows:
-    """A row per thing that is varied."""
-    return [
-        [f"{cell['lengths']}, {cell['varied']}"]
-        + [f"{cell['policies'][name]['gain']:+.1%}" for name in names]
-        for cell in document["cells"]
-    ]
 
 
 def published(document: Document) -> Rows:

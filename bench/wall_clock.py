@@ -85,7 +85,6 @@ FIGURES = (
 
 def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
     """A server on the emulated device, a context manager."""
-    device = {"emulated_device": {**DEVICE, "time_scale": args.time_scale}}
     folder = Path(args.model)  # or a name that the hub's cache has
     ranks = str(args.data_parallel_size)
     return Server(
@@ -96,7 +95,7 @@ def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
         *("--max-model-len", str(MAX_MODEL_LEN)),
         *("--enforce-eager", "--no-async-scheduling"),
         *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
-        *("--additional-config", json.dumps(device)),
+        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
         name=log.stem,
         start_limit_s=START_S,
     )
@@ -149,7 +148,7 @@ def replay(args: argparse.Namespace) -> tuple[list[str], float]:
         load_balancer=AS_SERVED,
     )
     off = simulate_and_measure(all_used, "off", 0)
-    tokens = LOAD * off.steady_output_throughput / args.time_scale
+    tokens = LOAD * off.steady_output_throughput
     seconds = sum(outputs) / tokens
     write(seconds / (times[-1] - times[0]))
     return [
@@ -180,12 +179,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=160)
     parser.add_argument("--replay", action="store_true", help="send a trace's window")
-    parser.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        help="slow the device down by this factor, where the processors cannot keep up",
-    )
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     return parser.parse_args()
 
@@ -233,14 +226,14 @@ def main() -> None:
     )
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
-        f"--num-prompts {args.num_prompts} --repeats {args.repeats} "
-        f"--time-scale {args.time_scale:g}{' --replay' * args.replay}",
+        f"--num-prompts {args.num_prompts} --repeats {args.repeats}"
+        f"{' --replay' * args.replay}",
         "versions": versions(),
         "cores": os.cpu_count(),
         "requests": args.num_prompts,
         "rate": rate,
         "repeats": args.repeats,
-        "device": {**DEVICE, "time_scale": args.time_scale},
+        "device": DEVICE,
         "load_average": list(os.getloadavg()),
         "calibration": {
             title: [asdict(found) for found in of_variant]
