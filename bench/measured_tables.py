@@ -1,6 +1,5 @@
 """The rows of the tables of what was measured and counted, in docs/results.md."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,14 +50,6 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
                 )
                 rows[-1].append(f"{wall:.2f} ± {half:.2f} ({predicted:.2f})")
     return rows
-
-
-def host_time(document: Document) -> dict[str, float]:
-    """By policy, milliseconds that a server lost between steps on average."""
-    return {
-        policy: 1e3 * statistics.fmean(found["host_seconds"] for found in fits)
-        for policy, fits in document["calibration"].items()
-    }
 
 
 # ---- Costs, and what was counted on emulated NPUs

@@ -257,14 +257,3 @@ def published(document: Document) -> Rows:
             difference = f"{found / told - 1:+.1%}"
             rows.append([f"{policy}, {title}", f"{told:g}", f"{found:.4g}", difference])
     return rows
-
-
-def whole_gain(document: Document) -> tuple[float, float]:
-    """Gain of `cap` in the throughput of the whole run: published, and simulated."""
-    (cell,) = document["cells"]
-    figures = (cell["reported"], cell["policies"])
-    told, found = (
-        of["cap"]["output_throughput"] / of["off"]["output_throughput"] - 1
-        for of in figures
-    )
-    return told, found
