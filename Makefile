@@ -39,7 +39,7 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
-	.venv/bin/python bench/table.py --check
+	.venv/bin/python bench/pages.py --check
 	.venv/bin/hadolint docker/Dockerfile
 	.venv/bin/shellcheck docker/*.sh
 

@@ -1,12 +1,11 @@
 """The same workload through real servers on the emulated device, policy by policy.
 
 Each policy is served and measured with ``vllm bench serve`` several times, in turn;
-`adaptive` also without our patch of the front-end's dispatch, and with an API server
-for each rank. The workload keeps all slots in use; with ``--replay`` it is a window of
-a real trace, at its own times.
-Afterwards the step time is calibrated from the logs of "off" and the same requests are
-simulated. Runs whose result is in the folder already are not repeated. Run it with the
-interpreter of an environment in which the reference wheel is installed; the model is
+`adaptive` also with an API server for each rank. The workload keeps all slots in use;
+with ``--replay`` it is a window of a real trace, at its own times. Afterwards the step
+time is calibrated from the logs of "off" and the same requests are simulated. Runs
+whose result is in the folder already are not repeated. Run it with the interpreter of
+an environment in which the reference wheel is installed; the model is
 any mixture-of-experts model, of which only the configuration and the tokenizer are
 used::
 
@@ -37,7 +36,6 @@ from vllm.benchmarks.dp_balance.scenario import (
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
-from without_dispatch import without_dispatch
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
@@ -52,8 +50,6 @@ class Variant(NamedTuple):
     """What is served."""
 
     policy: str
-    by_tokens: bool = True
-    """With our patch of the front-end's dispatch, which does nothing for `off`."""
     api_server_per_rank: bool = False
 
 
@@ -62,7 +58,6 @@ VARIANTS = {
     "cap": Variant("cap"),
     "align": Variant("align"),
     "adaptive": Variant("adaptive"),
-    "adaptive, vLLM's dispatch": Variant("adaptive", by_tokens=False),
     "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
 }
 MAX_TOKENS, MAX_MODEL_LEN = 512, 4096
@@ -90,10 +85,6 @@ FIGURES = (
 
 def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
     """A server on the emulated device, a context manager."""
-    environment = {}
-    if not variant.by_tokens:
-        environment = without_dispatch(args.folder / "without_dispatch")
-    device = {"emulated_device": {**DEVICE, "time_scale": args.time_scale}}
     folder = Path(args.model)  # or a name that the hub's cache has
     ranks = str(args.data_parallel_size)
     return Server(
@@ -101,15 +92,10 @@ def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
         *("--data-parallel-size", ranks, "--data-parallel-balance", variant.policy),
         *("--api-server-count", ranks if variant.api_server_per_rank else "1"),
         *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
-        *(
-            "--max-model-len",
-            str(MAX_MODEL_LEN),
-            "--enforce-eager",
-            "--no-async-scheduling",
-        ),
+        *("--max-model-len", str(MAX_MODEL_LEN)),
+        *("--enforce-eager", "--no-async-scheduling"),
         *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
-        *("--additional-config", json.dumps(device)),
-        environment=environment,
+        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
         name=log.stem,
         start_limit_s=START_S,
     )
@@ -162,7 +148,7 @@ def replay(args: argparse.Namespace) -> tuple[list[str], float]:
         load_balancer=AS_SERVED,
     )
     off = simulate_and_measure(all_used, "off", 0)
-    tokens = LOAD * off.steady_output_throughput / args.time_scale
+    tokens = LOAD * off.steady_output_throughput
     seconds = sum(outputs) / tokens
     write(seconds / (times[-1] - times[0]))
     return [
@@ -193,12 +179,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=160)
     parser.add_argument("--replay", action="store_true", help="send a trace's window")
-    parser.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        help="slow the device down by this factor, where the processors cannot keep up",
-    )
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     return parser.parse_args()
 
@@ -246,14 +226,14 @@ def main() -> None:
     )
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
-        f"--num-prompts {args.num_prompts} --repeats {args.repeats} "
-        f"--time-scale {args.time_scale:g}{' --replay' * args.replay}",
+        f"--num-prompts {args.num_prompts} --repeats {args.repeats}"
+        f"{' --replay' * args.replay}",
         "versions": versions(),
         "cores": os.cpu_count(),
         "requests": args.num_prompts,
         "rate": rate,
         "repeats": args.repeats,
-        "device": {**DEVICE, "time_scale": args.time_scale},
+        "device": DEVICE,
         "load_average": list(os.getloadavg()),
         "calibration": {
             title: [asdict(found) for found in of_variant]
@@ -261,11 +241,6 @@ def main() -> None:
         },
         "measured": {title: _summary(found) for title, found in runs.items()},
         "simulated": {title: _simulated(scenario, title) for title in runs},
-        # The host's own time differs from server to server on a busy machine.
-        "simulated_with_own_host_time": {
-            title: _simulated(replace(scenario, cost=_mean_cost(found)), title)
-            for title, found in fits.items()
-        },
         "runs": runs,
     }
     write_json(RESULTS / f"{name}.json", document)
@@ -281,7 +256,7 @@ def _simulated(scenario: Scenario, title: str) -> dict[str, dict[str, float]]:
     variant = VARIANTS[title]
     scenario = replace(
         scenario,
-        load_balancer=AS_SERVED if variant.by_tokens else "0.23",
+        load_balancer=AS_SERVED,
         frontend=Frontend(
             api_servers=scenario.limits.ranks if variant.api_server_per_rank else 1
         ),

@@ -9,8 +9,8 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_memory_is_flat_while_nobody_takes_the_reports():
-    """A short version of `bench/soak.py`, whose own length is a million steps."""
-    command = [sys.executable, BENCH / "soak.py", "--steps", "20000"]
+    """A short version of the part `memory` of `bench/costs.py`: a million steps."""
+    command = [sys.executable, BENCH / "costs.py", "memory", "--calls", "20000"]
     environment = {**os.environ}
     environment.pop("PYTHONSAFEPATH", None)  # it imports files beside it
     done = subprocess.run(

@@ -1,7 +1,6 @@
-"""The pages of results: `bench/table.py --check` sees what is not as the files say."""
+"""The page of results: what writes it, and what `bench/pages.py --check` sees."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,81 +12,33 @@ import tomlkit
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 
 ROOT = Path(__file__).parents[2]
-HELPERS = ROOT / "tests" / "unit" / "helpers"
 POLICIES = "vllm/v1/core/sched/balance"
 NEEDED = (
     "bench",
     POLICIES,
-    "vllm/benchmarks/dp_balance/fingerprint.py",
+    "vllm/benchmarks/dp_balance",
+    "tests/unit/helpers/pure_vllm.py",
     "docs/results.md",
-    "docs/frontier.md",
 )
+NAME = "synthetic"
+"""Of the result that the tests change."""
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what the pages are made of, in which all pages are up to date."""
+    """A copy of what the page is made of, in which it is up to date."""
     for name in NEEDED:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, target)
-    assert table(tmp_path, "--check") == ""
+    assert pages(tmp_path, "--check") == ""
     return tmp_path
 
 
-def test_the_pictures_can_be_drawn(tree: Path) -> None:
-    script = tree / "bench" / "frontier_pictures.py"
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    drawn = sorted(path.name for path in (tree / "docs" / "pictures").iterdir())
-    assert drawn == ["frontier-lead.svg", "frontier-trade.svg"]
-
-
-def test_the_trade_off_on_traces_can_be_drawn(tree: Path) -> None:
-    script = tree / "bench" / "tradeoff_picture.py"
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    result = json.loads((tree / "bench" / "results" / "tradeoff.json").read_text())
-    near = sum(
-        point[name] < 0.25
-        for point in result["points"]
-        for name in ("mean", "light_mean")
-    )
-    picture = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
-    assert picture.count('id="PathCollection_') == near > 0, "a mark for each"
-
-
-def test_a_trace_grid_with_less_time_does_not_overwrite_one_with_more(
-    tree: Path,
-) -> None:
-    script = """
-import sys
-import pure_vllm
-import trace_grid
-trace_grid.write([{"cell": number} for number in range(int(sys.argv[1]))])
-"""
-    result = tree / "bench" / "results" / "traces.json"
-    before = result.read_text()
-    cells = len(json.loads(before)["cells"])
-
-    def write(count: int) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-c", script, str(count)],
-            env=os.environ | {"PYTHONPATH": f"{tree / 'bench'}:{HELPERS}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return ended.stderr
-
-    assert f"has {cells} cells, these runs {cells - 1} of" in write(cells - 1)
-    assert result.read_text() == before
-    assert write(cells) == ""
-    assert len(json.loads(result.read_text())["cells"]) == cells
-
-
-def table(tree: Path, *options: str) -> str:
+def pages(tree: Path, *options: str) -> str:
     """Runs the command; returns its error, "" if it succeeds."""
-    script = [sys.executable, str(tree / "bench" / "table.py"), *options]
+    script = [sys.executable, str(tree / "bench" / "pages.py"), *options]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert (ended.returncode == 0) == (ended.stderr == ""), ended.stderr
     return ended.stderr
@@ -100,31 +51,49 @@ def edit(path: Path, pattern: str, replacement: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("page", ["results", "frontier"])
-def test_a_number_that_was_typed_into_a_page_fails(tree: Path, page: str) -> None:
-    edit(tree / "docs" / f"{page}.md", r"\+\d\d%", "+98%")
-    assert f"{page}.md is not up to date" in table(tree, "--check")
-    assert table(tree) == ""
-    assert table(tree, "--check") == ""
+def result_of(tree: Path, name: str = NAME) -> Path:
+    """The file of a result."""
+    return tree / "bench" / "results" / f"{name}.json"
 
 
-@pytest.mark.parametrize("page", ["results", "frontier"])
-def test_a_changed_template_fails(tree: Path, page: str) -> None:
-    edit(tree / "bench" / "templates" / f"{page}.md.jinja", "do not\\s+edit", "edit")
-    assert f"{page}.md is not up to date" in table(tree, "--check")
+# ---- Pictures and page
+
+
+def test_the_pictures_can_be_drawn_and_have_a_mark_for_each(tree: Path) -> None:
+    script = tree / "bench" / "pictures.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    drawn = tree / "docs" / "pictures"
+    cells = json.loads(result_of(tree).read_text())["cells"]
+    leads = re.findall(r"<!-- [+−-]\d+\.\d -->", (drawn / "synthetic.svg").read_text())
+    assert len(leads) == len(cells) > 0
+    marks = (drawn / "tradeoff.svg").read_text().count('id="PathCollection_')
+    assert marks > 30
+
+
+def test_a_number_that_was_typed_into_the_page_fails(tree: Path) -> None:
+    edit(tree / "docs" / "results.md", r"\+\d\d%", "+98%")
+    assert "results.md is not up to date" in pages(tree, "--check")
+    assert pages(tree) == ""
+    assert pages(tree, "--check") == ""
+
+
+def test_a_changed_template_fails(tree: Path) -> None:
+    edit(tree / "bench" / "templates" / "results.md.jinja", "do not edit", "edit")
+    assert "results.md is not up to date" in pages(tree, "--check")
 
 
 def test_a_changed_result_fails(tree: Path) -> None:
-    path = tree / "bench" / "results" / "frontier.json"
-    edit(path, r'"gain": \[[\d., -]+\]', '"gain": [9.5, 9.5, 9.5]')
-    assert "is not up to date" in table(tree, "--check")
+    edit(result_of(tree), r'"gain": [\d.-]+', '"gain": 9.5')
+    assert "is not up to date" in pages(tree, "--check")
 
 
 def test_a_sentence_takes_its_number_from_the_result(tree: Path) -> None:
-    path = tree / "bench" / "results" / "published.json"
-    edit(path, '"t0": 0.039', '"t0": 0.0415')
-    table(tree)
+    edit(result_of(tree, "published"), '"t0": 0.039', '"t0": 0.0415')
+    pages(tree)
     assert "t0 41.5 ms" in " ".join((tree / "docs" / "results.md").read_text().split())
+
+
+# ---- Age of results
 
 
 @pytest.fixture
@@ -133,68 +102,131 @@ def renewed(tree: Path) -> Path:
     for path in (tree / "bench" / "results").glob("*.json"):
         set_policies(tree, path.stem, policies_fingerprint())
     list_older(tree)
-    assert table(tree) == ""
-    assert table(tree, "--check") == ""
+    assert pages(tree) == ""
+    assert pages(tree, "--check") == ""
     return tree
 
 
 def set_policies(tree: Path, name: str, policies: str) -> None:
     """Says in a result with which policies it was made."""
-    path = tree / "bench" / "results" / f"{name}.json"
-    document = json.loads(path.read_text())
+    document = json.loads(result_of(tree, name).read_text())
     if "versions" in document:
         document["versions"]["balance"] = policies
     else:
         document["policies"] = policies
-    path.write_text(json.dumps(document))
+    result_of(tree, name).write_text(json.dumps(document))
 
 
-def list_older(tree: Path, *entries: dict[str, object]) -> None:
+def list_older(tree: Path, **entries: str) -> None:
     """Lists results as older."""
     path = tree / "bench" / "older_results.toml"
-    path.write_text(tomlkit.dumps({"older": entries}))
+    path.write_text(tomlkit.dumps(entries))
 
 
-FORMER = "0123456789ab"
-ENTRY = {
-    "results": ["frontier"],
-    "policies": FORMER,
-    "made": "2026-01-02",
-    "why": "a reason.",
-}
+FORMER, WHY = "0123456789ab", "2026-01-02: a reason"
 
 
 def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> None:
-    set_policies(renewed, "frontier", FORMER)
-    error = table(renewed, "--check")
+    set_policies(renewed, NAME, FORMER)
+    error = pages(renewed, "--check")
     assert f"made with policies {FORMER}, those of the code are" in error
     assert "make it again, or list it" in error
-    assert table(renewed) == error, "writing refuses it as well"
-    list_older(renewed, ENTRY)
-    assert table(renewed) == ""
-    page = " ".join((renewed / "docs" / "frontier.md").read_text().split())
-    assert f"made with policies {FORMER} (2026-01-02), which are not those" in page
-    assert "a reason." in page
+    assert pages(renewed) == error, "writing refuses it as well"
+    list_older(renewed, **{NAME: WHY})
+    assert pages(renewed) == ""
+    page = " ".join((renewed / "docs" / "results.md").read_text().split())
+    assert f"policies {FORMER}, which are not those of this code ({WHY})" in page
 
 
 def test_changed_policies_make_every_result_older(renewed: Path) -> None:
-    with (renewed / POLICIES / "adaptive.py").open("a") as file:
+    with (renewed / POLICIES / "policies" / "adaptive.py").open("a") as file:
         file.write("# changed\n")
-    assert "make it again, or list it" in table(renewed, "--check")
+    assert "make it again, or list it" in pages(renewed, "--check")
 
 
 def test_an_entry_whose_result_was_made_again_fails(renewed: Path) -> None:
-    list_older(renewed, ENTRY)
-    assert "frontier is listed as made with" in table(renewed, "--check")
+    list_older(renewed, **{NAME: WHY})
+    assert f"{NAME} was made again; take it out" in pages(renewed, "--check")
 
 
 def test_an_entry_without_a_result_fails(renewed: Path) -> None:
-    list_older(renewed, ENTRY | {"results": ["ghost"]})
-    assert "there is no result ghost" in table(renewed, "--check")
+    list_older(renewed, ghost=WHY)
+    assert "there is no result ghost" in pages(renewed, "--check")
 
 
-def test_an_entry_says_everything_once(renewed: Path) -> None:
-    list_older(renewed, ENTRY, ENTRY)
-    assert "frontier is listed twice" in table(renewed, "--check")
-    list_older(renewed, {"results": ["frontier"]})
-    assert "give results, policies, made and why" in table(renewed, "--check")
+# ---- The runner
+
+SMALL = """
+import sys
+from dataclasses import replace
+sys.path.insert(0, "bench")
+import simulated
+import grids
+(cell,) = [
+    cell for cell in grids.traces()
+    if cell.labels["first"] == 700 and cell.labels["cost"] == "phi 0.3"
+    and cell.labels["load"] == 0.9
+]
+scenario = replace(
+    cell.scenario,
+    workload=replace(cell.scenario.workload, num_prompts=100),
+    traffic=replace(cell.scenario.traffic, max_concurrency=20),
+)
+cell = replace(
+    cell,
+    scenario=scenario,
+    policies=("off", "adaptive", "adaptive, 4 API servers"),
+)
+runs = simulated.Runs(simulated.ROOT / "build", 1, float(sys.argv[1]))
+before = len(runs._known)
+whole = simulated.make("small", [cell], runs, simulated.ROOT / "build")
+print(before, len(runs._known), whole)
+"""
+"""A grid of one cell: four runs, of which the first tells the rate of the others."""
+
+
+def make_small(tree: Path, minutes: float) -> tuple[int, int, bool]:
+    """Runs known before and afterwards, and whether all are made."""
+    command = [sys.executable, "-c", SMALL, str(minutes)]
+    ended = subprocess.run(
+        command, cwd=tree, capture_output=True, text=True, timeout=100, check=True
+    )
+    before, after, whole = ended.stdout.splitlines()[-1].split()
+    return int(before), int(after), whole == "True"
+
+
+def test_a_benchmark_goes_on_where_it_was(tree: Path) -> None:
+    assert make_small(tree, 0) == (0, 2, False)
+    assert not (tree / "build" / "small.json").exists()
+    (kept,) = (tree / "build").glob("*.jsonl")
+    with kept.open("a") as file:
+        file.write('["a run that was killed while it wr')
+    assert make_small(tree, 0) == (2, 3, False)
+    assert make_small(tree, 10) == (3, 4, True)
+    assert make_small(tree, 10) == (4, 4, True)
+    result = json.loads((tree / "build" / "small.json").read_text())
+    assert result["versions"]["balance"] == policies_fingerprint()
+    (cell,) = result["cells"]
+    assert cell["load"] == 0.9
+    off, adaptive, served = cell["policies"].values()
+    assert off["gain"] == 0
+    assert adaptive["gain"] > 0
+    assert adaptive["mean_e2el_ms"] < off["mean_e2el_ms"]
+    assert served["mean_e2el_ms"] != adaptive["mean_e2el_ms"], "another run"
+
+
+@pytest.mark.parametrize(
+    "source", [f"{POLICIES}/policies/cap.py", "vllm/benchmarks/dp_balance/loop.py"]
+)
+def test_a_changed_source_makes_its_runs_anew(tree: Path, source: str) -> None:
+    assert make_small(tree, 0) == (0, 2, False)
+    with (tree / source).open("a") as file:
+        file.write("# changed\n")
+    assert make_small(tree, 0) == (0, 2, False)
+
+
+def test_an_unknown_result_is_named(tree: Path) -> None:
+    command = [sys.executable, "bench/simulated.py", "ghost"]
+    ended = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "ghost: no such result; choose traces, synthetic" in ended.stderr

@@ -1,6 +1,6 @@
 """Breaks the wheel on purpose, and sees tests on the emulated device fail each time.
 
-    .venv/bin/python tests/ascend/broken_wheels.py [NAME …]
+    .venv/bin/python bench/ascend/broken_wheels.py [NAME …]
 
 Needs what `make test-ascend` has built. Each broken wheel is whole for pip: its RECORD
 fits. It is installed into a copy of the environment, where the tests named for it must
@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "ascend"))
+
 from build import (
     BUILT,
-    ROOT,
     build_wheel,
     copy_environment,
     install_wheel,
@@ -146,14 +148,8 @@ def tests_with(wheel: Path, edit: Callable[[Members], None], cases: Cases) -> in
             install_wheel(out / "env", changed)
         # Not the program pytest: in a copy it names the interpreter of the original.
         command = [str(out / "run"), "python", "-P", "-m", "pytest", "-q"]
-        command += [
-            "--no-header",
-            "--tb=line",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "ignore",
-        ]
+        command += ["--no-header", "--tb=line", "-p", "no:cacheprovider"]
+        command += ["-W", "ignore"]
         command += ["-k", " or ".join(case.select for case in cases)]
         command += sorted({str(ROOT / "tests/ascend" / case.file) for case in cases})
         result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
 """What the server does without each package that the wheel requires, or with another.
 
-    .venv/bin/python tests/ascend/missing_packages.py [NAME …] [--out FILE]
+    .venv/bin/python bench/ascend/missing_packages.py [NAME …] [--out FILE]
 
 Needs what `make test-ascend` has built. Takes each required package out of a copy of
 the environment, and puts a version there that the wheel does not allow: the newest
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "ascend")]
 
 from packaging.requirements import Requirement
 from tqdm import tqdm
@@ -32,7 +33,7 @@ from tqdm import tqdm
 from balance_tools.errors import ToolError
 from balance_tools.serving import server as server_module
 from balance_tools.serving.server import Server
-from build import BUILT, ROOT, copy_environment, remove_tree, site_packages, uv
+from build import BUILT, copy_environment, remove_tree, site_packages, uv
 
 OWN = {"vllm", "vllm-ascend"}
 NO_OTHER_VERSION = {"torch", "torch-npu", "torchaudio", "torchvision", "triton-ascend"}
@@ -144,8 +145,7 @@ def make_model(folder: Path) -> Path:
 
 
 def outcome(folder: Path, model: Path, change: Change | None) -> str:
-    """What a server does after a change: works, refuses to start, fails late, or works
-    but for requests with a pattern."""
+    """What a server does: works (all but patterns), refuses to start, or fails late."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
         copy_environment(BUILT, out)

@@ -1,6 +1,6 @@
 """Counts what a step costs each rank, for the ways in which MoE layers communicate.
 
-    build/ascend/run python -P tests/ascend/counted_steps.py [--ranks N] [--out FILE]
+    build/ascend/run python -P bench/ascend/counted_steps.py [--ranks N] [--out FILE]
 
 Serves a tiny mixture of experts on emulated devices. On every rank one request decodes;
 beside it prompts of several lengths come to one rank, and to all. Nothing here is a
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "ascend")]
 
 import requests
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 def write(out: Path, results: Mapping[str, Any], ranks: int) -> None:
     """The results so far."""
-    command = "build/ascend/run python -P tests/ascend/counted_steps.py"
+    command = "build/ascend/run python -P bench/ascend/counted_steps.py"
     document = {
         "command": f"{command} --ranks {ranks}",
         "versions": versions("off"),

@@ -1,6 +1,6 @@
 """vllm-ascend's own balance scheduler beside ours, on the same emulated NPUs.
 
-    build/ascend/run python -P tests/ascend/peer.py [--system NAME] [--out FILE]
+    build/ascend/run python -P bench/ascend/peer.py [--system NAME] [--out FILE]
 
 Serves a tiny mixture of experts on two ranks with each system in turn, and sends the
 same requests. Theirs is upstream's vllm and vllm_ascend without our patches, from the
@@ -16,20 +16,17 @@ import argparse
 import json
 import os
 import random
-import secrets
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "ascend")]
 
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.v1.core.sched.balance.policies.cap import Cap, CapParameters
@@ -53,7 +50,6 @@ OPTIONS = (
 )
 SWITCH = ("--additional-config", '{"enable_balance_scheduling": true}')
 SYNC = ("--no-async-scheduling",)
-RAY = ("--data-parallel-backend", "ray")
 CAP = ("--data-parallel-balance", "cap")
 
 
@@ -78,11 +74,7 @@ SYSTEMS: Mapping[str, System] = {
     "cap": System(CAP),
     "cap, sync": System((*CAP, *SYNC)),
     "adaptive": System(("--data-parallel-balance", "adaptive")),
-    "upstream, its balance, sync, Ray": System((*SWITCH, *SYNC, *RAY), ours=False),
-    "cap, sync, Ray": System((*CAP, *SYNC, *RAY)),
 }
-
-WITHOUT_RAY = [name for name, s in SYSTEMS.items() if not {*RAY} & {*s.options}]
 
 Requests = Sequence[tuple[list[int], int]]
 """Prompt, and how many tokens to write."""
@@ -91,9 +83,7 @@ Requests = Sequence[tuple[list[int], int]]
 def main() -> int:
     """Serve with each system; print and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--system", choices=SYSTEMS, action="append", help="default: all without Ray"
-    )
+    parser.add_argument("--system", choices=SYSTEMS, action="append")
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     options = parser.parse_args()
     server_module.START_S = server_module.REQUEST_S = LIMIT_S
@@ -102,7 +92,7 @@ def main() -> int:
     tokens: dict[str, list[list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models().make("moe", Path(folder))
-        for number, name in enumerate(options.system or WITHOUT_RAY):
+        for number, name in enumerate(options.system or SYSTEMS):
             work = Path(folder) / str(number)
             work.mkdir()
             print(f"{name} …", file=sys.stderr, flush=True)
@@ -140,19 +130,16 @@ def measure(
     if not system.ours:
         python = Path(sys.prefix).with_name("unpatched") / "bin/python"
     options = [*OPTIONS, *system.options]
-    with ray_if("ray" in options, python, environment) as ray_environment:
-        environment |= ray_environment
-        with Server(
-            work, model, *options, environment=environment, python=python
-        ) as server:
-            server.complete([[3, 4, 5]] * 2 * RANKS, 4, 2 * RANKS)  # warm
-            before = latencies(server)
-            start = time.monotonic()
-            tokens = server.complete(
-                [prompt for prompt, _ in requests], [n for _, n in requests], CLIENTS
-            )
-            duration = time.monotonic() - start
-            after = latencies(server)
+    with Server(
+        work, model, *options, environment=environment, python=python
+    ) as server:
+        server.complete([[3, 4, 5]] * 2 * RANKS, 4, 2 * RANKS)  # warm
+        before = latencies(server)
+        start = time.monotonic()
+        prompts, lengths = zip(*requests, strict=True)
+        tokens = server.complete(prompts, lengths, CLIENTS)
+        duration = time.monotonic() - start
+        after = latencies(server)
     found = {
         "output_tokens_per_s": sum(map(len, tokens)) / duration,
         **{name: (after[name] - before[name]) / len(requests) for name in after},
@@ -215,49 +202,10 @@ def scheduled(folder: Path) -> dict[str, Any]:
     }
 
 
-RAY_HOST = f"""
-import ray, sys
-context = ray.init(address="local", num_cpus={2 * RANKS}, resources={{"NPU": {RANKS}}},
-    object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False)
-print("at", context.address_info["address"], flush=True)
-sys.stdin.read()
-ray.shutdown()
-"""
-
-
-@contextmanager
-def ray_if(
-    wanted: bool, python: Path, environment: Mapping[str, str]
-) -> Iterator[dict[str, str]]:
-    """A Ray of this machine alone, and the variables that lead to it.
-
-    Its processes run in the environment of `python`, as the server's.
-    """
-    if not wanted:
-        yield {}
-        return
-    of_ray = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(16),
-    }
-    variables = {**os.environ, **environment, **of_ray}
-    command = [str(python), "-P", "-c", RAY_HOST]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=variables, text=True, stdin=pipe, stdout=pipe
-    ) as host:
-        assert host.stdout is not None
-        says = (line.split() for line in host.stdout)
-        address = next(words[1] for words in says if words[:1] == ["at"])
-        yield {**of_ray, "RAY_ADDRESS": address}
-        # The end of its input ends it, here and after an error.
-
-
 def write(out: Path, results: Mapping[str, Any]) -> None:
     """The results so far."""
     document = {
-        "command": "build/ascend/run python -P tests/ascend/peer.py",
+        "command": "build/ascend/run python -P bench/ascend/peer.py",
         "versions": versions(policies_fingerprint()),
         "workload": {
             "ranks": RANKS,

@@ -1,0 +1,123 @@
+"""A real scheduler with 10,000 requests waiting, on a tiny model that is never run."""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.benchmarks.dp_balance.rank.schedulers import (
+    BLOCK_SIZE,
+    FULL_ATTENTION,
+    make_request,
+    make_scheduler,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.request import RequestStatus
+
+from vllm_balance.reference import tiny_models
+
+SLOTS, WAITING = 64, 10_000
+PROMPT, SHARED = 2000, 1792
+"""Tokens of the prompts that are looked at, and of the prefix that they share."""
+LONG = 400
+"""Requests at the head of the queue with such prompts."""
+SHORT_PROMPT = 100
+
+
+@dataclass(frozen=True)
+class State:
+    """What a scheduler is like when it is measured."""
+
+    running: int
+    free_blocks: int = 40_000
+    turnover: int = 0
+    """Requests at the head of the queue that are others in every step."""
+    sliding_window: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def free_slots(self) -> int:
+        """In which requests could be admitted."""
+        return SLOTS - self.running
+
+
+BUSY = State(running=60, turnover=4)
+STATES = {
+    "all slots taken": State(running=64),
+    "4 slots free, 4 other requests in each step": BUSY,
+    "64 requests held for long": State(running=0),
+    "64 requests held, the KV cache full": State(running=1, free_blocks=60),
+    "64 requests held, by priority": State(
+        running=0, arguments={"scheduling_policy": "priority"}
+    ),
+    "64 requests held, full attention and sliding window": State(
+        running=0, sliding_window=True
+    ),
+    "64 slots free, 64 other requests in each step": State(running=0, turnover=64),
+}
+
+
+def empty(state: State) -> Any:
+    """Without requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = EngineArgs(
+            model=str(tiny_models.make("moe", Path(folder))),
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=8192,
+            max_model_len=4096,
+            block_size=BLOCK_SIZE,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            distributed_executor_backend="uni",
+            enable_prefix_caching=True,
+            data_parallel_size=2,
+            data_parallel_balance="cap",
+            **state.arguments,
+        ).create_engine_config()
+    window = SlidingWindowSpec(
+        block_size=BLOCK_SIZE,
+        num_kv_heads=1,
+        head_size=8,
+        dtype=torch.float32,
+        sliding_window=512,
+    )
+    layers = (FULL_ATTENTION, window) if state.sliding_window else (FULL_ATTENTION,)
+    short = SHORT_PROMPT // BLOCK_SIZE + 1
+    used = PROMPT // BLOCK_SIZE + 1 + state.running * short
+    return make_scheduler(config, 1 + used + state.free_blocks, layers=layers)
+
+
+def make(state: State) -> Any:
+    """A scheduler in that state; its KV cache has the shared prefix."""
+    scheduler = empty(state)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    shared = [1] * SHARED
+
+    def add(number: int, long: bool) -> None:
+        own = [2 + number] * (PROMPT - SHARED if long else SHORT_PROMPT)
+        prompt = shared + own if long else own
+        arguments = {"block_hasher": hasher, "arrival_time": float(number)}
+        request = make_request(str(number), len(prompt), 1000, prompt, **arguments)
+        scheduler.add_request(request)
+
+    add(0, long=True)
+    scheduler.schedule()
+    if not state.running:
+        scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    for number in range(1, state.running):
+        add(number, long=False)
+    scheduler.schedule()
+    assert len(scheduler.running) == state.running
+    for number in range(1000, 1000 + WAITING):
+        add(number, long=number < 1000 + LONG)
+    return scheduler
+
+
+def turn_over(scheduler: Any) -> None:
+    """Puts another request to the head of the queue."""
+    scheduler.waiting.insert(LONG - 1, scheduler.waiting.popleft())

@@ -1,0 +1,331 @@
+"""Times what balance adds to a step of a rank, and sees that memory does not grow.
+
+::
+
+    build/env/reference/bin/python bench/costs.py [PART ...] [--output bench/results]
+
+Needs the interpreter of an environment with this vLLM; nothing else should run on the
+machine meanwhile. The parts:
+
+- decision: a policy decides on the rows of a busy server.
+- measuring: a rank measures itself after a step, with 10,000 requests waiting.
+- exchange: processes of this machine gather rows over the loopback interface; with
+  fewer processors than ranks the operating system's scheduler is measured, not gloo.
+- heartbeats: a rank reads those of all others, which it does when a step is late.
+- memory: a gate runs for a million steps, while nobody takes its reports.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import busy_scheduler
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.utils.network_utils import get_open_port
+from vllm.v1.core.sched.balance.gate import BalanceGate
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.group.liveness import read_heartbeats
+from vllm.v1.core.sched.balance.group.wire import encode
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
+from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.stats import BalanceStats
+
+Result = dict[str, Any]
+
+# ---- decision
+
+
+def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
+    """Most ranks decode, many have something pending; the fields of `Row`, in order."""
+    prefills = rng.random() < 0.2
+    rows = []
+    for _ in range(ranks):
+        pending = rng.choice([0, 0, 1, 2, 5])
+        age = rng.randrange(3_000_000) if pending else 0
+        fields = {
+            "wave": 0,
+            "step": 0,
+            "running": (running := rng.randint(20, 27)),
+            "decoding": running,
+            "waiting": pending,
+            "pending": pending,
+            "pending_tokens": pending * rng.randint(50, 3000),
+            "held_steps": rng.randint(0, 50),
+            "prefill_tokens": rng.randrange(4096) if prefills else 0,
+            "step_time_us": 900_000 if prefills else 45_000,
+            "max_running": 32,
+            "max_tokens": 4096,
+            "pending_age_us": age,
+            "wait_us": age,
+        }
+        rows.append([fields[name] for name in Snapshot._fields])
+    return rows
+
+
+def decision(calls: int) -> list[Result]:
+    """The policy has seen each snapshot, so that `adaptive` has learned its costs."""
+    results = []
+    for name in POLICIES:
+        for ranks in (4, 16, 64, 256, 1024):
+            rng = random.Random(1)
+            snapshots = [Snapshot.from_rows(busy_rows(ranks, rng)) for _ in range(64)]
+            policy = create_policy(name)
+            for snapshot in snapshots:
+                policy.decide(snapshot)
+            times = []
+            for call in range(calls):
+                snapshot = snapshots[call % len(snapshots)]
+                start = time.perf_counter_ns()
+                policy.decide(snapshot)
+                times.append(us_since(start))
+            results.append({"policy": name, "ranks": ranks, **spread(times)})
+    return results
+
+
+# ---- measuring and memory
+
+GOAL_US = 150.0
+HOLD = Decision(admit=False, prefill_budget=0, reason="benchmark")
+
+
+def measuring(calls: int) -> list[Result]:
+    """All that happens for the row before it is sent, and the backlog."""
+    results = []
+    for name, state in busy_scheduler.STATES.items():
+        scheduler = busy_scheduler.make(state)
+        gate = scheduler.balance_gate
+        times, row = [], None
+        for step in range(calls):
+            gate.apply(HOLD)
+            for request in islice(scheduler.waiting, state.free_slots):
+                gate.holds(request)
+            start = time.perf_counter_ns()
+            row = gate.measure(0, step, float(step), float(step))
+            encode(row)
+            gate.backlog()
+            times.append(us_since(start))
+            for _ in range(state.turnover):
+                busy_scheduler.turn_over(scheduler)
+        assert row is not None
+        found = {"state": name, "prompt": busy_scheduler.PROMPT, "goal_us": GOAL_US}
+        found |= {"pending": row.pending, "pending_tokens": row.pending_tokens}
+        results.append({**found, **spread(times[calls // 10 :])})
+    return results
+
+
+GROWTH_MB = 1.0
+"""More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
+20,000 steps that are measured, 92 MB in those of a million."""
+
+
+def memory(calls: int) -> list[Result]:
+    """Growth after the first tenth, with the product's exchange in a group of one."""
+    scheduler = busy_scheduler.make(busy_scheduler.BUSY)
+    waiting = list(scheduler.waiting)[:4]
+    group = stateless_init_torch_distributed_process_group(
+        "127.0.0.1", get_open_port(), 0, 1, "gloo"
+    )
+    exchange = RowExchange(60.0)
+    policy = partial(create_policy, "adaptive")
+    gate = BalanceGate(scheduler, policy, exchange, BalanceStats(policy="adaptive"))
+    settled = 0.0
+    for number in tqdm(range(calls), desc="memory", mininterval=5):
+        gate.exchange(group, 0, number, active=True, tell_clients=sys.exit)
+        for request in waiting:
+            if not gate.holds(request):
+                gate.clip(request, request.num_tokens, 0)
+        if number == calls // 10:
+            settled = resident_mb()
+    growth = round(resident_mb() - settled, 2)
+    exchange.close(None)
+    found = {"policy": "adaptive", "steps": calls, "growth_mb": growth}
+    if growth > GROWTH_MB:
+        sys.exit(f"error: memory grew too much, {GROWTH_MB} MB at most: {found}")
+    return [found]
+
+
+def resident_mb() -> float:
+    """Memory of this process that is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# ---- exchange and heartbeats: several processes
+
+BLOCK = 50
+"""Calls of one way before the next one has its turn."""
+FORK = multiprocessing.get_context("fork")
+
+
+def gather_as(rank: int, ranks: int, port: int, calls: int, answer: Any) -> None:
+    """Body of a rank's process."""
+    torch.set_num_threads(1)
+    group = stateless_init_torch_distributed_process_group(
+        "127.0.0.1", port, rank, ranks, "gloo"
+    )
+    row = Row(*range(len(Row._fields)))._replace(wave=0, step=0)
+    exchange = RowExchange(timeout=60.0)
+    sent = torch.zeros(len(row), dtype=torch.int64)
+    views = list(torch.empty((ranks, len(row)), dtype=torch.int64).unbind())
+    ways: dict[str, Callable[[], object]] = {
+        "all_gather, a blocking call": lambda: dist.all_gather(views, sent, group),
+        "product (all-to-all, with time-out)": lambda: exchange.gather(
+            row, group, sys.exit
+        ),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for block in range(-1, calls // BLOCK):
+        for name, gather in ways.items():
+            for _ in range(BLOCK):
+                start = time.perf_counter_ns()
+                gather()
+                if block >= 0:  # the first one warms up
+                    times[name].append(us_since(start))
+    dist.barrier(group=group)
+    if rank == 0:
+        answer.put(times)
+
+
+def exchange(calls: int) -> list[Result]:
+    """On rank 0."""
+    results = []
+    for ranks in (2, 4, 8):
+        answer, port = FORK.Queue(), get_open_port()
+        processes = [
+            FORK.Process(target=gather_as, args=(rank, ranks, port, calls, answer))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for way, times in answer.get(timeout=300).items():
+            found = spread(times)
+            results.append({"ranks": ranks, "way": way, **found, **share(found)})
+        for process in processes:
+            process.join()
+    return results
+
+
+def beat(port: Any, ranks: int, end: Any) -> None:
+    """Body of a process with rank 0's store, and every heartbeat once per second."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.put(store.port)
+    beats = dist.PrefixStore("balance", store)
+    count, due = 0, time.monotonic()
+    while not end.is_set():
+        count += 1
+        for rank in range(ranks):
+            beats.set(f"{rank}", f"{count} 3 {count}")
+            due += 1 / ranks
+            end.wait(max(0.0, due - time.monotonic()))
+
+
+def heartbeats(calls: int) -> list[Result]:
+    """The store is in another process."""
+    results = []
+    for ranks in (8, 64, 256, 1024):
+        port, end = FORK.Queue(), FORK.Event()
+        keeper = FORK.Process(target=beat, args=(port, ranks, end), daemon=True)
+        keeper.start()
+        store = dist.PrefixStore("balance", dist.TCPStore("127.0.0.1", port.get()))
+        while len(read_heartbeats(store, ranks)) < ranks:
+            time.sleep(0.1)
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter_ns()
+            assert len(read_heartbeats(store, ranks)) == ranks
+            times.append(us_since(start))
+        end.set()
+        keeper.join()
+        results.append({"ranks": ranks, "way": "all heartbeats", **spread(times)})
+    return results
+
+
+# ---- all
+
+
+def us_since(start_ns: int) -> float:
+    """Microseconds."""
+    return (time.perf_counter_ns() - start_ns) / 1e3
+
+
+def spread(times_us: Sequence[float]) -> dict[str, float]:
+    """Median, first and ninth tenth of times in microseconds."""
+    tenths = statistics.quantiles(times_us, n=10)
+    return {
+        "median_us": round(statistics.median(times_us), 2),
+        "p10_us": round(tenths[0], 2),
+        "p90_us": round(tenths[-1], 2),
+    }
+
+
+def share(found: dict[str, float]) -> dict[str, float]:
+    """Of the shortest step of the fitted deployment, in which nobody prefills."""
+    return {"share_of_a_36_ms_step": round(found["median_us"] / 36_000, 5)}
+
+
+PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
+    "decision": (decision, 2000),
+    "measuring": (measuring, 600),
+    "exchange": (exchange, 400),
+    "heartbeats": (heartbeats, 100),
+    "memory": (memory, 1_000_000),
+}
+"""With the calls per figure."""
+
+
+def write(path: Path, calls: int, results: list[Result]) -> None:
+    """Writes what was run, on what, and what came out."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
+    processor = next(names, platform.processor())
+    document = {
+        "command": shlex.join(["python", *sys.argv]),
+        "python": platform.python_version(),
+        "policies": policies_fingerprint(),
+        "machine": f"{platform.machine()}, {processor}, {os.cpu_count()} of them",
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+        "calls": calls,
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    """Prints the figures of each part, and writes them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--calls", type=int, help="calls per figure")
+    parser.add_argument("--output", type=Path, help="folder for the results")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        parser.error(f"{', '.join(unknown)}: no such part; choose {', '.join(PARTS)}")
+    for name in tqdm(options.parts or PARTS, unit="part"):
+        measure, usual = PARTS[name]
+        calls = options.calls or usual
+        results = measure(calls)
+        for result in results:
+            tqdm.write(f"{name}: {result}")
+        if options.output:
+            write(options.output / f"cost_{name}.json", calls, results)
+
+
+if __name__ == "__main__":
+    main()

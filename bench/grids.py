@@ -1,0 +1,296 @@
+"""What is simulated: cells of scenarios and policies, by the result."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.metrics import throughput_bound
+from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
+
+TRACES = Path(__file__).parent / "traces"
+
+
+class Load(NamedTuple):
+    """How fast a trace is sent: a share of what a policy serves without a pause."""
+
+    share: float
+    of: str = "off"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of a grid: what is run there, and what the result says of it."""
+
+    labels: Mapping[str, Any]
+    """As in the result, which a page selects cells by."""
+    scenario: Scenario
+    """With a load: as it is with all slots in use."""
+    policies: tuple[str, ...]
+    """Names of policies, or of `VARIANTS`."""
+    seeds: tuple[int, ...] = (0,)
+    load: Load | None = None
+    own_rate: float = 0.0
+    """Requests per second of the trace by itself."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A policy that is served in another way than its own."""
+
+    policy: str
+    load_balancer: str | None = None
+    api_servers: int = 1
+    first_tokens: float | None = None
+    """Share of the mean that `adaptive` gives for first tokens; its own is 0.002."""
+
+
+WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
+"""Shows what the dispatch by prompt tokens brings."""
+VARIANTS = {
+    WITH_VLLM_DISPATCH: Variant("adaptive", load_balancer="0.23"),
+    "adaptive, 4 API servers": Variant("adaptive", api_servers=4),
+    "adaptive, 8 API servers": Variant("adaptive", api_servers=8),
+    **{
+        f"adaptive, {share:g} for first tokens": Variant("adaptive", first_tokens=share)
+        for share in (0.0, 0.01, 0.05, 0.25)
+    },
+}
+
+# ---- Real traces
+
+BASELINES = (
+    *("off", "cap", "align", "sglang-30", "sglang-100", "sglang23-30"),
+    *("interval-64", "trtllm"),
+)
+ON_TRACES = ("adaptive", WITH_VLLM_DISPATCH, *BASELINES)
+TRADE_OFFS = (
+    *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
+    *(name for name in VARIANTS if name != WITH_VLLM_DISPATCH),
+)
+"""What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
+TRADE_OFF_COST = "phi 0.3"
+COSTS = {
+    "phi 0": replace(DEEPSEEK_V3_1, phi=0.0),
+    "phi 0.3": replace(DEEPSEEK_V3_1, phi=0.3),
+    "phi 0.5": replace(DEEPSEEK_V3_1, phi=0.5),
+    "phi 0.5, padded": replace(DEEPSEEK_V3_1, phi=0.5, padded=1),
+}
+LOADS = (*map(Load, (0.3, 0.6, 0.9, 1.3)), Load(1.2, "adaptive"))
+RANKS, SLOTS = 8, 32
+STEP = 8192
+"""Tokens of the largest step."""
+
+
+class Window(NamedTuple):
+    """Consecutive requests of a trace."""
+
+    trace: str
+    file: str
+    first: int
+    count: int
+
+
+CODE = "Azure code", "azure_2023_code.csv"
+CONV = "Azure conv", "azure_2023_conv.csv"
+MOONCAKE = "Mooncake", "mooncake_conversation.jsonl"
+WINDOWS = (
+    *(Window(*CODE, first, 1500) for first in (1500, 4500, 6000)),
+    *(Window(*CONV, first, 1500) for first in (3000, 9000, 1500)),
+    *(Window(*MOONCAKE, first, 600) for first in (700, 2200, 3600)),
+)
+"""No constant was chosen on them; on the last of each trace nothing had been run."""
+
+
+@cache
+def _trace(file: str) -> Trace:
+    return read_trace(TRACES / file)
+
+
+def on_trace(window: Window, cost: str, load: Load) -> Cell:
+    """A window of a trace at a load."""
+    times = [row.time or 0.0 for row in _trace(window.file).rows]
+    start, end = times[window.first], times[window.first + window.count - 1]
+    own = cost == TRADE_OFF_COST and load.of == "off"
+    labels = {
+        **{"trace": window.trace, "first": window.first, "count": window.count},
+        "cost": cost,
+        "load": load.share if load.of == "off" else None,
+    }
+    # All slots in use, and requests left to send while they are.
+    in_flight = min(2 * RANKS * SLOTS, window.count // 2)
+    scenario = Scenario(
+        RankLimits(RANKS, SLOTS, STEP),
+        COSTS[cost],
+        Workload(
+            window.count,
+            trace=TRACES / window.file,
+            timed_trace=TimedTrace(start=start),
+        ),
+        ClientTraffic(max_concurrency=in_flight),
+        load_balancer=AS_SERVED,
+    )
+    policies = (*ON_TRACES, *(TRADE_OFFS if own else ()))
+    rate = (window.count - 1) / (end - start)
+    return Cell(labels, scenario, policies, load=load, own_rate=rate)
+
+
+def traces() -> Iterator[Cell]:
+    """The windows at all loads and in all forms of the cost."""
+    for cost in COSTS:
+        for window in WINDOWS:
+            for load in LOADS:
+                yield on_trace(window, cost, load)
+
+
+# ---- Drawn lengths
+
+PUBLISHED = {
+    "off": {"output_throughput": 1297.0, "mean_tpot_ms": 86.85},
+    "cap": {"output_throughput": 1531.0, "mean_tpot_ms": 70.63},
+}
+"""What vllm-ascend #5212 reports for DeepSeek-V3.1: 3500 input and 1500 output tokens,
+512 requests, batch 128."""
+PUBLISHED_RUN = Scenario(
+    RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096),
+    DEEPSEEK_V3_1,
+    Workload(512, "3500", "normal:1500:0.015"),
+    ClientTraffic(max_concurrency=128),
+)
+"""Output lengths vary by 1.5 %, which is part of the fit; requests are dispatched by
+vLLM, as then."""
+
+
+def published() -> Iterator[Cell]:
+    """The published run."""
+    labels = {"reported": PUBLISHED, "constants": asdict(PUBLISHED_RUN.cost)}
+    yield Cell(labels, PUBLISHED_RUN, tuple(PUBLISHED), tuple(range(10)))
+
+
+FIXED = Workload(2048, "3500", "normal:1500:0.015")
+CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
+PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A workload of drawn lengths on any number of ranks, a closed loop or an open one.
+
+    Attributes:
+        workload: the lengths.
+        share: requests in flight per slot.
+        slots: of each rank.
+        turns: at least so many requests per one in flight.
+        kv_blocks: of each rank; None for as many as it can use.
+        open_share: with Poisson arrivals instead: of the rate that perfectly balanced
+            ranks could serve.
+        skew: of the routing; 0 for the load balancers of the servers.
+    """
+
+    workload: Workload
+    share: float = 1.0
+    slots: int = 32
+    turns: int = 4
+    kv_blocks: int | None = None
+    open_share: float | None = None
+    skew: float = 0.0
+
+    def scenario(self, ranks: int, phi: float) -> Scenario:
+        """With so many ranks, that bear this share of a prefill together."""
+        in_flight = round(self.share * ranks * self.slots)
+        made = Scenario(
+            RankLimits(ranks, self.slots, 4096, kv_blocks=self.kv_blocks),
+            replace(DEEPSEEK_V3_1, phi=phi),
+            replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
+            ClientTraffic(max_concurrency=in_flight),
+            load_balancer="skewed" if self.skew else AS_SERVED,
+            skew=self.skew,
+        )
+        if self.open_share is None:
+            return made
+        requests = made.workload.requests(random.Random("capacity"))
+        tokens = sum(request.output_len for request in requests)
+        bound = throughput_bound(requests, made.limits, None, made.cost)
+        rate = self.open_share * bound / tokens * len(requests)
+        return replace(made, traffic=ClientTraffic(request_rate=rate))
+
+
+EXACT_TURNS = 24
+"""Requests of equal lengths begin and end together, so that what the last ones have
+done when the last is sent, which is no longer counted, weighs one part in so many."""
+SYNTHETIC = {
+    "3500/1500 ±1.5 %": Drawn(FIXED),
+    "3500/1500, twice the slots": Drawn(FIXED, share=2.0),
+    "3500/1500 exactly": Drawn(Workload(2048, "3500", "1500"), turns=EXACT_TURNS),
+    "3500/1500, half the KV cache": Drawn(FIXED, kv_blocks=4250),
+    "8000/200 ±15 %": Drawn(Workload(2048, "normal:8000:0.15", "normal:200:0.15")),
+    "lognormal 600/300": Drawn(CHAT),
+    "lognormal 600/300, 75 % of the slots": Drawn(CHAT, share=0.75),
+    "lognormal 600/300, half the KV cache": Drawn(CHAT, kv_blocks=1200),
+    "lognormal 600/300, skewed routing": Drawn(CHAT, skew=0.3),
+    "lognormal 2000/200": Drawn(PROMPTS),
+    "lognormal 2000/200, 90 % prefix hits": Drawn(replace(PROMPTS, prefix_share=0.9)),
+    "lognormal 200/2000": Drawn(
+        Workload(2048, "lognormal:200:0.7", "lognormal:2000:0.5:8000")
+    ),
+    "short prompts, 4 slots": Drawn(
+        Workload(2048, "lognormal:128:0.6", "lognormal:300:0.6"), slots=4
+    ),
+    "10 % of capacity": Drawn(CHAT, open_share=0.1),
+    "60 % of capacity": Drawn(CHAT, open_share=0.6),
+}
+"""By a name for the table. Steps have 4096 tokens."""
+SYNTHETIC_POLICIES = (
+    *("adaptive", "off", "align", "cap:margin=1", "sglang-100", "sglang23-30"),
+    *("interval-64", "trtllm"),
+)
+"""Each baseline in the setting that gained most on average with another seed."""
+
+
+def synthetic() -> Iterator[Cell]:
+    """Workloads × ranks × phi."""
+    for title, drawn in SYNTHETIC.items():
+        for ranks in (4, 16):
+            for phi in (0.0, 0.3, 0.9):
+                scenario = drawn.scenario(ranks, phi)
+                labels = {"workload": title, "ranks": ranks, "phi": phi}
+                yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
+
+
+def varied(cost: CostModel) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fields of a scenario, by what they vary."""
+    yield "as fitted", {}
+    for phi in (0.3, 0.6, 0.9):
+        yield f"phi {phi:g}", {"cost": replace(cost, phi=phi)}
+    for name in ("t0", "b", "c"):
+        for factor in (0.5, 2):
+            changed = replace(cost, **{name: getattr(cost, name) * factor})
+            yield f"{name} × {factor:g}", {"cost": changed}
+    yield "noise ±10 %", {"cost": replace(cost, noise=0.2)}
+    yield "asynchronous scheduling", {"async_scheduling": True}
+
+
+def sensitivity() -> Iterator[Cell]:
+    """One thing at a time is varied on two workloads."""
+    policies = ("off", "cap", "align", "adaptive")
+    for title, lengths in (("fixed", FIXED), ("lognormal", CHAT)):
+        base = Drawn(lengths).scenario(4, 0.0)
+        for name, fields in varied(base.cost):
+            labels = {"lengths": title, "varied": name}
+            yield Cell(labels, replace(base, **fields), policies, (0, 1, 2))
+
+
+GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
+    "traces": traces,
+    "synthetic": synthetic,
+    "sensitivity": sensitivity,
+    "published": published,
+}
+"""By the name of the result."""

@@ -1,0 +1,283 @@
+"""Makes the simulated results again: `bench/results/{traces,synthetic,...}.json`.
+
+::
+
+    python bench/simulated.py [RESULT ...] [--jobs 2] [--minutes N]
+
+Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
+this tree is run. Runs that have ended are kept in build/bench, by the sources that they
+were made with: if it is stopped, it goes on where it was. A result is written once none
+of its runs is missing. `grids.py` says what is run.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import platform
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "unit" / "helpers"))
+
+import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
+
+# isort: split
+from grids import GRIDS, VARIANTS, Cell, Load, Variant
+from tqdm import tqdm
+from vllm.benchmarks.dp_balance import loop, scenario
+from vllm.benchmarks.dp_balance.metrics import measure
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.results import versions
+from vllm.benchmarks.dp_balance.scenario import Scenario
+from vllm.v1.core.sched.balance.policies import adaptive
+
+RESULTS = ROOT / "bench" / "results"
+TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
+"""Goodput is the share of the requests that keep both."""
+MEASURED = (
+    *("output_throughput", "steady_output_throughput", "mean_tpot_ms"),
+    *("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "mean_e2el_ms"),
+)
+"""Of `Metrics`."""
+
+Figures = dict[str, float]
+
+
+class Task(NamedTuple):
+    """One run."""
+
+    scenario: Scenario
+    variant: Variant
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The same for the same run, in whatever cell it is wanted."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+def execute(task: Task) -> tuple[str, Figures]:
+    """The figures of one run, with its key."""
+    what, variant = task.scenario, task.variant
+    if variant.load_balancer is not None:
+        what = replace(what, load_balancer=variant.load_balancer)
+    if variant.api_servers > 1:
+        what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
+    own = adaptive._FIRST_TOKENS  # no option: it is varied here alone
+    if variant.first_tokens is not None:
+        adaptive._FIRST_TOKENS = variant.first_tokens
+    try:
+        run = scenario.simulate(what, variant.policy, task.seed)
+    finally:
+        adaptive._FIRST_TOKENS = own
+    in_flight = what.traffic.max_concurrency
+    found = measure(run, what.limits, in_flight, what.cost)
+    figures = {name: round(getattr(found, name), 3) for name in MEASURED}
+    figures["goodput"] = round(goodput(run), 4)
+    figures["requests_per_s"] = round(served_rate(run), 4)
+    return task.key, figures
+
+
+def goodput(run: loop.Run) -> float:
+    """Share of the requests with a TTFT and a TPOT within the limits."""
+    return statistics.fmean(
+        request.first_token - request.sent <= TTFT_SLO_S
+        and request.done - request.first_token
+        <= TPOT_SLO_S * max(1, request.output_len - 1)
+        for request in run.requests
+    )
+
+
+def served_rate(run: loop.Run) -> float:
+    """Requests that end per second, without the first tenth and the final drain."""
+    done = sorted(request.done for request in run.requests)
+    start = done[len(done) // 10]
+    if run.last_sent <= start:
+        return 0.0
+    served = sum(start < ended <= run.last_sent for ended in done)
+    return served / (run.last_sent - start)
+
+
+def sources_hash() -> str:
+    """Of what a run is made with: the policies as in the results, and the simulator."""
+    sources = hashlib.sha256(versions()["balance"].encode())
+    for path in sorted(Path(loop.__file__).parent.rglob("*.py")):
+        sources.update(path.read_bytes())
+    return sources.hexdigest()[:12]
+
+
+class Runs:
+    """The figures of runs, kept in a file with a line of JSON each."""
+
+    def __init__(self, folder: Path, jobs: int, minutes: float) -> None:
+        """Reads the runs that these sources have made.
+
+        Args:
+            folder: where they are kept.
+            jobs: how many processes make others.
+            minutes: after so many, no further run is begun.
+        """
+        self.path = folder / f"{sources_hash()}.jsonl"
+        self._jobs = jobs
+        self._end = time.monotonic() + 60 * minutes
+        self._known: dict[str, Figures] = {}
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, figures = json.loads(line)
+                except ValueError:
+                    continue  # what was being written when a run was killed
+                self._known[key] = figures
+
+    def __getitem__(self, task: Task) -> Figures:
+        return self._known[task.key]
+
+    def make(self, title: str, tasks: Iterable[Task]) -> bool:
+        """Makes those that are missing, until the time is over; whether all are."""
+        missing = {task.key: task for task in tasks if task.key not in self._known}
+        if not missing:
+            return True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            self.path.open("a", encoding="utf-8") as kept,
+            multiprocessing.Pool(self._jobs) as pool,
+            tqdm(desc=title, total=len(missing), unit="run", mininterval=2) as bar,
+        ):
+            kept.write("\n")  # ends what a killed run may have left
+            for key, figures in pool.imap_unordered(execute, missing.values()):
+                self._known[key] = figures
+                kept.write(json.dumps([key, figures]) + "\n")
+                kept.flush()
+                bar.update()
+                if time.monotonic() > self._end:
+                    break
+        return missing.keys() <= self._known.keys()
+
+
+def capacity(cell: Cell) -> Task | None:
+    """The run that tells the rate of a cell with a load."""
+    of = cell.load and Variant(cell.load.of)
+    return of and Task(cell.scenario, of, cell.seeds[0])
+
+
+def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
+    """By policy, a run for each seed."""
+    what = cell.scenario
+    if (rate := sent_rate(cell, runs)) is not None:
+        faster = rate / cell.own_rate
+        traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
+        what = replace(what, traffic=traffic)
+    variants = {name: VARIANTS.get(name, Variant(name)) for name in cell.policies}
+    return {
+        name: [Task(what, variant, seed) for seed in cell.seeds]
+        for name, variant in variants.items()
+    }
+
+
+def sent_rate(cell: Cell, runs: Runs) -> float | None:
+    """Requests per second of a cell with a load."""
+    task = capacity(cell)
+    if task is None:
+        return None
+    assert isinstance(cell.load, Load)
+    return round(cell.load.share * runs[task]["requests_per_s"], 4)
+
+
+def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
+    """Labels, and by policy the mean of each figure and the gains over `off`."""
+    found = {
+        name: [runs[task] for task in of_policy]
+        for name, of_policy in tasks(cell, runs).items()
+    }
+    closed = cell.load is None and cell.scenario.traffic.is_closed_loop
+    policies = {
+        name: {figure: round(mean(of_policy, figure), 3) for figure in of_policy[0]}
+        | gains(of_policy, found["off"], closed)
+        for name, of_policy in found.items()
+    }
+    rate = {} if cell.load is None else {"rate": sent_rate(cell, runs)}
+    return {**cell.labels, **rate, "seeds": list(cell.seeds), "policies": policies}
+
+
+def mean(found: Sequence[Figures], figure: str) -> float:
+    """Over the seeds."""
+    return statistics.fmean(one[figure] for one in found)
+
+
+def gains(
+    found: Sequence[Figures], off: Sequence[Figures], closed: bool
+) -> dict[str, float]:
+    """Over `off`, as a share: mean over the seeds, and greatest less least.
+
+    Of a closed loop, of its steady throughput; of an open one, whose throughput is
+    given, of 1 / mean end-to-end time.
+    """
+    pairs = list(zip(found, off, strict=True))
+    each = [
+        mine["steady_output_throughput"] / his["steady_output_throughput"] - 1
+        if closed
+        else his["mean_e2el_ms"] / mine["mean_e2el_ms"] - 1
+        for mine, his in pairs
+    ]
+    return {
+        "gain": round(statistics.fmean(each), 5),
+        "gain_spread": round(max(each) - min(each), 5),
+    }
+
+
+def write(path: Path, head: Mapping[str, Any], cells: Sequence[object]) -> None:
+    """Writes a result; each of its cells takes a line."""
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
+    lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in cells)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def make(name: str, cells: Sequence[Cell], runs: Runs, folder: Path) -> bool:
+    """Makes what is missing of a result and writes it; False if the time was over."""
+    rates = [task for cell in cells if (task := capacity(cell))]
+    if not runs.make(f"{name}: what is served", rates):
+        return False
+    wanted = (tasks(cell, runs).values() for cell in cells)
+    if not runs.make(name, (task for cell in wanted for each in cell for task in each)):
+        return False
+    head = {
+        "command": f"python bench/simulated.py {name}",
+        "versions": versions(),
+        "interpreter": platform.python_implementation(),
+        "slo": {"ttft_s": TTFT_SLO_S, "tpot_s": TPOT_SLO_S},
+    }
+    write(folder / f"{name}.json", head, [summary(cell, runs) for cell in cells])
+    print(f"Wrote {folder / name}.json")
+    return True
+
+
+def main() -> None:
+    """Makes the results that were named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("results", nargs="*", metavar="RESULT", help=", ".join(GRIDS))
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so many"
+    )
+    options = parser.parse_args()
+    if unknown := sorted(set(options.results) - set(GRIDS)):
+        parser.error(f"{', '.join(unknown)}: no such result; choose {', '.join(GRIDS)}")
+    # As an error, so that the processes end with this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    runs = Runs(ROOT / "build" / "bench", options.jobs, options.minutes)
+    for name in options.results or GRIDS:
+        if not make(name, list(GRIDS[name]()), runs, RESULTS):
+            sys.exit(f"Time is over; run it again to go on. Runs are in {runs.path}.")
+
+
+if __name__ == "__main__":
+    main()

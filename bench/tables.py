@@ -1,0 +1,259 @@
+"""The rows of the tables in docs/results.md; the text is in templates.
+
+A cell is what `simulated.py` keeps of one place of a grid: its labels, and by policy
+the figures. A gain is a share: of throughput, or of 1 / mean end-to-end time where the
+requests come at a given rate.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Cell = Mapping[str, Any]
+Document = Mapping[str, Any]
+Rows = list[list[str]]
+
+TAIL = 1.1
+"""Target of TTFT p99 over that of align."""
+
+
+def select(document: Document, **labels: object) -> list[Cell]:
+    """The cells with these labels."""
+    wanted = labels.items()
+    return [c for c in document["cells"] if all(c[k] == v for k, v in wanted)]
+
+
+def distinct(cells: Iterable[Cell], label: str) -> list[Any]:
+    """The values of a label, in order."""
+    return list(dict.fromkeys(cell[label] for cell in cells))
+
+
+def groups(cells: Sequence[Cell], *labels: str) -> dict[tuple[Any, ...], list[Cell]]:
+    """The cells by these labels."""
+    found: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(tuple(cell[label] for label in labels), []).append(cell)
+    return found
+
+
+def baselines(cell: Cell) -> list[str]:
+    """The policies but `adaptive`, its variants, and off."""
+    names = cell["policies"]
+    return [name for name in names if not name.startswith(("adaptive", "off"))]
+
+
+def ratio(cell: Cell, figure: str, policy: str, over: str) -> float:
+    """A figure of a policy over that of another."""
+    found = cell["policies"]
+    return float(found[policy][figure] / found[over][figure])
+
+
+def best(cell: Cell) -> str:
+    """The policy with the shortest mean end-to-end time, but for `adaptive`."""
+    names = [*baselines(cell), "off"]
+    return min(names, key=lambda name: cell["policies"][name]["mean_e2el_ms"])
+
+
+def lead(cell: Cell, policy: str = "adaptive") -> float:
+    """How much longer its mean end-to-end time is than the best baseline's."""
+    return ratio(cell, "mean_e2el_ms", policy, best(cell)) - 1
+
+
+def tail(cell: Cell, policy: str = "adaptive") -> float:
+    """TTFT p99 over that of align."""
+    return ratio(cell, "p99_ttft_ms", policy, "align")
+
+
+def goodput_lead(cell: Cell, policy: str = "adaptive") -> float:
+    """Goodput less that of off, as a share."""
+    found = cell["policies"]
+    return float(found[policy]["goodput"] - found["off"]["goodput"])
+
+
+def mean_lead(cells: Iterable[Cell], policy: str = "adaptive") -> float:
+    """Geometric mean of the leads."""
+    return statistics.geometric_mean(1 + lead(cell, policy) for cell in cells) - 1
+
+
+MISSED: Mapping[str, Callable[[Cell], bool]] = {
+    "mean": lambda cell: lead(cell) > 0.02,
+    "goodput": lambda cell: goodput_lead(cell) < -0.01,
+    "tail": lambda cell: tail(cell) > TAIL,
+}
+"""The targets that `adaptive` can miss."""
+
+
+def missed(cells: Sequence[Cell], target: str) -> int:
+    """In how many cells."""
+    return sum(map(MISSED[target], cells))
+
+
+def load_name(load: float | None) -> str:
+    """A load in words."""
+    return "120 % of adaptive's" if load is None else f"{100 * load:.0f} %"
+
+
+# ---- Real traces
+
+
+def capacity_ratios(cells: Sequence[Cell]) -> list[float]:
+    """What `adaptive` serves with all slots in use over what off does, by window."""
+    found = []
+    for of_window in groups(cells, "trace", "first", "cost").values():
+        rates = {cell["load"]: cell["rate"] for cell in of_window}
+        found.append(rates[None] / 1.2 / (rates[0.9] / 0.9))
+    return found
+
+
+def on_traces(document: Document) -> Rows:
+    """By trace and cost: what is served, and mean end-to-end times."""
+    rows = []
+    for (trace, cost), cells in groups(document["cells"], "trace", "cost").items():
+        served = capacity_ratios(cells)
+        at_90 = [cell for cell in cells if cell["load"] == 0.9]
+        over_off = statistics.geometric_mean(
+            ratio(cell, "mean_e2el_ms", "adaptive", "off") for cell in at_90
+        )
+        rows.append(
+            [
+                f"{trace}, {cost}",
+                f"{min(served):.1f} to {max(served):.1f}",
+                f"{100 * (over_off - 1):+.0f} %",
+                f"{100 * mean_lead(cells):+.1f} %",
+                f"{100 * max(map(lead, cells)):+.1f} %",
+            ]
+        )
+    return rows
+
+
+def more_without_padding(document: Document, trace: str) -> float:
+    """How much more off serves at phi 0.5 if nothing is padded, as a share."""
+    bare, padded = (
+        statistics.geometric_mean(
+            cell["rate"] for cell in select(document, trace=trace, cost=cost, load=0.9)
+        )
+        for cost in ("phi 0.5", "phi 0.5, padded")
+    )
+    return bare / padded - 1
+
+
+def mean(cells: Sequence[Cell], policy: str, figure: str) -> float:
+    """Of a figure over the cells."""
+    return statistics.fmean(cell["policies"][policy][figure] for cell in cells)
+
+
+def by_load(
+    cells: Sequence[Cell], columns: Callable[[Sequence[Cell]], Iterable[str]]
+) -> Rows:
+    """A row for the windows of each trace at each load."""
+    return [
+        [f"{trace}, {load_name(load)}", *columns(found)]
+        for (trace, load), found in groups(cells, "trace", "load").items()
+    ]
+
+
+def felt(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """TTFT p50 s / TTFT p99 s / TPOT ms / goodput %, means of the windows."""
+    return by_load(
+        cells,
+        lambda found: (
+            f"{mean(found, name, 'median_ttft_ms') / 1e3:.1f} / "
+            f"{mean(found, name, 'p99_ttft_ms') / 1e3:.0f} / "
+            f"{mean(found, name, 'mean_tpot_ms'):.0f} / "
+            f"{100 * mean(found, name, 'goodput'):.0f}"
+            for name in names
+        ),
+    )
+
+
+def end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """Mean end-to-end time (s), a mean of the windows."""
+    return by_load(
+        cells,
+        lambda found: (f"{mean(found, n, 'mean_e2el_ms') / 1e3:.1f}" for n in names),
+    )
+
+
+def misses(cells: Sequence[Cell]) -> Rows:
+    """How many miss each target, and the worst of each."""
+    return by_load(
+        cells,
+        lambda found: (
+            *(f"{missed(found, target)} of {len(found)}" for target in MISSED),
+            f"{100 * max(map(lead, found)):+.1f} %",
+            f"{100 * min(map(goodput_lead, found)):+.0f}",
+            f"{max(map(tail, found)):.2f}",
+        ),
+    )
+
+
+def traded(document: Document) -> list[Cell]:
+    """The cells of the trade-off: no overload of `adaptive`."""
+    cells = select(document, cost="phi 0.3")
+    return [cell for cell in cells if cell["load"] is not None]
+
+
+def trade_offs(document: Document) -> Rows:
+    """What each policy and variant gives up of one thing for another."""
+    cells = traded(document)
+    rows = []
+    for name in cells[0]["policies"]:
+        tails = [tail(cell, name) for cell in cells]
+        light = [cell for cell in cells if cell["load"] == 0.3]
+        rows.append(
+            [
+                name,
+                f"{100 * mean_lead(cells, name):+.1f} %",
+                f"{100 * max(lead(cell, name) for cell in cells):+.1f} %",
+                f"{statistics.geometric_mean(tails):.2f}",
+                f"{sum(found <= TAIL for found in tails)} of {len(tails)}",
+                f"{100 * min(goodput_lead(cell, name) for cell in light):+.0f}",
+            ]
+        )
+    return rows
+
+
+# ---- Drawn lengths
+
+
+def gain_lead(cell: Cell) -> float:
+    """Throughput of `adaptive` over that of the best baseline, less one."""
+    found = cell["policies"]
+    most = max(found[name]["gain"] for name in baselines(cell))
+    return float((1 + found["adaptive"]["gain"]) / (1 + most) - 1)
+
+
+def synthetic(document: Document, names: Sequence[str]) -> Rows:
+    """Per workload, ranks and phi: mean gains, the lead, and latencies over align's."""
+    rows = []
+    for label, form in (("workload", "{}"), ("ranks", "{} ranks"), ("phi", "phi {}")):
+        for (value,), cells in groups(document["cells"], label).items():
+            leads = [gain_lead(cell) for cell in cells]
+            rows.append([form.format(value)])
+            for name in names:
+                having = [cell for cell in cells if name in cell["policies"]]
+                rows[-1].append(f"{mean(having, name, 'gain'):+.0%}" if having else "–")
+            rows[-1] += [f"{statistics.fmean(leads):+.1%}", f"{min(leads):+.1%}"]
+            for figure in ("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms"):
+                ratios = [ratio(cell, figure, "adaptive", "align") for cell in cells]
+                rows[-1].append(f"{statistics.geometric_mean(ratios):.2f}")
+    return rows
+
+
+def gain(document: Document, policy: str, **where: object) -> float:
+    """Of the one cell with these labels."""
+    (cell,) = select(document, **where)
+    return float(cell["policies"][policy]["gain"])
+
+
+def published(document: Document) -> Rows:
+    """The published figures beside the simulated ones."""
+    (cell,) = document["cells"]
+    titles = {"output_throughput": "output tok/s", "mean_tpot_ms": "TPOT ms"}
+    rows = []
+    for policy, figures in cell["reported"].items():
+        for name, title in titles.items():
+            told, found = figures[name], cell["policies"][policy][name]
+            difference = f"{found / told - 1:+.1%}"
+            rows.append([f"{policy}, {title}", f"{told:g}", f"{found:.4g}", difference])
+    return rows
