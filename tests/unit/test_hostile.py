@@ -13,22 +13,19 @@ from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 from hostile import COSTS, Figures, Step, draw, harms, judge, parse, wrong_costs
 
 FAST, ALL = range(24), range(2000)
-HARMED = pytest.mark.xfail(strict=True, reason="the policy harms here")
 KEPT = [
-    "2:night+modes",
-    "1:pauses",
-    *(
-        pytest.param(name, marks=HARMED)
-        for name in [
-            "0:review",  # quiet with slow decodes, then many requests
-            "2:first_decode+equal",
-            "1:first_decode+pinned",  # one rank prefills alone
-            "1:lone",
-            "2:lone",
-        ]
-    ),
+    "0:review",
+    "2:first_decode+equal",
+    "1:first_decode+pinned",
+    "1:lone",
+    "2:lone",
+    "2:tiny",
+    "10:starved",
+    "19:tiny+lone+async+noise",
+    "27:two_servers+lone",
+    "30:slow_rank+experts+equal+modes+first_decode",
 ]
-"""Worlds in which a policy once did harm, or might."""
+"""Worlds that some policy harmed."""
 
 
 @pytest.mark.parametrize("name", KEPT)
