@@ -400,8 +400,8 @@ class Copies:
     @property
     def cost(self):
         """What the policy has learned; None if it learns nothing."""
-        learner = getattr(getattr(self.copies[0], "_policy", None), "_learner", None)
-        return learner and learner.cost
+        learned = self.copies[0].learned
+        return learned and learned.cost
 
 
 class Figures(NamedTuple):
@@ -523,7 +523,7 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
 def judge(world: World, policy: str) -> Verdict:
     """Runs a policy beside off; again with other noise before it finds harm."""
     offs = [serve(world, "off")]
-    until = 20 * offs[0].end + 600
+    until = 5 * offs[0].end + 100
     found = None
     try:
         policies = [found := serve(world, policy, until=until)]
