@@ -44,13 +44,13 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -m "not slow"
+	.venv/bin/python -m pytest tests/unit
 
 test-wheel: vendor  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	"$$($(TOOL) env)"/bin/pytest tests/engine -m "not slow" -n 2 --dist loadgroup
+	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadgroup
 
 test-slow: $(VENV)  ## what takes minutes: more seeds, states, waves and ways to stop
 	.venv/bin/python -m pytest tests/unit -m slow
