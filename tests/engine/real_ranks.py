@@ -20,7 +20,7 @@ from vllm.benchmarks.dp_balance.loop import Run
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Load, Outcome
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.config import (
     CacheConfig,
     ModelConfig,

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import recommend
+from vllm.benchmarks.dp_balance.calibration import (
+    Seen,
+    as_calibration,
+    read_calibration,
+)
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.calibration import (
-    Seen,
-    as_calibration,
-    read_calibration,
-)
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs

@@ -13,12 +13,11 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
     ClientTraffic,
     Frontend,
 )
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest, draw_requests
-from vllm.benchmarks.dp_balance.rivals.baselines import (
-    HOLD,
-    IntervalPolicy,
-    SGLangDelayer,
-)
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.benchmarks.dp_balance.requests.workload import draw_requests
+from vllm.benchmarks.dp_balance.rivals import HOLD
+from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
+from vllm.benchmarks.dp_balance.rivals.sglang_delayer import SGLangDelayer
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,

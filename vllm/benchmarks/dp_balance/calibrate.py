@@ -6,10 +6,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from .calibration import as_calibration
 from .errors import UsageError
 from .options import add_result_args, result_path
 from .results import FORMAT_VERSION, print_table, versions, write_json
-from .step_time.calibration import as_calibration
 from .step_time.fit import Fit, fit
 from .step_time.steps import read_server_logs
 

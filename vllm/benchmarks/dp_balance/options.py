@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from .calibration import read_calibration
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
@@ -17,7 +18,6 @@ from .requests.trace_options import add_trace_args, traffic_from, workload_from
 from .requests.traces import CountTokens
 from .requests.workload import LENGTH_HELP
 from .scenario import Scenario
-from .step_time.calibration import read_calibration
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 

@@ -14,8 +14,12 @@ from vllm.v1.core.sched.balance.policies.by_name import (
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from .errors import UsageError
-from .rivals.baselines import IntervalPolicy, SGLangDelayer
-from .rivals.sglang_delayer import DelayerParameters, SGLangDelayer0523
+from .rivals.prefill_interval import IntervalPolicy
+from .rivals.sglang_delayer import (
+    DelayerParameters,
+    SGLangDelayer,
+    SGLangDelayer0523,
+)
 from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
 
 
@@ -38,7 +42,7 @@ OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
 BASELINES = ("interval-N", "sglang-N", "sglang23-N", "trtllm")
-"""Rules of other systems, N in steps; see `baselines`."""
+"""Rules of other systems, N in steps; see `rivals`."""
 
 _TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 

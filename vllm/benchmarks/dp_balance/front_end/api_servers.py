@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .coordinator import Coordinator, Counts
 from .load_balancers import LoadBalancer
 

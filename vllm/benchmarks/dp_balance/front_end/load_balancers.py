@@ -10,14 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
-from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from ..errors import UsageError
-from ..policies import PolicySpec
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .coordinator import Counts, RankCounts
 
 
@@ -32,36 +29,33 @@ class ApiServer:
 FIRST = ApiServer()
 
 
-class LoadBalancer(Protocol):
-    """Chooses ranks."""
+class LoadBalancer:
+    """Chooses ranks; what it does not look at, it is told in vain."""
 
     def choose(self, request: SimRequest) -> int:
         """The rank of the next request."""
-        ...
-
-    def first_token(self, request: SimRequest) -> None:
-        """A request of this front-end got its first token."""
-        ...
-
-    def finished(self, request: SimRequest) -> None:
-        """A request of this front-end ended."""
-        ...
+        raise NotImplementedError
 
     def publish(self, counts: Counts) -> None:
         """The coordinator's counts arrived."""
-        ...
+
+    def first_token(self, request: SimRequest) -> None:
+        """A request of this front-end got its first token."""
+
+    def finished(self, request: SimRequest) -> None:
+        """A request of this front-end ended."""
 
 
-class FrontEndBalancer(LoadBalancer, Protocol):
+class FrontEndBalancer(LoadBalancer):
     """A load balancer of a front-end, which counts what it sends."""
 
     def best(self) -> int:
         """The rank for the next request."""
-        ...
+        raise NotImplementedError
 
     def sent(self, request: SimRequest, rank: int) -> None:
         """A request was sent to a rank."""
-        ...
+        raise NotImplementedError
 
     def choose(self, request: SimRequest) -> int:
         """Sends a request to the best rank."""
@@ -74,7 +68,8 @@ class Balancer023(FrontEndBalancer):
     """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
 
     With several API servers the scan starts at another rank in each, and each counts
-    its own request as often as there are servers.
+    its own request as often as there are servers. What has ended it sees only when the
+    coordinator publishes it.
     """
 
     def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
@@ -97,12 +92,6 @@ class Balancer023(FrontEndBalancer):
     def sent(self, request: SimRequest, rank: int) -> None:
         """Counts the request as waiting until the next `publish`."""
         self._waiting[rank] += self._server.count
-
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
-    def finished(self, request: SimRequest) -> None:
-        """Seen only when the coordinator publishes it."""
 
 
 class Balancer030(FrontEndBalancer):
@@ -141,9 +130,6 @@ class Balancer030(FrontEndBalancer):
         self._in_flight[rank] += 1
         self._start = (self._start + 1) % len(self._counts)
 
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
     def finished(self, request: SimRequest) -> None:
         """Seen at once: the responses pass the same front-end."""
         self._in_flight[request.rank] -= 1
@@ -176,7 +162,7 @@ class TokenBalancer(FrontEndBalancer):
         self._dispatch.ended(request.index)
 
 
-class BlindBalancer:
+class BlindBalancer(LoadBalancer):
     """A router that does not look at the ranks; it draws each rank from a source."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
@@ -185,15 +171,6 @@ class BlindBalancer:
     def choose(self, request: SimRequest) -> int:
         """Draws a rank."""
         return self._draw()
-
-    def publish(self, counts: Counts) -> None:
-        """Not looked at."""
-
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
-    def finished(self, request: SimRequest) -> None:
-        """Not looked at."""
 
 
 def _zipf(count: int, skew: float) -> list[float]:
@@ -242,17 +219,14 @@ LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
 AS_SERVED = "as-served"
 
 
-def load_balancer_of(name: str, policy: str) -> str:
-    """The load balancer that a policy is simulated with.
+def load_balancer_of(name: str, balance_on: bool) -> str:
+    """The load balancer of that name, one of `LOAD_BALANCERS` or `AS_SERVED`.
 
-    Args:
-        name: one of `LOAD_BALANCERS`, or `AS_SERVED` for that of a server which runs
-            the policy: by tokens with balance on, else that of vLLM 0.23.
-        policy: as on the command line.
+    As served it is by tokens with balance on, else that of vLLM 0.23.
     """
     if name != AS_SERVED:
         return name
-    return BY_TOKENS if PolicySpec.parse(policy).name in POLICIES else "0.23"
+    return BY_TOKENS if balance_on else "0.23"
 
 
 def make_load_balancers(

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Row
 
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .kv_cache import Blocks
 from .limits import BLOCK_SIZE, RankLimits, blocks_of
 from .request import RankRequest

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A request as its rank knows it."""
 
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .limits import BLOCK_SIZE
 
 Key = tuple[int, int]

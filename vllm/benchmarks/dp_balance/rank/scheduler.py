@@ -22,7 +22,7 @@ from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 
 from ..front_end.coordinator import RankCounts
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .kv_cache import Blocks
 from .limits import BLOCK_SIZE, RankLimits, blocks_of
 from .request import RankRequest

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from ..scenario import Workload
 from .arrivals import ClientTraffic
 from .traces import TimedTrace
+from .workload import Workload
 
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..errors import UsageError
-from ..rank.limits import RankLimits
-from ..results import read_json
-from .fit import Fit
-from .model import CostModel
+from .errors import UsageError
+from .rank.limits import RankLimits
+from .results import read_json
+from .step_time.fit import Fit
+from .step_time.model import CostModel
 
 BEYOND = 1.1
 """So many times the load that was seen is no extrapolation yet."""
