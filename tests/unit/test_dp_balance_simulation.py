@@ -136,17 +136,15 @@ def decisions(policy: IntervalPolicy, **columns: tuple[int, ...]) -> list[Decisi
 
 def test_interval_holds_all_ranks_off_the_beat() -> None:
     policy = IntervalPolicy(2)
-    busy = {"running": (2, 2)}
+    busy = {"running": (2, 2), "decoding": (2, 2)}
     assert decisions(policy, step=(1, 1), **busy) == [HOLD, HOLD]
     assert decisions(policy, step=(2, 2), **busy) == [OPEN, OPEN]
 
 
 def test_interval_is_off_on_a_rank_with_a_standing_queue() -> None:
     policy = IntervalPolicy(2)
-    assert decisions(policy, step=(1, 1), running=(4, 4), waiting=(1, 0)) == [
-        OPEN,
-        HOLD,
-    ]
+    busy = {"running": (4, 4), "decoding": (4, 4), "waiting": (1, 0)}
+    assert decisions(policy, step=(1, 1), **busy) == [OPEN, HOLD]
 
 
 def test_interval_never_holds_a_rank_that_decodes_nothing() -> None:

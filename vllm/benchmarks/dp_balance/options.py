@@ -26,20 +26,20 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenarios_from` reads."""
-    _add_server_args(parser)
-    _add_load_args(parser)
-    _add_model_args(parser)
+    _add_server_args(parser.add_argument_group("server", "as given to `vllm serve`"))
+    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
+    _add_load_args(load)
+    add_trace_args(load)
+    _add_model_args(parser.add_argument_group("step time"))
 
 
-def _add_server_args(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server", "as given to `vllm serve`")
+def _add_server_args(server: argparse._ArgumentGroup) -> None:
     server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
     server.add_argument("--max-num-seqs", type=int, default=32)
     server.add_argument("--max-num-batched-tokens", type=int, default=4096)
     server.add_argument(
         "--num-gpu-blocks",
         type=int,
-        default=None,
         help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
         "Default: it never fills.",
     )
@@ -52,50 +52,31 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "version, or a router that does not look at the ranks: skewed draws ranks and "
         "sticky sessions by Zipf's law.",
     )
-    server.add_argument(
-        "--api-server-count",
-        "-asc",
-        type=int,
-        default=None,
-        help="Default: one per rank, as of `vllm serve`.",
-    )
-    server.add_argument(
-        "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
-    )
+    text = "Default: one per rank, as of `vllm serve`."
+    server.add_argument("--api-server-count", "-asc", type=int, help=text)
+    text = "Exponent of Zipf's law; 0 is uniform."
+    server.add_argument("--skew", type=float, default=0.5, help=text)
 
 
-def _add_load_args(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
-    load.add_argument(
-        "--num-prompts",
-        type=int,
-        default=None,
-        help="Default: 2048, or as many as the dataset has.",
-    )
+def _add_load_args(load: argparse._ArgumentGroup) -> None:
+    text = "Default: 2048, or as many as the dataset has."
+    load.add_argument("--num-prompts", type=int, help=text)
     load.add_argument("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     load.add_argument("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    add_trace_args(load)
-    load.add_argument(
-        "--tokenizer", default=None, help="Counts the tokens of the dataset's prompts."
-    )
+    text = "Counts the tokens of the dataset's prompts."
+    load.add_argument("--tokenizer", help=text)
     load.add_argument(
         "--max-concurrency",
         type=int,
-        default=None,
         help="Requests in flight. Default: as many as all ranks can run; without "
         "limit if there is a --request-rate.",
     )
-    load.add_argument(
-        "--request-rate",
-        type=float,
-        default=float("inf"),
-        help="Requests per second on average (default: inf).",
-    )
+    text = "Requests per second on average (default: inf)."
+    load.add_argument("--request-rate", type=float, default=float("inf"), help=text)
     load.add_argument("--burstiness", type=float, default=1.0)
 
 
-def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("step time")
+def _add_model_args(model: argparse._ArgumentGroup) -> None:
     model.add_argument(
         "--cost-preset",
         choices=tuple(PRESETS),
@@ -103,15 +84,10 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         help="Constants estimated from public operator timings, by device, data and "
         "tensor parallel size; the default is fitted to vllm-ascend #5212.",
     )
-    model.add_argument(
-        "--calibration",
-        type=Path,
-        default=None,
-        help="Constants that `vllm bench dp-balance calibrate` saved.",
-    )
+    text = "Constants that `vllm bench dp-balance calibrate` saved."
+    model.add_argument("--calibration", type=Path, help=text)
     model.add_argument(
         "--cost",
-        default=None,
         metavar="NAME=SECONDS,...",
         help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
         "--calibration or --cost-preset.",

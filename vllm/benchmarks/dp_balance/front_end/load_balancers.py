@@ -7,9 +7,9 @@ own requests at once. Each API server has its own.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 
@@ -173,48 +173,29 @@ class BlindBalancer(LoadBalancer):
         return self._draw()
 
 
-def _zipf(count: int, skew: float) -> list[float]:
-    return list(accumulate((i + 1) ** -skew for i in range(count)))
-
-
-def _round_robin(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    turn = iter(range(10**12))
-    return BlindBalancer(lambda: next(turn) % ranks)
-
-
-def _random(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    return BlindBalancer(lambda: rng.randrange(ranks))
-
-
-def _skewed(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    weights = _zipf(ranks, skew)
-    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
-
-
 SESSIONS_PER_RANK = 8
+ROUTERS = ("round-robin", "random", "skewed", "sticky")
+"""Without a look at the ranks: "skewed" draws ranks, "sticky" sessions that stay on one
+rank, both with Zipf weights."""
 
 
-def _sticky(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
-    weights = _zipf(len(homes), skew)
+def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBalancer:
+    if name == "round-robin":
+        return BlindBalancer(cycle(range(ranks)).__next__)
+    if name == "random":
+        return BlindBalancer(lambda: rng.randrange(ranks))
+    homes: Sequence[int] = range(ranks)
+    if name == "sticky":
+        homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
+    weights = list(accumulate((i + 1) ** -skew for i in range(len(homes))))
     return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
 
 
-_FRONT_ENDS: dict[str, Callable[[int, ApiServer], LoadBalancer]] = {
-    "0.23": Balancer023,
-    "0.30": Balancer030,
-}
-
-_ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
-    "round-robin": _round_robin,
-    "random": _random,
-    "skewed": _skewed,
-    "sticky": _sticky,
-}
+_FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
 BY_TOKENS = "tokens"
 
-LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
+LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *ROUTERS)
 
 AS_SERVED = "as-served"
 
@@ -240,8 +221,7 @@ def make_load_balancers(
     """The load balancer of that name, one for each API server.
 
     Args:
-        name: one of `LOAD_BALANCERS`; "skewed" draws ranks, "sticky" sessions that
-            stay on one rank, both with Zipf weights.
+        name: one of `LOAD_BALANCERS`.
         ranks: how many ranks there are.
         rng: source of chance.
         skew: exponent of the Zipf weights; 0 is uniform.
@@ -257,8 +237,8 @@ def make_load_balancers(
         )
     if not 0 <= skew < float("inf"):
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
-    if name in _ROUTERS:
-        return [_ROUTERS[name](ranks, rng, skew)] * api_servers
+    if name in ROUTERS:
+        return [_router(name, ranks, rng, skew)] * api_servers
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]

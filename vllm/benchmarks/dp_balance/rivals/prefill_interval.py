@@ -38,14 +38,7 @@ class IntervalPolicy:
         ]
         off_beat = snapshot.step[0] % self._interval != 0
         self._deferred = [
-            off_beat and not self._capacity_bound[rank] and _decodes(snapshot, rank) > 0
+            off_beat and not self._capacity_bound[rank] and snapshot.decoding[rank] > 0
             for rank in ranks
         ]
         return [HOLD if deferred else OPEN for deferred in self._deferred]
-
-
-def _decodes(snapshot: Snapshot, rank: int) -> int:
-    """Requests that decode: those that run, less the prompt in progress."""
-    slots = snapshot.max_running[rank] - snapshot.running[rank]
-    admissible = min(snapshot.waiting[rank], slots)
-    return snapshot.running[rank] - max(0, snapshot.pending[rank] - admissible)
