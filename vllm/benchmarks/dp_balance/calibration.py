@@ -2,9 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The file that `calibrate` saves: cost models, and the load that they rest on."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from .errors import UsageError
 from .rank.limits import RankLimits
@@ -33,55 +34,51 @@ class Seen:
                 f"--data-parallel-size {limits.ranks}: the calibration saw "
                 f"{self.ranks} ranks; phi and the time of the exchange depend on it."
             )
-        if limits.max_num_seqs > BEYOND * self.most_decodes:
-            yield (
-                f"--max-num-seqs {limits.max_num_seqs}: the calibration saw at most "
-                f"{self.most_decodes:.0f} decodes in a step of a rank; beyond it the "
-                "step time is extrapolated."
-            )
-        if limits.max_num_batched_tokens > BEYOND * self.most_prefill:
-            yield (
-                f"--max-num-batched-tokens {limits.max_num_batched_tokens}: the "
-                f"calibration saw at most {self.most_prefill:.0f} prompt tokens in a "
-                "step of a rank; beyond it the step time is extrapolated."
-            )
+        for option, given, most, what in (
+            ("max-num-seqs", limits.max_num_seqs, self.most_decodes, "decodes"),
+            (
+                "max-num-batched-tokens",
+                limits.max_num_batched_tokens,
+                self.most_prefill,
+                "prompt tokens",
+            ),
+        ):
+            if given > BEYOND * most:
+                yield (
+                    f"--{option} {given}: the calibration saw at most {most:.0f} "
+                    f"{what} in a step of a rank; beyond it the step time is "
+                    "extrapolated."
+                )
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """What `calibrate` found."""
 
-    costs: tuple[CostModel, ...]
+    costs: Sequence[CostModel]
     """By growing phi; more than one where the data cannot tell it."""
-    seen: Seen | None
-    """None in files of earlier versions."""
+    seen: Seen
 
+    @classmethod
+    def of(cls, fitted: Fit) -> "Calibration":
+        """What the fit found."""
+        seen = Seen(fitted.ranks, fitted.most_decodes, fitted.most_prefill)
+        return cls(fitted.costs, seen)
 
-def as_calibration(fitted: Fit) -> dict[str, object]:
-    """The parts of the saved document that `read_calibration` needs."""
-    seen = Seen(fitted.ranks, fitted.most_decodes, fitted.most_prefill)
-    return {
-        "cost": asdict(fitted.cost),
-        "costs": [asdict(cost) for cost in fitted.costs],
-        "seen": asdict(seen),
-    }
+    @classmethod
+    def read(cls, path: Path) -> "Calibration":
+        """Reads the file that `calibrate` saved.
 
+        Raises:
+            UsageError: it cannot be read, or has no cost model.
+        """
+        document: Any = read_json(path, "calibrate")
+        try:
+            costs = [CostModel(**cost) for cost in document["costs"]]
+            return cls(costs, Seen(**document["seen"]))
+        except (KeyError, TypeError):
+            raise UsageError(f"{path}: has no cost model.") from None
 
-def read_calibration(path: Path) -> Calibration:
-    """Reads the file.
-
-    Raises:
-        UsageError: it cannot be read, or has no cost model.
-    """
-    document = read_json(path, "calibrate")
-    values = document.get("costs", [document.get("cost")])
-    known = {field.name for field in fields(CostModel)}
-    if (
-        not isinstance(values, list)
-        or not values
-        or not all(isinstance(cost, Mapping) and set(cost) <= known for cost in values)
-    ):
-        raise UsageError(f"{path}: has no cost model.")
-    found = document.get("seen")
-    seen = Seen(**found) if isinstance(found, dict) else None
-    return Calibration(tuple(CostModel(**cost) for cost in values), seen)
+    def as_document(self) -> dict[str, object]:
+        """The parts of the file that `read` needs."""
+        costs = [asdict(cost) for cost in self.costs]
+        return {"costs": costs, "seen": asdict(self.seen)}

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from .calibration import read_calibration
+from .calibration import Calibration
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
@@ -201,7 +201,7 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
     return [replace(scenario, cost=cost) for cost in costs]
 
 
-def costs_from(args: argparse.Namespace, limits: RankLimits) -> tuple[CostModel, ...]:
+def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
     """The cost models of --cost-preset, --calibration and --cost.
 
     Several if the calibration could not tell phi: they are the ends of its range. What
@@ -212,12 +212,12 @@ def costs_from(args: argparse.Namespace, limits: RankLimits) -> tuple[CostModel,
     """
     changes = _cost_changes(args.cost)
     if args.calibration is None:
-        return (replace(PRESETS[args.cost_preset], **changes),)
-    found = read_calibration(args.calibration)
-    for warning in found.seen.warnings(limits) if found.seen else ():
+        return [replace(PRESETS[args.cost_preset], **changes)]
+    found = Calibration.read(args.calibration)
+    for warning in found.seen.warnings(limits):
         print(f"warning: {warning}", file=sys.stderr)
     costs = found.costs[-1:] if "phi" in changes else found.costs
-    return tuple(replace(cost, **changes) for cost in costs)
+    return [replace(cost, **changes) for cost in costs]
 
 
 def _cost_changes(text: str | None) -> dict[str, float]:

@@ -110,7 +110,7 @@ class Scheduler:
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
-        work = RankRequest(request)
+        work = RankRequest(request, str(request.index), request.sent)
         self._blocks.add(work)
         self._requests[work.name] = work
         self._waiting.append(work)
