@@ -19,8 +19,8 @@ from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.loop import Run
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Load, Outcome
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest
+from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.config import (
     CacheConfig,
     ModelConfig,
@@ -128,11 +128,11 @@ class _Rank:
         """What front-ends are told that dispatch by tokens."""
         return RankCounts(*backlog_of(self.scheduler))
 
-    def schedule(self) -> Load:
+    def schedule(self) -> tuple[int, int, int, float]:
         """Starts a step, and returns what it computes."""
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
-            return Load(0, 0, 0, 0.0)
+            return 0, 0, 0, 0.0
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
         prefill = decodes = context = 0
@@ -162,7 +162,7 @@ class _Rank:
             sampled_token_ids=sampled,
         )
         self._in_flight.append(_Scheduled(first, output, answer))
-        return Load(prefill, decodes, context, attended)
+        return prefill, decodes, context, attended
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from vllm.benchmarks.dp_balance.rank import prefix_hits as modelled_hits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.traces import CountTokens
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import recommend
+from vllm.benchmarks.dp_balance.calibration import Calibration, Seen
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.calibration import (
-    Seen,
-    as_calibration,
-    read_calibration,
-)
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs
@@ -209,8 +205,8 @@ def test_recommend_shows_the_range_and_warns(
     found = unknown_phi()
     path = tmp_path / "mine.json"
     document = {"format": "dp-balance calibrate", "format_version": 1}
-    path.write_text(json.dumps(document | as_calibration(found)))
-    assert len(read_calibration(path).costs) == 2
+    path.write_text(json.dumps(document | Calibration.of(found).as_document()))
+    assert len(Calibration.read(path).costs) == 2
     parser = argparse.ArgumentParser()
     recommend.add_cli_args(parser)
     options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4"

@@ -10,7 +10,7 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     LoadBalancer,
     make_load_balancers,
 )
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
 
 
 def request(index: int = 0, server: int = 0) -> SimRequest:

@@ -13,12 +13,11 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
     ClientTraffic,
     Frontend,
 )
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest, draw_requests
-from vllm.benchmarks.dp_balance.rivals.baselines import (
-    HOLD,
-    IntervalPolicy,
-    SGLangDelayer,
-)
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.benchmarks.dp_balance.requests.workload import draw_requests
+from vllm.benchmarks.dp_balance.rivals import HOLD
+from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
+from vllm.benchmarks.dp_balance.rivals.sglang_delayer import SGLangDelayer
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -137,17 +136,15 @@ def decisions(policy: IntervalPolicy, **columns: tuple[int, ...]) -> list[Decisi
 
 def test_interval_holds_all_ranks_off_the_beat() -> None:
     policy = IntervalPolicy(2)
-    busy = {"running": (2, 2)}
+    busy = {"running": (2, 2), "decoding": (2, 2)}
     assert decisions(policy, step=(1, 1), **busy) == [HOLD, HOLD]
     assert decisions(policy, step=(2, 2), **busy) == [OPEN, OPEN]
 
 
 def test_interval_is_off_on_a_rank_with_a_standing_queue() -> None:
     policy = IntervalPolicy(2)
-    assert decisions(policy, step=(1, 1), running=(4, 4), waiting=(1, 0)) == [
-        OPEN,
-        HOLD,
-    ]
+    busy = {"running": (4, 4), "decoding": (4, 4), "waiting": (1, 0)}
+    assert decisions(policy, step=(1, 1), **busy) == [OPEN, HOLD]
 
 
 def test_interval_never_holds_a_rank_that_decodes_nothing() -> None:
@@ -276,6 +273,35 @@ def test_published_table_is_reproduced(
     mean = sum(run.output_throughput for run in runs) / 5
     assert mean == pytest.approx(throughput, rel=0.05)
     assert sum(run.mean_tpot_ms for run in runs) / 5 == pytest.approx(tpot_ms, rel=0.05)
+
+
+CHAT = replace(
+    PUBLISHED,
+    workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000"),
+    load_balancer="as-served",
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "scenario", "seeds", "throughput"),
+    [
+        ("off", CHAT, (0, 1, 2), 960.8600489126978),
+        ("sglang-30", CHAT, (0, 1, 2), 1297.777278168189),
+        (
+            "off",
+            replace(CHAT, limits=replace(LIMITS, kv_blocks=1200)),
+            (2, 4, 6),
+            608.9473759458309,
+        ),
+    ],
+)
+def test_figures_are_those_of_the_results(
+    policy: str, scenario: Scenario, seeds: tuple[int, ...], throughput: float
+) -> None:
+    """The hash in the results leaves the simulator out; it must not count otherwise."""
+    runs = [simulate_and_measure(scenario, policy, seed) for seed in seeds]
+    mean = sum(run.output_throughput for run in runs) / len(runs)
+    assert mean == pytest.approx(throughput, rel=1e-9)
 
 
 def test_no_policy_passes_the_bound_and_sharing_beats_all() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rivals.baselines import HOLD
+from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.trtllm import (
     AttentionDpBalance,
     AttentionDpParameters,

@@ -6,10 +6,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from .calibration import Calibration
 from .errors import UsageError
 from .options import add_result_args, result_path
 from .results import FORMAT_VERSION, print_table, versions, write_json
-from .step_time.calibration import as_calibration
 from .step_time.fit import Fit, fit
 from .step_time.steps import read_server_logs
 
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
             "format": "dp-balance calibrate",
             "format_version": FORMAT_VERSION,
             "versions": versions(),
-            **as_calibration(fitted),
+            **Calibration.of(fitted).as_document(),
             "fit": asdict(fitted),
         }
         write_json(path, document)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .loop import Run, StepTotals
 from .rank.limits import RankLimits
-from .requests.workload import SimRequest
+from .requests.request import SimRequest
 from .step_time.model import CostModel
 
 

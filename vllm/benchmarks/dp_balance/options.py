@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from .calibration import Calibration
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
@@ -17,7 +18,6 @@ from .requests.trace_options import add_trace_args, traffic_from, workload_from
 from .requests.traces import CountTokens
 from .requests.workload import LENGTH_HELP
 from .scenario import Scenario
-from .step_time.calibration import read_calibration
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 
@@ -26,20 +26,20 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenarios_from` reads."""
-    _add_server_args(parser)
-    _add_load_args(parser)
-    _add_model_args(parser)
+    _add_server_args(parser.add_argument_group("server", "as given to `vllm serve`"))
+    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
+    _add_load_args(load)
+    add_trace_args(load)
+    _add_model_args(parser.add_argument_group("step time"))
 
 
-def _add_server_args(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server", "as given to `vllm serve`")
+def _add_server_args(server: argparse._ArgumentGroup) -> None:
     server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
     server.add_argument("--max-num-seqs", type=int, default=32)
     server.add_argument("--max-num-batched-tokens", type=int, default=4096)
     server.add_argument(
         "--num-gpu-blocks",
         type=int,
-        default=None,
         help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
         "Default: it never fills.",
     )
@@ -52,50 +52,31 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "version, or a router that does not look at the ranks: skewed draws ranks and "
         "sticky sessions by Zipf's law.",
     )
-    server.add_argument(
-        "--api-server-count",
-        "-asc",
-        type=int,
-        default=None,
-        help="Default: one per rank, as of `vllm serve`.",
-    )
-    server.add_argument(
-        "--skew", type=float, default=0.5, help="Exponent of Zipf's law; 0 is uniform."
-    )
+    text = "Default: one per rank, as of `vllm serve`."
+    server.add_argument("--api-server-count", "-asc", type=int, help=text)
+    text = "Exponent of Zipf's law; 0 is uniform."
+    server.add_argument("--skew", type=float, default=0.5, help=text)
 
 
-def _add_load_args(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
-    load.add_argument(
-        "--num-prompts",
-        type=int,
-        default=None,
-        help="Default: 2048, or as many as the dataset has.",
-    )
+def _add_load_args(load: argparse._ArgumentGroup) -> None:
+    text = "Default: 2048, or as many as the dataset has."
+    load.add_argument("--num-prompts", type=int, help=text)
     load.add_argument("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     load.add_argument("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    add_trace_args(load)
-    load.add_argument(
-        "--tokenizer", default=None, help="Counts the tokens of the dataset's prompts."
-    )
+    text = "Counts the tokens of the dataset's prompts."
+    load.add_argument("--tokenizer", help=text)
     load.add_argument(
         "--max-concurrency",
         type=int,
-        default=None,
         help="Requests in flight. Default: as many as all ranks can run; without "
         "limit if there is a --request-rate.",
     )
-    load.add_argument(
-        "--request-rate",
-        type=float,
-        default=float("inf"),
-        help="Requests per second on average (default: inf).",
-    )
+    text = "Requests per second on average (default: inf)."
+    load.add_argument("--request-rate", type=float, default=float("inf"), help=text)
     load.add_argument("--burstiness", type=float, default=1.0)
 
 
-def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("step time")
+def _add_model_args(model: argparse._ArgumentGroup) -> None:
     model.add_argument(
         "--cost-preset",
         choices=tuple(PRESETS),
@@ -103,15 +84,10 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         help="Constants estimated from public operator timings, by device, data and "
         "tensor parallel size; the default is fitted to vllm-ascend #5212.",
     )
-    model.add_argument(
-        "--calibration",
-        type=Path,
-        default=None,
-        help="Constants that `vllm bench dp-balance calibrate` saved.",
-    )
+    text = "Constants that `vllm bench dp-balance calibrate` saved."
+    model.add_argument("--calibration", type=Path, help=text)
     model.add_argument(
         "--cost",
-        default=None,
         metavar="NAME=SECONDS,...",
         help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
         "--calibration or --cost-preset.",
@@ -225,7 +201,7 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
     return [replace(scenario, cost=cost) for cost in costs]
 
 
-def costs_from(args: argparse.Namespace, limits: RankLimits) -> tuple[CostModel, ...]:
+def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
     """The cost models of --cost-preset, --calibration and --cost.
 
     Several if the calibration could not tell phi: they are the ends of its range. What
@@ -236,12 +212,12 @@ def costs_from(args: argparse.Namespace, limits: RankLimits) -> tuple[CostModel,
     """
     changes = _cost_changes(args.cost)
     if args.calibration is None:
-        return (replace(PRESETS[args.cost_preset], **changes),)
-    found = read_calibration(args.calibration)
-    for warning in found.seen.warnings(limits) if found.seen else ():
+        return [replace(PRESETS[args.cost_preset], **changes)]
+    found = Calibration.read(args.calibration)
+    for warning in found.seen.warnings(limits):
         print(f"warning: {warning}", file=sys.stderr)
     costs = found.costs[-1:] if "phi" in changes else found.costs
-    return tuple(replace(cost, **changes) for cost in costs)
+    return [replace(cost, **changes) for cost in costs]
 
 
 def _cost_changes(text: str | None) -> dict[str, float]:

@@ -14,8 +14,12 @@ from vllm.v1.core.sched.balance.policies.by_name import (
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from .errors import UsageError
-from .rivals.baselines import IntervalPolicy, SGLangDelayer
-from .rivals.sglang_delayer import DelayerParameters, SGLangDelayer0523
+from .rivals.prefill_interval import IntervalPolicy
+from .rivals.sglang_delayer import (
+    DelayerParameters,
+    SGLangDelayer,
+    SGLangDelayer0523,
+)
 from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
 
 
@@ -38,7 +42,7 @@ OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
 BASELINES = ("interval-N", "sglang-N", "sglang23-N", "trtllm")
-"""Rules of other systems, N in steps; see `baselines`."""
+"""Rules of other systems, N in steps; see `rivals`."""
 
 _TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
@@ -91,19 +95,18 @@ def make_controller(text: str) -> Controller | None:
     except (TypeError, ValueError) as error:
         raise UsageError(f"--policy {text}: {error}.") from None
     kind, _, number = name.partition("-")
-    is_baseline = number.isdecimal() and int(number) > 0
-    if is_baseline and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
+    steps = int(number) if number.isdecimal() else 0
+    if steps and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
         ratio = parameters.get("queue_min_ratio")
-        return SGLangDelayer0523(DelayerParameters(int(number), ratio))
+        return SGLangDelayer0523(DelayerParameters(steps, ratio))
     if parameters:
         raise UsageError(f"--policy {text}: {name} has no such parameters.")
     if name == "off":
         return None
-    if is_baseline:
-        if kind == "interval":
-            return IntervalPolicy(int(number))
-        if kind == "sglang":
-            return SGLangDelayer(int(number))
+    if steps and kind == "interval":
+        return IntervalPolicy(steps)
+    if steps and kind == "sglang":
+        return SGLangDelayer(steps)
     raise UsageError(
         f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N steps, "
         "1 or more)."

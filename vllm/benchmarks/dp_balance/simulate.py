@@ -4,12 +4,12 @@
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from .metrics import measure
+from .metrics import Metrics, measure
 from .options import (
     add_policy_arg,
     add_progress_arg,
@@ -22,46 +22,8 @@ from .options import (
     token_counter_from,
 )
 from .policies import OWN
-from .requests.traces import CountTokens
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
 from .scenario import Scenario, simulate
-
-
-def compare(
-    scenario: Scenario,
-    policies: Sequence[str],
-    seeds: Iterable[int],
-    *,
-    count_tokens: CountTokens | None = None,
-    disable_tqdm: bool = False,
-) -> list[PolicyResult]:
-    """Runs every policy with every seed.
-
-    Raises:
-        UsageError: the scenario cannot be run.
-    """
-    results = []
-    for policy in policies:
-        runs = []
-        for seed in seeds:
-            # None: no bar unless standard error is a terminal.
-            with tqdm(
-                desc=f"{policy}, seed {seed}",
-                total=scenario.workload.num_prompts,
-                unit="req",
-                disable=True if disable_tqdm else None,
-            ) as bar:
-                run = simulate(
-                    scenario,
-                    policy,
-                    seed,
-                    count_tokens=count_tokens,
-                    on_done=bar.update,
-                )
-            concurrency = scenario.traffic.max_concurrency
-            runs.append(measure(run, scenario.limits, concurrency, scenario.cost))
-        results.append(PolicyResult(policy, runs))
-    return results
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +99,7 @@ class Comparison(NamedTuple):
 
 
 def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
-    """Compares the policies as the options say.
+    """Runs every policy with every seed as the options say.
 
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
@@ -145,16 +107,32 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
     seeds = seeds_from(args)
     found = []
     for scenario in scenarios_from(args):
-        results = compare(
-            scenario,
-            policies,
-            seeds,
-            count_tokens=token_counter_from(args),
-            disable_tqdm=args.disable_tqdm,
-        )
+        results = [
+            PolicyResult(policy, [_figures(args, scenario, policy, s) for s in seeds])
+            for policy in policies
+        ]
         found.append(Comparison(scenario, seeds, results))
     least, *others = sorted(found, key=lambda comparison: comparison.best_gain)
     return least._replace(others=others)
+
+
+def _figures(
+    args: argparse.Namespace, scenario: Scenario, policy: str, seed: int
+) -> Metrics:
+    """The figures of one run, with a progress bar."""
+    with tqdm(
+        desc=f"{policy}, seed {seed}",
+        total=scenario.workload.num_prompts,
+        unit="req",
+        # None: no bar unless standard error is a terminal.
+        disable=True if args.disable_tqdm else None,
+    ) as bar:
+        count_tokens = token_counter_from(args)
+        run = simulate(
+            scenario, policy, seed, count_tokens=count_tokens, on_done=bar.update
+        )
+    concurrency = scenario.traffic.max_concurrency
+    return measure(run, scenario.limits, concurrency, scenario.cost)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -4,12 +4,12 @@
 
 from collections.abc import Sequence
 
-from ..requests.workload import SimRequest
-from .coordinator import Coordinator, Counts
+from ..requests.request import SimRequest
+from .coordinator import Coordinator
 from .load_balancers import LoadBalancer
 
 
-class Dispatcher:
+class Dispatcher(Coordinator):
     """Sends requests to ranks with what each API server knows at that time."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Dispatcher:
             load_balancers: one for each API server.
             by_tokens: whether they take backlogs instead of counts of requests.
         """
-        self._coordinator = Coordinator(ranks)
+        super().__init__(ranks)
         self._load_balancers = load_balancers
         self.by_tokens = by_tokens
         """Whether the ranks tell their backlog of prompt tokens instead of counts."""
@@ -37,18 +37,10 @@ class Dispatcher:
             now: virtual seconds; never less than in the call before.
             request: with the number of its API server.
         """
-        for publication in self._coordinator.published(now):
+        for publication in self.published(now):
             for load_balancer in self._load_balancers:
                 load_balancer.publish(publication.counts)
         return self._load_balancers[request.server].choose(request)
-
-    def wake(self, now: float) -> None:
-        """The ranks paused and get a request."""
-        self._coordinator.wake(now)
-
-    def tell(self, now: float, wave: int, step: int, counts: Counts) -> None:
-        """The ranks report their counts, before or after a step."""
-        self._coordinator.tell(now, wave, step, counts)
 
     def first_token(self, request: SimRequest) -> None:
         """The first token of a request passes its API server."""

@@ -7,17 +7,14 @@ own requests at once. Each API server has its own.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from itertools import accumulate, cycle
 
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
-from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from ..errors import UsageError
-from ..policies import PolicySpec
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .coordinator import Counts, RankCounts
 
 
@@ -32,36 +29,33 @@ class ApiServer:
 FIRST = ApiServer()
 
 
-class LoadBalancer(Protocol):
-    """Chooses ranks."""
+class LoadBalancer:
+    """Chooses ranks; what it does not look at, it is told in vain."""
 
     def choose(self, request: SimRequest) -> int:
         """The rank of the next request."""
-        ...
-
-    def first_token(self, request: SimRequest) -> None:
-        """A request of this front-end got its first token."""
-        ...
-
-    def finished(self, request: SimRequest) -> None:
-        """A request of this front-end ended."""
-        ...
+        raise NotImplementedError
 
     def publish(self, counts: Counts) -> None:
         """The coordinator's counts arrived."""
-        ...
+
+    def first_token(self, request: SimRequest) -> None:
+        """A request of this front-end got its first token."""
+
+    def finished(self, request: SimRequest) -> None:
+        """A request of this front-end ended."""
 
 
-class FrontEndBalancer(LoadBalancer, Protocol):
+class FrontEndBalancer(LoadBalancer):
     """A load balancer of a front-end, which counts what it sends."""
 
     def best(self) -> int:
         """The rank for the next request."""
-        ...
+        raise NotImplementedError
 
     def sent(self, request: SimRequest, rank: int) -> None:
         """A request was sent to a rank."""
-        ...
+        raise NotImplementedError
 
     def choose(self, request: SimRequest) -> int:
         """Sends a request to the best rank."""
@@ -74,7 +68,8 @@ class Balancer023(FrontEndBalancer):
     """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
 
     With several API servers the scan starts at another rank in each, and each counts
-    its own request as often as there are servers.
+    its own request as often as there are servers. What has ended it sees only when the
+    coordinator publishes it.
     """
 
     def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
@@ -97,12 +92,6 @@ class Balancer023(FrontEndBalancer):
     def sent(self, request: SimRequest, rank: int) -> None:
         """Counts the request as waiting until the next `publish`."""
         self._waiting[rank] += self._server.count
-
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
-    def finished(self, request: SimRequest) -> None:
-        """Seen only when the coordinator publishes it."""
 
 
 class Balancer030(FrontEndBalancer):
@@ -141,9 +130,6 @@ class Balancer030(FrontEndBalancer):
         self._in_flight[rank] += 1
         self._start = (self._start + 1) % len(self._counts)
 
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
     def finished(self, request: SimRequest) -> None:
         """Seen at once: the responses pass the same front-end."""
         self._in_flight[request.rank] -= 1
@@ -176,7 +162,7 @@ class TokenBalancer(FrontEndBalancer):
         self._dispatch.ended(request.index)
 
 
-class BlindBalancer:
+class BlindBalancer(LoadBalancer):
     """A router that does not look at the ranks; it draws each rank from a source."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
@@ -186,73 +172,42 @@ class BlindBalancer:
         """Draws a rank."""
         return self._draw()
 
-    def publish(self, counts: Counts) -> None:
-        """Not looked at."""
-
-    def first_token(self, request: SimRequest) -> None:
-        """Not looked at."""
-
-    def finished(self, request: SimRequest) -> None:
-        """Not looked at."""
-
-
-def _zipf(count: int, skew: float) -> list[float]:
-    return list(accumulate((i + 1) ** -skew for i in range(count)))
-
-
-def _round_robin(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    turn = iter(range(10**12))
-    return BlindBalancer(lambda: next(turn) % ranks)
-
-
-def _random(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    return BlindBalancer(lambda: rng.randrange(ranks))
-
-
-def _skewed(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    weights = _zipf(ranks, skew)
-    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
-
 
 SESSIONS_PER_RANK = 8
+ROUTERS = ("round-robin", "random", "skewed", "sticky")
+"""Without a look at the ranks: "skewed" draws ranks, "sticky" sessions that stay on one
+rank, both with Zipf weights."""
 
 
-def _sticky(ranks: int, rng: random.Random, skew: float) -> LoadBalancer:
-    homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
-    weights = _zipf(len(homes), skew)
+def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBalancer:
+    if name == "round-robin":
+        return BlindBalancer(cycle(range(ranks)).__next__)
+    if name == "random":
+        return BlindBalancer(lambda: rng.randrange(ranks))
+    homes: Sequence[int] = range(ranks)
+    if name == "sticky":
+        homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
+    weights = list(accumulate((i + 1) ** -skew for i in range(len(homes))))
     return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
 
 
-_FRONT_ENDS: dict[str, Callable[[int, ApiServer], LoadBalancer]] = {
-    "0.23": Balancer023,
-    "0.30": Balancer030,
-}
-
-_ROUTERS: dict[str, Callable[[int, random.Random, float], LoadBalancer]] = {
-    "round-robin": _round_robin,
-    "random": _random,
-    "skewed": _skewed,
-    "sticky": _sticky,
-}
+_FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
 BY_TOKENS = "tokens"
 
-LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *_ROUTERS)
+LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *ROUTERS)
 
 AS_SERVED = "as-served"
 
 
-def load_balancer_of(name: str, policy: str) -> str:
-    """The load balancer that a policy is simulated with.
+def load_balancer_of(name: str, balance_on: bool) -> str:
+    """The load balancer of that name, one of `LOAD_BALANCERS` or `AS_SERVED`.
 
-    Args:
-        name: one of `LOAD_BALANCERS`, or `AS_SERVED` for that of a server which runs
-            the policy: by tokens with balance on, else that of vLLM 0.23.
-        policy: as on the command line.
+    As served it is by tokens with balance on, else that of vLLM 0.23.
     """
     if name != AS_SERVED:
         return name
-    return BY_TOKENS if PolicySpec.parse(policy).name in POLICIES else "0.23"
+    return BY_TOKENS if balance_on else "0.23"
 
 
 def make_load_balancers(
@@ -266,8 +221,7 @@ def make_load_balancers(
     """The load balancer of that name, one for each API server.
 
     Args:
-        name: one of `LOAD_BALANCERS`; "skewed" draws ranks, "sticky" sessions that
-            stay on one rank, both with Zipf weights.
+        name: one of `LOAD_BALANCERS`.
         ranks: how many ranks there are.
         rng: source of chance.
         skew: exponent of the Zipf weights; 0 is uniform.
@@ -283,8 +237,8 @@ def make_load_balancers(
         )
     if not 0 <= skew < float("inf"):
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
-    if name in _ROUTERS:
-        return [_ROUTERS[name](ranks, rng, skew)] * api_servers
+    if name in ROUTERS:
+        return [_router(name, ranks, rng, skew)] * api_servers
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]

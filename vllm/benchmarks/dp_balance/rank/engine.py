@@ -8,7 +8,7 @@ from vllm.v1.core.sched.balance.policies.by_name import Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from ..front_end.coordinator import Counts
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from ..step_time.model import Loads
 from .gate import GatedRank
 from .kv_cache import make_blocks

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .limits import BLOCK_SIZE, blocks_of
 from .prefix_hits import FoundPrefixes, Hit
 from .request import Block, Key, RankRequest

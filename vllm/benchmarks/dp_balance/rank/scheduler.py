@@ -22,19 +22,10 @@ from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 
 from ..front_end.coordinator import RankCounts
-from ..requests.workload import SimRequest
+from ..requests.request import SimRequest
 from .kv_cache import Blocks
 from .limits import BLOCK_SIZE, RankLimits, blocks_of
 from .request import RankRequest
-
-
-class Load(NamedTuple):
-    """What a rank computes in a step, as in `step_time.model.Loads`."""
-
-    prefill: int
-    decodes: int
-    context: int
-    attended: float
 
 
 class Outcome(NamedTuple):
@@ -110,7 +101,7 @@ class Scheduler:
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
-        work = RankRequest(request)
+        work = RankRequest(request, str(request.index), request.sent)
         self._blocks.add(work)
         self._requests[work.name] = work
         self._waiting.append(work)
@@ -146,8 +137,8 @@ class Scheduler:
         """Sets what may be done in the next step."""
         self._decision = decision
 
-    def schedule(self) -> Load:
-        """Starts a step, and returns what it computes."""
+    def schedule(self) -> tuple[int, int, int, float]:
+        """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
         if self.prefilled:
             self._begin_prefill()
@@ -158,7 +149,7 @@ class Scheduler:
             # Nothing is admitted in a step that preempts.
             if not self._grow():
                 self._schedule_prefill()
-        load = Load(
+        load = (
             self._prefill,
             self._decodes + self._single,
             self._context + self._single_context,

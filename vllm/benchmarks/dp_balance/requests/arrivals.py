@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from .workload import SimRequest
+from .request import SimRequest
 
 
 @dataclass(frozen=True)

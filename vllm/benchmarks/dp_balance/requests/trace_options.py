@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from ..scenario import Workload
 from .arrivals import ClientTraffic
 from .traces import TimedTrace
+from .workload import Workload
 
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
@@ -23,40 +23,27 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--dataset-path",
         type=Path,
-        default=None,
         help="A trace, a custom dataset (.jsonl) or a result saved with "
         "--save-detailed, instead of --input-len and --output-len.",
     )
     load.add_argument(
         "--self-timed",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="Whether requests are sent at the times of the trace. Default: yes with "
         "--dataset-name timed_trace.",
     )
-    load.add_argument("--timed-trace-chunk-hash-size", type=int, default=None)
-    load.add_argument("--timed-trace-sec-multiplier", type=float, default=None)
+    load.add_argument("--timed-trace-chunk-hash-size", type=int)
+    load.add_argument("--timed-trace-sec-multiplier", type=float)
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         option = f"--timed-trace-label-{name.replace('_', '-')}"
         load.add_argument(option, default=name, help="Name in JSON lines.")
-    load.add_argument(
-        "--timed-trace-start",
-        type=float,
-        default=0.0,
-        help="Seconds into the trace at which the window begins.",
-    )
-    load.add_argument(
-        "--timed-trace-duration",
-        type=float,
-        default=float("inf"),
-        help="Seconds of the trace. --num-prompts limits the requests too.",
-    )
-    load.add_argument(
-        "--timed-trace-rate-multiplier",
-        type=float,
-        default=1.0,
-        help="Replays the trace so many times faster.",
-    )
+    for option, default, text in (
+        ("start", 0.0, "Seconds into the trace at which the window begins."),
+        ("duration", float("inf"), "Seconds. --num-prompts limits the requests too."),
+        ("rate-multiplier", 1.0, "Replays the trace so many times faster."),
+    ):
+        option = f"--timed-trace-{option}"
+        load.add_argument(option, type=float, default=default, help=text)
     load.add_argument(
         "--prefix-share",
         type=float,

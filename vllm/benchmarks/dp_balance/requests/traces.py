@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UsageError
 
@@ -165,7 +165,7 @@ def _csv_rows(
     seconds: Callable[[str], float],
     failures: bool = False,
 ) -> list[TraceRow]:
-    rows = []
+    rows, where = [], str(path)
     for number, item in enumerate(csv.DictReader(lines), start=2):
         texts = [item.get(column) for column in columns]
         try:
@@ -177,7 +177,7 @@ def _csv_rows(
             ) from None
         if failures and output == 0:
             continue  # BurstGPT logs requests that failed with an empty response
-        rows.append(_row(f"{path} line {number}", prompt, output, time))
+        rows.append(_row(f"{where} line {number}", prompt, output, time))
     return rows
 
 
@@ -185,15 +185,13 @@ def _whole(text: str | None) -> int:
     return int(text or "")
 
 
-def _row(
-    where: str, prompt: object, output: object, time: float | None = None
-) -> TraceRow:
+def _row(where: str, prompt: Any, output: Any, time: float | None = None) -> TraceRow:
     if not _is_length(prompt) or not _is_length(output):
         raise UsageError(
             f"{where}: {prompt!r} prompt tokens and {output!r} output tokens; "
             "both must be whole numbers of at least 1."
         )
-    return TraceRow(int(str(prompt)), int(str(output)), time)
+    return TraceRow(prompt, output, time)
 
 
 def _is_length(value: object) -> bool:

@@ -1,48 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Requests: how many tokens they bring, and how many they ask for."""
+"""Which requests are sent: how long they are, and what their prompts share."""
 
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..errors import UsageError
+from .request import SimRequest
+from .traces import CountTokens, TimedTrace, Trace, read_trace
 
 Lengths = Callable[[random.Random], int]
 """Draws one length, in tokens."""
-
-
-class SimRequest:
-    """One request and what became of it. Times are in seconds."""
-
-    __slots__ = (
-        "chunk_size",
-        "done",
-        "due",
-        "first_token",
-        "hash_ids",
-        "index",
-        "output_len",
-        "prompt_len",
-        "rank",
-        "sent",
-        "server",
-    )
-
-    def __init__(self, index: int, prompt_len: int, output_len: int) -> None:
-        self.index = index
-        self.due = math.nan
-        """When it is to be sent, if a trace says so."""
-        self.hash_ids: tuple[int, ...] = ()
-        """Of the first chunks of the prompt: equal beginnings are shared."""
-        self.chunk_size = 16
-        """Tokens in a chunk."""
-        self.prompt_len = prompt_len
-        self.output_len = output_len
-        self.rank = -1
-        self.server = 0
-        """Number of the API server that handles it."""
-        self.sent = self.first_token = self.done = math.nan
 
 
 LENGTH_HELP = (
@@ -118,3 +89,65 @@ def share_prefixes(
         chunks = int(share * request.prompt_len) // request.chunk_size
         text = rng.randrange(prefixes)
         request.hash_ids = tuple(chunk * prefixes + text for chunk in range(chunks))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Which requests are sent, in which order."""
+
+    num_prompts: int | None = 2048
+    """None for as many as the trace has."""
+    input_len: str = "3500"
+    output_len: str = "1500"
+    trace: Path | None = None
+    """Requests from a file instead of the two distributions."""
+    timed_trace: TimedTrace = field(default_factory=TimedTrace)
+    """How to read it."""
+    prefix_share: float = 0.0
+    """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
+    num_prefixes: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefix_share < 1:
+            raise UsageError(
+                f"--prefix-share {self.prefix_share}: it is a share, 0 to below 1."
+            )
+        if self.num_prefixes < 1:
+            raise UsageError(f"--num-prefixes {self.num_prefixes}: give 1 or more.")
+
+    def requests(
+        self, rng: random.Random, count_tokens: CountTokens | None = None
+    ) -> list[SimRequest]:
+        """Draws the requests; equal generators give equal requests."""
+        count = self.num_prompts
+        if count is not None and count < 1:
+            raise UsageError(f"--num-prompts {count}: give 1 or more.")
+        if self.trace is not None:
+            trace = read_trace(self.trace, count_tokens, self.timed_trace)
+            return traced_requests(trace, count)
+        if count is None:
+            raise UsageError("--num-prompts: needed unless there is a trace.")
+        requests = draw_requests(
+            count,
+            parse_lengths("--input-len", self.input_len),
+            parse_lengths("--output-len", self.output_len),
+            rng,
+        )
+        if self.prefix_share:
+            share_prefixes(requests, self.prefix_share, self.num_prefixes, rng)
+        return requests
+
+
+def traced_requests(trace: Trace, count: int | None) -> list[SimRequest]:
+    """The first requests of a trace; what has no times is repeated up to `count`."""
+    rows = trace.rows
+    if count is None or (trace.is_timed and count > len(rows)):
+        count = len(rows)
+    requests = []
+    for index in range(count):
+        row = rows[index % len(rows)]
+        request = SimRequest(index, row.prompt_len, row.output_len)
+        request.due = math.nan if row.time is None else row.time
+        request.hash_ids, request.chunk_size = row.hash_ids, trace.chunk_size
+        requests.append(request)
+    return requests

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The prefill delayer of SGLang 0.5.23, to compare ours with. Never runs in a server.
+"""SGLang's prefill delayers, the first one and that of 0.5.23.
 
-While only some ranks can prefill, it holds for at most N passes, as its predecessor
-did. While all can, it holds as well: as long as the free slots of the fullest rank are
-fewer than the largest of the last prefill batches (slot condition), and if asked to
-also until the longest queue is as long as a share of the running requests (queue
-trigger). A test compares every decision with SGLang's own code.
+While only some ranks can prefill, both hold for at most N passes. While all can, that
+of 0.5.23 holds as well: as long as the free slots of the fullest rank are fewer than
+the largest of the last prefill batches (slot condition), and if asked to also until the
+longest queue is as long as a share of the running requests (queue trigger). A test
+compares every decision of it with SGLang's own code.
 """
 
 from collections import deque
@@ -17,12 +17,37 @@ from typing import NamedTuple
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
-from .baselines import HOLD
+from . import HOLD
 
 WINDOW = 16
 """Prefill batches that are remembered."""
 MAX_DELAY_SECONDS = 5.0
 """Of the queue trigger."""
+
+
+class SGLangDelayer:
+    """The first: when all ranks can prefill, everybody goes."""
+
+    def __init__(self, max_passes: int) -> None:
+        self._max_passes = max_passes
+        self._delayed = 0
+
+    def reset(self) -> None:
+        """A wave has ended."""
+        self._delayed = 0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """One decision for all ranks."""
+        able = [pending > 0 for pending in snapshot.pending]
+        if not any(able):
+            # Not open: a request that has come since would slip through alone.
+            self._delayed = 0
+            return HOLD if any(snapshot.running) else OPEN
+        if all(able) or self._delayed + 1 >= self._max_passes:
+            self._delayed = 0
+            return OPEN
+        self._delayed += 1
+        return HOLD
 
 
 class RankState(NamedTuple):

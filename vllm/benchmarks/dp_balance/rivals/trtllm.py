@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
-from .baselines import HOLD
+from . import HOLD
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""How long the ranks' common step takes, from what each of them computes."""
+"""How long the ranks' common step takes, from what each of them computes.
+
+The options, `calibrate` and `CostModel` say seconds per token. `adaptive` learns the
+same model in seconds per full step of N tokens (`max_num_batched_tokens`), and the
+pages use its names:
+
+=========================================== ======= ============================
+here                                        pages   `balance/policies/step_cost`
+=========================================== ======= ============================
+t0 + a·decodes + context·tokens (+ experts) decode  decode
+c                                           c       fixed
+(1 − phi)·b                                 b₁ / N  own / N
+phi·b                                       b₂ / N  shared / N
+padded·phi·b                                b₃ / N  padding / N
+=========================================== ======= ============================
+"""
 
 import math
 import random
@@ -82,40 +97,30 @@ class CostModel:
         the mean over the ranks. The rows of a rank are its prompt tokens; with padding
         those of a rank without any are the most that another rank has.
         """
-        fixed = self.t0
+        prefill, decodes = loads.prefill, loads.decodes
+        alike = self.t0
         if self.experts:
-            tokens = sum(loads.decodes) + sum(loads.prefill)
-            fixed -= self.experts * math.expm1(-tokens / self.experts_tokens)
-        a, context = self.a, self.context
-        if not any(loads.prefill):
-            if not context:
-                return fixed + a * max(loads.decodes)
-            return fixed + max(
-                [
-                    a * decodes + context * tokens
-                    for decodes, tokens in zip(
-                        loads.decodes, loads.context, strict=True
-                    )
-                ]
-            )
-        own = self.b * (1 - self.phi)
-        prefill, decodes, attended = loads.prefill, loads.decodes, loads.attended
+            tokens = sum(decodes) + sum(prefill)
+            alike -= self.experts * math.expm1(-tokens / self.experts_tokens)
+        a, context, own = self.a, self.context, self.b * (1 - self.phi)
         seconds = [
-            a * decodes + context * tokens + own * prefill
-            for prefill, decodes, tokens in zip(
-                prefill, decodes, loads.context, strict=True
+            a * requests + context * attended_to + own * tokens
+            for requests, attended_to, tokens in zip(
+                decodes, loads.context, prefill, strict=True
             )
         ]
-        if self.attention and attended:
+        if not any(prefill):
+            return alike + max(seconds)
+        if self.attention and loads.attended:
             seconds = [
                 own_seconds + self.attention * pairs
-                for own_seconds, pairs in zip(seconds, attended, strict=True)
+                for own_seconds, pairs in zip(seconds, loads.attended, strict=True)
             ]
         rows = sum(prefill)
         if self.padded:
             rows += max(prefill) * prefill.count(0)
         shared = self.b * self.phi * rows / len(prefill)
-        return fixed + max(seconds) + shared + self.c
+        return alike + max(seconds) + shared + self.c
 
     def noisy(self, seconds: float, rng: random.Random) -> float:
         """The duration of one step that takes `seconds` on average."""

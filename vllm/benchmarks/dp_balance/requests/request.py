@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""A request, from its client's side."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class SimRequest:
+    """One request and what became of it. Times are in seconds."""
+
+    index: int
+    prompt_len: int
+    output_len: int
+    due: float = math.nan
+    """When it is to be sent, if a trace says so."""
+    hash_ids: tuple[int, ...] = ()
+    """Of the first chunks of the prompt: equal beginnings are shared."""
+    chunk_size: int = 16
+    """Tokens in a chunk."""
+    rank: int = -1
+    server: int = 0
+    """Number of the API server that handles it."""
+    sent: float = math.nan
+    first_token: float = math.nan
+    done: float = math.nan
