@@ -201,7 +201,7 @@ def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
     closed = cell.load is None and cell.scenario.traffic.is_closed_loop
     policies = {
         name: {
-            figure: round(statistics.fmean(run[figure] for run in of_policy), 3)
+            figure: round(statistics.fmean(run[figure] for run in of_policy), 4)
             for figure in of_policy[0]
         }
         | {"gain": gain(of_policy, found["off"], closed)}
