@@ -24,7 +24,7 @@ NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 HOSTS ?=
 ASCEND ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-ascend test-hosts test-image lint \
+.PHONY: help demo test test-unit test-wheel test-engine test-slow test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,7 +50,11 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	"$$($(TOOL) env)"/bin/pytest tests/engine
+	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadgroup
+
+test-slow: $(VENV)  ## what takes minutes: more seeds, states, waves and ways to stop
+	.venv/bin/python -m pytest tests/unit -m slow
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)

@@ -41,3 +41,10 @@ def pytest_sessionstart() -> None:
             f"{vllm_folder()}: the source tree is on the import path; these tests "
             "check an installed wheel: run ENV/bin/pytest, not python -m pytest"
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With xdist, one worker runs all tests with servers, one server at a time."""
+    for item in items:
+        if {"Server", "serve"} & set(vars(item.getparent(pytest.Module).module)):
+            item.add_marker(pytest.mark.xdist_group("servers"))

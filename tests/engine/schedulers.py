@@ -10,8 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from vllm import __version__
-from vllm.benchmarks.dp_balance.rank import schedulers
-from vllm.benchmarks.dp_balance.rank.schedulers import BLOCK_SIZE
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.balance.gate import BalanceGate
@@ -21,8 +19,11 @@ from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+import bare_schedulers
+from bare_schedulers import BLOCK_SIZE
+
 ROOT = Path(__file__).parents[2]
-make_request = schedulers.make_request
+make_request = bare_schedulers.make_request
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
@@ -47,7 +48,7 @@ def make_scheduler(
     **arguments: Any,
 ) -> Any:
     """A scheduler with statistics and so many KV cache blocks of 16 tokens."""
-    return schedulers.make_scheduler(
+    return bare_schedulers.make_scheduler(
         config, num_blocks, scheduler_class, log_stats=True, **arguments
     )
 

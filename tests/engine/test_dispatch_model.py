@@ -26,8 +26,8 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
 )
 from vllm.benchmarks.dp_balance.loop import run
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
-from vllm.benchmarks.dp_balance.rank.fast import FastEngine
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.step_time.model import CostModel, Loads
@@ -172,7 +172,7 @@ def agreement(seen: Sent, policy: str, by_counts: type = BY_COUNTS) -> float:
     durations = chain(measured, repeat(DEVICE["t0"]))
     object.__setattr__(steps, "durations", durations)
     run(
-        FastEngine(RankLimits(RANKS, SLOTS, 256)),
+        Engine(RankLimits(RANKS, SLOTS, 256), max_model_len=256),
         make_controller(policy),
         requests,
         ClientTraffic(self_timed=True),

@@ -26,7 +26,7 @@ def test_each_policy(
     options += ["--data-parallel-balance", policy]
     with Server(tmp_path, moe_model, *options) as server:
         for _ in range(ROUNDS):
-            assert_equal(server, moe_samples, concurrency=16)
+            assert_equal(server, moe_samples, concurrency=16)  # prefixes cached later
             held = server.metric("vllm:dp_balance_hold_length_steps_count")
             if policy == "off" or sum(held.values()) > 0:
                 break

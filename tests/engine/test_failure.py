@@ -158,7 +158,7 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
     "signals",
     [
         pytest.param({"1": signal.SIGKILL}, id="killed"),
-        pytest.param({"1": signal.SIGSTOP}, id="stopped"),
+        pytest.param({"1": signal.SIGSTOP}, id="stopped", marks=pytest.mark.slow),
         # As where a collective call of the model has no time-out: nobody says why.
         pytest.param(
             {"0": signal.SIGSTOP, "2": signal.SIGSTOP, "1": signal.SIGKILL},

@@ -57,6 +57,9 @@ def test_a_pipeline_of_worker_processes(
         assert_equal(server, moe_samples, concurrency=16)
         assert_equal(server, moe_samples, concurrency=8)
         assert_decided(server)
+    # No longer prompt fits into a step, so it is only run if it is cut.
+    log = server.log.read_text()
+    assert "Chunked prefill is enabled with max_num_batched_tokens=48" in log
 
 
 def test_speculation_grammars_and_priorities(
@@ -96,8 +99,16 @@ def test_speculation_grammars_and_priorities(
         for got in completions:
             assert got == [list(sample.tokens) for sample in moe_samples]
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
-        assert sum(accepted.values()) > 0
+        drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        assert 0 < sum(accepted.values()) < sum(drafted.values())
+        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
         assert_decided(server)
+        random_request = {"prompt": [5, 6], "temperature": 0.5}
+        refused = server.post(
+            "/v1/completions", {"model": str(moe_model), **random_request}
+        )
+        assert refused.status_code == 400
+        assert "send temperature=0" in refused.text
 
 
 LORA_LAYERS, LORA_RANK = ("q_proj", "v_proj", "o_proj"), 8

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.rank.schedulers import FULL_ATTENTION
 from vllm.config import LoRAConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
@@ -24,6 +23,7 @@ from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from bare_schedulers import FULL_ATTENTION
 from schedulers import (
     BLOCK_SIZE,
     engine_config,

@@ -56,16 +56,9 @@ ADAPTIVE = ("--data-parallel-balance", "adaptive")
             "was started with --data-parallel-balance off, the front-end with "
             "--data-parallel-balance cap. ",
         ),
-        (
-            (*ADAPTIVE, "--data-parallel-balance-ttft", "5"),
-            (*ADAPTIVE, "--data-parallel-balance-ttft", "2.5"),
-            False,
-            "was started with --data-parallel-balance-ttft 2.5, the front-end with "
-            "--data-parallel-balance-ttft 5. ",
-        ),
         (ADAPTIVE, ADAPTIVE, True, "of the balance code, the front-end has "),
     ],
-    ids=["policy", "TTFT budget", "code"],
+    ids=["policy", "code"],
 )
 def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
     first: tuple[str, ...],
@@ -104,28 +97,10 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
     assert sentence in log
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "sentence"),
-    [
-        ("moe", (), "needs at least two data parallel ranks"),
-        ("dense", ("-dp", "2"), "so there is nothing to balance"),
-        (
-            "moe",
-            ("-dp", "2", "--scheduler-cls", "copying_scheduler.CopyingScheduler"),
-            "CopyingScheduler has a schedule() of its own",
-        ),
-    ],
-    ids=["one rank", "dense model", "scheduler that copies"],
-)
-def test_what_cannot_work_is_refused_at_the_start(
-    model: str,
-    options: tuple[str, ...],
-    sentence: str,
-    moe_model: Path,
-    dense_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_scheduler_that_copies_is_refused_at_the_start(
+    moe_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What else cannot work is refused in `test_gate.py`."""
     (tmp_path / "copying_scheduler.py").write_text(
         "from vllm.v1.core.sched.scheduler import Scheduler\n"
         "class CopyingScheduler(Scheduler):\n"
@@ -133,8 +108,9 @@ def test_what_cannot_work_is_refused_at_the_start(
         "        raise AssertionError('never reached')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    path = str({"moe": moe_model, "dense": dense_model}[model])
-    balance = ("--data-parallel-balance", "cap")
-    with serve(tmp_path, "refused", path, *balance, *options) as process:
+    options = ("-dp", "2", "--data-parallel-balance", "cap")
+    copying = ("--scheduler-cls", "copying_scheduler.CopyingScheduler")
+    with serve(tmp_path, "refused", str(moe_model), *options, *copying) as process:
         assert process.wait(REFUSED_S) != 0
+    sentence = "CopyingScheduler has a schedule() of its own"
     assert sentence in (tmp_path / "refused.log").read_text()

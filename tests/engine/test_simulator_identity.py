@@ -1,21 +1,21 @@
-"""The fast engine takes the same steps as real schedulers with real gates."""
+"""The modelled ranks take the same steps as real schedulers with real gates."""
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
-from vllm.benchmarks.dp_balance.rank.fast import FastEngine
-from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
-from vllm.benchmarks.dp_balance.rank.real import RealEngine
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
+
+from real_ranks import simulate_real
 
 POLICIES = (
     *OWN,
@@ -105,24 +105,19 @@ def limited(case: int) -> tuple[Scenario, str]:
 
 
 def trace(
-    monkeypatch: pytest.MonkeyPatch, scenario: Scenario, policy: str, seed: int
+    monkeypatch: pytest.MonkeyPatch, simulated: Any, *arguments: Any
 ) -> tuple[list[object], list[Snapshot]]:
-    """The steps and the rows."""
-    engine: type = RealEngine
-    if scenario.engine == "fast":
-        limited = scenario.limits.kv_blocks is not None
-        engine = LimitedEngine if limited else FastEngine
+    """The steps and the rows of `simulate` or `simulate_real`."""
     rows: list[Snapshot] = []
-    exchange = engine.exchange
+    exchange = Engine.exchange
 
-    def spy(self: object, wave: int, step: int, now: float) -> Snapshot:
-        snapshot: Snapshot = exchange(self, wave, step, now)
-        rows.append(snapshot)
-        return snapshot
+    def spy(self: Engine, wave: int, step: int, now: float) -> Snapshot:
+        rows.append(exchange(self, wave, step, now))
+        return rows[-1]
 
-    monkeypatch.setattr(engine, "exchange", spy)
+    monkeypatch.setattr(Engine, "exchange", spy)
     steps: list[object] = []
-    simulate(scenario, policy, seed, on_step=lambda step: steps.append(_plain(step)))
+    simulated(*arguments, on_step=lambda step: steps.append(_plain(step)))
     monkeypatch.undo()
     return steps, rows
 
@@ -147,12 +142,12 @@ def test_same_with_a_full_kv_cache(case: int, monkeypatch: pytest.MonkeyPatch) -
 def assert_same(
     scenario: Scenario, policy: str, case: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = trace(monkeypatch, scenario, policy, case)
-    real = trace(monkeypatch, replace(scenario, engine="real"), policy, case)
-    for number, (mine, theirs) in enumerate(zip(fast[0], real[0], strict=False)):
+    modelled = trace(monkeypatch, simulate, scenario, policy, case)
+    real = trace(monkeypatch, simulate_real, scenario, policy, case)
+    for number, (mine, theirs) in enumerate(zip(modelled[0], real[0], strict=False)):
         assert mine == theirs, f"step {number}, {policy}, {scenario}"
-    assert len(fast[0]) == len(real[0])
-    for number, (ours, gates) in enumerate(zip(fast[1], real[1], strict=True)):
+    assert len(modelled[0]) == len(real[0])
+    for number, (ours, gates) in enumerate(zip(modelled[1], real[1], strict=True)):
         assert ours == gates, f"rows of step {number}, {policy}, {scenario}"
 
 
@@ -199,7 +194,6 @@ def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
         COST,
         Workload(24, "uniform:20:90", "uniform:40:120"),
         ClientTraffic(max_concurrency=12),
-        engine="real",
     )
     prefilled = 0
 
@@ -207,16 +201,7 @@ def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
         nonlocal prefilled
         prefilled += sum(step.loads.prefill)
 
-    run = simulate(scenario, policy, on_step=count)
+    run = simulate_real(scenario, policy, on_step=count)
     prompts = sum(request.prompt_len for request in run.requests)
     assert prefilled > prompts, "nothing was preempted: the case tests nothing"
     assert all(request.done > request.first_token for request in run.requests)
-
-
-@pytest.mark.parametrize("engine", ["fast", "real"])
-def test_impossible_kv_cache_is_refused(engine: str) -> None:
-    scenario = Scenario(
-        RankLimits(2, 4, 256, kv_blocks=5), COST, Workload(4, "90", "10"), engine=engine
-    )
-    with pytest.raises(UsageError, match="--num-gpu-blocks"):
-        simulate(scenario, "off")

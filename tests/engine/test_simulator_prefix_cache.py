@@ -1,4 +1,4 @@
-"""Shared prompts in a KV cache that is full: the fast engine does what vLLM does.
+"""Shared prompts in a KV cache that is full: the modelled ranks do what vLLM does.
 
 Steps and rows are those of real schedulers with real gates. What happened in the cases
 is counted where vLLM does it.
@@ -12,8 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.rank import found_prefixes
-from vllm.benchmarks.dp_balance.rank.real import RealEngine
+from vllm.benchmarks.dp_balance.rank import prefix_hits as modelled_hits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import CountTokens
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
@@ -23,6 +22,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.balance.measure import prefix_hits
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from real_ranks import RealEngine
 from test_simulator_identity import LIMITED_POLICIES, assert_same, limited
 
 pytestmark = pytest.mark.skipif(
@@ -191,4 +191,4 @@ def test_the_cases_hold_all_that_can_happen() -> None:
 
 def test_the_gate_looks_prompts_up_as_often() -> None:
     for name in ("ALWAYS", "EVERY", "SEARCHES", "AT_A_TIME"):
-        assert getattr(found_prefixes, name) == getattr(prefix_hits, name)
+        assert getattr(modelled_hits, name) == getattr(prefix_hits, name)

@@ -104,7 +104,7 @@ SAID = {
 }
 
 
-@pytest.fixture(params=["fork", "spawn"])
+@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def method(request: pytest.FixtureRequest) -> str:
     """How the processes are started: the reference platform forks, Ascend spawns."""
     return str(request.param)
@@ -117,7 +117,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.parametrize(
-    "stop", [terminate, terminate_all, kill_front_end, kill_coordinator]
+    "stop",
+    [
+        terminate,
+        pytest.param(terminate_all, marks=pytest.mark.slow),
+        kill_front_end,
+        kill_coordinator,
+    ],
 )
 def test_a_server_that_stops_leaves_nothing(
     moe_model: Path,
@@ -130,7 +136,9 @@ def test_a_server_that_stops_leaves_nothing(
     print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
-@pytest.mark.parametrize("stop", [terminate, kill_front_end])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(terminate, marks=pytest.mark.slow), kill_front_end]
+)
 def test_several_api_servers_leave_nothing(
     moe_model: Path, tmp_path: Path, stop: Callable[[Server], None]
 ) -> None:

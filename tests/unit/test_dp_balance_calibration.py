@@ -4,14 +4,13 @@ import argparse
 import json
 import random
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import recommend
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.calibration import (
@@ -21,11 +20,7 @@ from vllm.benchmarks.dp_balance.step_time.calibration import (
 )
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.step_time.steps import (
-    StepSample,
-    read_client_result,
-    read_server_logs,
-)
+from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs
 
 VARIED = Workload(300, "lognormal:600:1:4000", "lognormal:150:0.8:1000")
 
@@ -148,31 +143,6 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:
     (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
     assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
-
-
-def test_client_result_gives_all_but_phi(tmp_path: Path) -> None:
-    run = simulate(scenario(cost(0.0, noise=0.0), concurrency=12), "off")
-    ends = [step.end for step in run.steps]
-    rng = random.Random(0)
-    result: dict[str, list[object]] = {
-        "start_times": [], "ttfts": [], "itls": [], "input_lens": []
-    }  # fmt: skip
-    for request in run.requests:
-        seen = [
-            end + rng.random() * 1e-3
-            for end in ends
-            if request.first_token <= end <= request.done
-        ]
-        result["start_times"].append(request.sent)
-        result["ttfts"].append(seen[0] - request.sent)
-        result["itls"].append([b - a for a, b in pairwise(seen)])
-        result["input_lens"].append(request.prompt_len)
-    (path := tmp_path / "result.json").write_text(json.dumps(result))
-    found = fit(read_client_result(path, 4, 4096))
-    assert found.phi.note
-    assert found.t0.value == pytest.approx(0.036, rel=0.05)
-    assert found.b.value == pytest.approx(2e-4, rel=0.05)
-    assert found.c.value == pytest.approx(0.03, rel=0.10)
 
 
 def test_attention_and_experts_are_recovered() -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance import calibrate, recommend, report, simulate
+from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.requests.traces import TraceRow, read_trace
 from vllm.benchmarks.dp_balance.results import read_json
@@ -118,8 +118,6 @@ def test_calibrate(tmp_path: Path) -> None:
     (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
     with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
         run(calibrate, "-dp", "2", "--server-log", str(path))
-    with pytest.raises(UsageError, match="not a detailed result"):
-        run(calibrate, "-dp", "2", "--serve-result", str(path))
     with pytest.raises(UsageError, match="--data-parallel-size 1"):
         run(calibrate, "-dp", "1", "--server-log", str(path))
 
@@ -129,10 +127,3 @@ def test_recommend() -> None:
         run(recommend, "--policy", "interval-2")
     with pytest.raises(UsageError, match="name a policy to compare it with"):
         run(recommend, "--policy", "off")
-
-
-def test_report(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="its folder does not exist"):
-        run(report, "--output", str(tmp_path / "none" / "page.html"))
-    with pytest.raises(UsageError, match=r"--timeline-seconds 0\.0"):
-        run(report, "--timeline-seconds", "0")

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from itertools import count
 
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
-from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
-from vllm.benchmarks.dp_balance.rank.prefix_cache import PrefixCache, prompt_tokens
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
@@ -20,37 +19,47 @@ def request(prompt: int, *hash_ids: int, chunk_size: int = 16) -> SimRequest:
     return made
 
 
+def prefills(engine: Engine, *requests: SimRequest) -> list[int]:
+    """Prompt tokens of the steps in which the requests are served."""
+    for request in requests:
+        engine.add(0, request)
+    steps = []
+    while engine.has_work():
+        steps.append(engine.schedule().prefill[0])
+        engine.update()
+    return steps
+
+
+def rank_with(kv_blocks: int | None = None) -> Engine:
+    """A rank of three slots, and of so many blocks if not of endless ones."""
+    limits = RankLimits(1, 3, 100, kv_blocks and 1 + kv_blocks)
+    return Engine(limits, max_model_len=64, shared_prefixes=True)
+
+
 def test_whole_blocks_of_an_equal_beginning_are_hits() -> None:
-    cache = PrefixCache()
-    assert cache.hit(request(100, 1, 2, 3)) == 0
-    cache.store(request(100, 1, 2, 3), 100)
-    assert cache.hit(request(100, 1, 2, 3, 4)) == 48
-    assert cache.hit(request(100, 1, 2, 4)) == 32
-    assert cache.hit(request(100, 2, 3)) == 0, "not at the beginning"
+    engine = rank_with()
+    assert prefills(engine, request(100, 1, 2, 3)) == [100]
+    assert prefills(engine, request(100, 1, 2, 3, 4)) == [100 - 48]
+    assert prefills(engine, request(90, 1, 2, 4)) == [90 - 32]
+    assert prefills(engine, request(80, 2, 3)) == [80], "not at the beginning"
 
 
 def test_the_last_token_is_always_computed() -> None:
-    cache = PrefixCache()
-    cache.store(request(48, 1, 2, 3), 48)
-    assert cache.hit(request(48, 1, 2, 3)) == 32
-    assert cache.hit(request(49, 1, 2, 3)) == 48
+    engine = rank_with()
+    assert prefills(engine, request(48, 1, 2, 3)) == [48]
+    assert prefills(engine, request(48, 1, 2, 3)) == [16]
+    assert prefills(engine, request(49, 1, 2, 3)) == [1]
 
 
 def test_chunks_of_several_blocks_are_cached_as_far_as_they_are_computed() -> None:
-    cache = PrefixCache()
-    cache.store(request(1200, 1, 2, chunk_size=512), 700)
-    later = request(1200, 1, 2, chunk_size=512)
-    assert cache.hit(later) == 512 + 176
-    cache.store(later, 1200)
-    assert cache.hit(later) == 1024
-
-
-def test_tokens_are_equal_where_chunks_are() -> None:
-    first, second = request(40, 1, 2), request(40, 1, 3)
-    one, two = prompt_tokens(first), prompt_tokens(second)
-    assert one[:16] == two[:16]
-    assert not set(one[16:]) & set(two[16:])
-    assert len(one) == len(two) == 40
+    engine = rank_with()
+    first, second = (request(250, 1, 2, chunk_size=120) for _ in range(2))
+    engine.add(0, first)
+    assert engine.schedule().prefill[0] == 100
+    engine.add(0, second)
+    assert engine.schedule().prefill[0] == 100
+    assert engine.exchange(0, 1, 0.0).pending_tokens[0] == 50 + 250 - 12 * 16
+    assert engine.schedule().prefill[0] == 50 + 10, "all whole blocks by then"
 
 
 def test_hits_are_not_computed() -> None:
@@ -68,22 +77,6 @@ def test_hits_are_not_computed() -> None:
     assert computed[0.0] == 1.0
     assert 0.5 < computed[0.5] < 0.53
     assert 0.1 < computed[0.9] < 0.14
-
-
-def prefills(engine: LimitedEngine, *requests: SimRequest) -> list[int]:
-    """Prompt tokens of the steps in which the requests are served."""
-    for request in requests:
-        engine.add(0, request)
-    steps = []
-    while engine.has_work():
-        steps.append(engine.schedule().prefill[0])
-        engine.update()
-    return steps
-
-
-def rank_with(kv_blocks: int) -> LimitedEngine:
-    limits = RankLimits(1, 3, 100, 1 + kv_blocks)
-    return LimitedEngine(limits, max_model_len=64, shared_prefixes=True)
 
 
 def test_blocks_stay_cached_until_they_are_needed_the_oldest_first() -> None:

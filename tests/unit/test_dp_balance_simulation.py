@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
-from vllm.benchmarks.dp_balance.rank.fast import FastEngine
-from vllm.benchmarks.dp_balance.rank.limited import LimitedEngine
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
     Clients,
     ClientTraffic,
@@ -64,7 +63,7 @@ def test_phi_shares_prefill_among_the_ranks() -> None:
 
 def test_prompt_tokens_cost_more_the_longer_their_context() -> None:
     cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, attention=1e-4)
-    engine = FastEngine(RankLimits(1, 4, 100))
+    engine = Engine(RankLimits(1, 4, 100), max_model_len=205)
     engine.add(0, SimRequest(0, 200, 5))
     seconds = []
     for _ in range(2):
@@ -165,7 +164,7 @@ def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
 
 
 def test_budget_is_charged_to_prompts_in_order() -> None:
-    engine = FastEngine(RankLimits(2, 4, 100), ttft_budget=9.0)
+    engine = Engine(RankLimits(2, 4, 100), max_model_len=65, ttft_budget=9.0)
     for i, length in enumerate((30, 60, 60)):
         request = SimRequest(i, length, 5)
         request.sent = 0.25
@@ -188,7 +187,7 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
 
 
 def test_hold_stops_prompts_in_progress_too() -> None:
-    engine = FastEngine(RankLimits(2, 4, 50))
+    engine = Engine(RankLimits(2, 4, 50), max_model_len=85)
     engine.add(1, SimRequest(0, 80, 5))
     engine.schedule()
     engine.update()
@@ -197,9 +196,9 @@ def test_hold_stops_prompts_in_progress_too() -> None:
     assert list(engine.held) == [False, True]
 
 
-def limited(*requests: tuple[int, int], kv_blocks: int) -> LimitedEngine:
+def limited(*requests: tuple[int, int], kv_blocks: int) -> Engine:
     """A rank of 3 slots and 100 tokens with these prompts and answers."""
-    engine = LimitedEngine(RankLimits(1, 3, 100, kv_blocks), max_model_len=64)
+    engine = Engine(RankLimits(1, 3, 100, kv_blocks), max_model_len=64)
     for index, (prompt, output) in enumerate(requests):
         engine.add(0, SimRequest(index, prompt, output))
     return engine

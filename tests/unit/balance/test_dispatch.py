@@ -103,26 +103,53 @@ def test_more_input_of_a_request_goes_where_the_request_is() -> None:
     assert dispatch.own[rank] == Backlog(50, 1)
 
 
-def test_random_lives_leave_nothing_behind() -> None:
-    """Answers, aborts before and after the first token, and events that come twice,
-    for a request that was never taken, or out of order."""
+def test_what_goes_to_a_rank_that_was_not_heard_of_yet_is_not_counted() -> None:
+    dispatch = TokenDispatch(2, slots=8)
+    dispatch.sent(0, 2, 1000)
+    assert dispatch.own == [Backlog()] * 2
+    dispatch.first_token(0)
+    dispatch.ended(0)
+    dispatch.publish([(0, 0)] * 3)
+    assert dispatch.own == [Backlog()] * 3
+
+
+def test_random_operations_leave_no_count_behind() -> None:
+    """Requests that are sent, or fail before; more input, first tokens, ends; ranks
+    that come and go; answers that come twice, late, or of requests that never were."""
     rng = random.Random(1)
     dispatch = TokenDispatch(4, slots=4, servers=3)
-    alive: list[int] = []
-    for request in range(20_000):
-        send(dispatch, request, rng.randrange(1, 5000))
-        alive.append(request)
-        while alive and rng.random() < len(alive) / 40:
-            chosen = alive[rng.randrange(len(alive))]
+    sent: dict[int, tuple[int, int]] = {}
+    most = 0
+    for request in range(10_000):
+        rank = dispatch.choose()
+        assert 0 <= rank < len(dispatch.own)
+        if rng.random() < 0.7:  # else it is never sent
+            sent[request] = rank, rng.randrange(5000)
+            dispatch.sent(request, *sent[request])
+        event, chosen = rng.random(), rng.choice([*sent, -1, request - 1])
+        if event < 0.3 and chosen in sent:
+            sent[chosen] = sent[chosen][0], 0
             dispatch.first_token(chosen)
-            if rng.random() < 0.7:
-                dispatch.ended(chosen)
-                alive.remove(chosen)
-            dispatch.first_token(rng.choice([chosen, -1]))
-            dispatch.ended(-1)
-    for request in alive:
+        elif event < 0.4 and chosen in sent:  # more input
+            sent[chosen] = sent[chosen][0], 50
+            dispatch.sent(chosen, *sent[chosen])
+        elif event < 0.97:
+            for gone in {chosen, *rng.sample(sorted(sent), len(sent) // 20)}:
+                sent.pop(gone, None)
+                dispatch.ended(gone)
+        else:
+            ranks = rng.randrange(1, 6)
+            dispatch.publish([(rng.randrange(9000), rng.randrange(9))] * ranks)
+            sent = {name: to for name, to in sent.items() if to[0] < ranks}
+        most = max(most, len(sent))
+        for rank, own in enumerate(dispatch.own):
+            prompts = [tokens for to, tokens in sent.values() if to == rank]
+            assert own == Backlog(sum(prompts), len(prompts))
+    assert most > 20
+    for request in sent:
         dispatch.ended(request)
-    assert dispatch.own == [Backlog()] * 4
+    assert set(dispatch.own) == {Backlog()}
+    assert not dispatch._requests
 
 
 @pytest.mark.parametrize(

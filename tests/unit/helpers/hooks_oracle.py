@@ -139,6 +139,7 @@ def backlog_is_told_instead_of_counts(tree: ast.Module) -> None:
     once(tree, "gate.backlog()")
 
 
+SEND = "DPAsyncMPClient.add_request_async"
 CHOICE = "if (eng_index := request.data_parallel_rank) is None"
 DISPATCH = (
     "if (dispatch := getattr(self, 'balance_dispatch', None)) is not None:\n"
@@ -147,15 +148,20 @@ DISPATCH = (
 
 
 def front_end_dispatches(tree: ast.Module) -> None:
-    """A request is pinned before upstream chooses; answers and aborts are seen."""
+    """A request is pinned before upstream chooses and counted once it is sent; answers
+    are seen."""
     client = "DPLBAsyncMPClient."
+    choose, see = "get_core_engine_for_request", "process_engine_outputs"
+    pin = "pin(request, self.lb_engines, len(self.core_engines))"
     for name, call, following in (
-        ("get_core_engine_for_request", "pin(request, self.lb_engines)", CHOICE),
-        ("process_engine_outputs", "see(outputs)", "if outputs.finished_requests "),
-        ("abort_requests_async", "forget(request_ids)", "if not request_ids "),
+        (client + choose, pin, CHOICE),
+        (client + see, "see(outputs)", "if outputs.finished_requests "),
+        (SEND, "sent(request)", "if not self.engines_running:"),
     ):
-        body = [ast.unparse(each) for each in function(tree, client + name).body]
-        assert body[body.index(DISPATCH + call) + 1].startswith(following)
+        body = [ast.unparse(each) for each in function(tree, name).body]
+        at = body.index(DISPATCH + call)
+        assert body[at + 1].startswith(following)
+        assert name != SEND or body[at - 1].startswith("to_await = self._send_input(")
         once(tree, f"dispatch.{call}")
     made = [ast.unparse(each) for each in function(tree, client + "__init__").body]
     (at,) = [i for i, text in enumerate(made) if "create_balance_dispatch(" in text]
@@ -244,16 +250,16 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         front_end_dispatches,
     ),
     "vllm/v1/engine/async_llm.py": (
-        imported(f"{BALANCE}.ending", "end_with_engines"),
+        imported(f"{BALANCE}.server_end", "end_with_engines"),
         engines_are_watched_where_answers_are_awaited,
     ),
     "vllm/v1/engine/coordinator.py": (
-        imported(f"{BALANCE}.parents", "context_with_parent_watch"),
+        imported(f"{BALANCE}.parent_watch", "context_with_parent_watch"),
         coordinator_ends_with_its_parent,
     ),
     "vllm/v1/engine/utils.py": (
         imported(f"{BALANCE}.identity", "check_same_identity"),
-        imported(f"{BALANCE}.forks", "untie_forked_signals"),
+        imported(f"{BALANCE}.forked_signals", "untie_forked_signals"),
         ranks_are_compared_before_the_hash,
         signals_are_untied_before_anything_is_forked,
     ),

@@ -11,7 +11,7 @@ from .options import add_result_args, result_path
 from .results import FORMAT_VERSION, print_table, versions, write_json
 from .step_time.calibration import as_calibration
 from .step_time.fit import Fit, fit
-from .step_time.steps import read_client_result, read_server_logs
+from .step_time.steps import read_server_logs
 
 MIN_STEPS = 100
 """Fewer steps are no basis for five constants."""
@@ -19,27 +19,15 @@ MIN_STEPS = 100
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `calibrate`."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
+    parser.add_argument(
         "--server-log",
         type=Path,
         nargs="+",
+        required=True,
         help="Log of `vllm serve --enable-logging-iteration-details` under load, one "
         "per node. Identifies all constants if the load varies.",
     )
-    source.add_argument(
-        "--serve-result",
-        type=Path,
-        help="Result of `vllm bench serve --save-result --save-detailed`. Cannot "
-        "identify phi.",
-    )
     parser.add_argument("--data-parallel-size", "-dp", type=int, required=True)
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        default=4096,
-        help="As given to the server; used with --serve-result.",
-    )
     add_result_args(parser)
 
 
@@ -50,19 +38,11 @@ def main(args: argparse.Namespace) -> None:
             f"--data-parallel-size {args.data_parallel_size}: ranks wait for each "
             "other only if there are 2 or more."
         )
-    host_seconds = 0.0
-    if args.server_log:
-        samples, host_seconds = read_server_logs(
-            args.server_log, args.data_parallel_size
-        )
-    else:
-        samples = read_client_result(
-            args.serve_result, args.data_parallel_size, args.max_num_batched_tokens
-        )
+    samples, host_seconds = read_server_logs(args.server_log, args.data_parallel_size)
     if len(samples) < MIN_STEPS:
         raise UsageError(
-            f"{args.serve_result or args.server_log[0]}: only {len(samples)} steps can "
-            f"be used, {MIN_STEPS} are needed; run a longer load."
+            f"{args.server_log[0]}: only {len(samples)} steps can be used, {MIN_STEPS} "
+            "are needed; run a longer load."
         )
     fitted = fit(samples, host_seconds)
     print_fit(fitted)
@@ -120,6 +100,5 @@ def print_fit(fitted: Fit) -> None:
         low, high = fitted.costs[0].phi, fitted.costs[-1].phi
         print(
             f"phi has the range {low:.2g} to {high:.2g}; simulate and recommend "
-            "compute both ends. Logs of every rank (--server-log) under a load that "
-            "varies tell it better."
+            "compute both ends. A load that varies tells it better."
         )

@@ -5,20 +5,19 @@
 import argparse
 import sys
 
-from . import calibrate, recommend, report, simulate
+from . import calibrate, recommend, simulate
 from .errors import UsageError
 
 SUBCOMMANDS = {
     "simulate": (simulate, "Compare policies on a workload, in virtual time."),
     "calibrate": (
         calibrate,
-        "Fit the step time to a server's log or to a result of `vllm bench serve`.",
+        "Fit the step time to the log of a server under load.",
     ),
     "recommend": (
         recommend,
         "Name the policy for a workload, or say to leave balance scheduling off.",
     ),
-    "report": (report, "Write a page that shows what each policy does to a workload."),
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .loop import Run, StepTotals
-from .rank.engine import RankLimits
+from .rank.limits import RankLimits
 from .requests.workload import SimRequest
 from .step_time.model import CostModel
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
-from .rank.engine import RankLimits
+from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import add_trace_args, traffic_from, workload_from
 from .requests.traces import CountTokens
@@ -115,12 +115,6 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SECONDS,...",
         help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
         "--calibration or --cost-preset.",
-    )
-    model.add_argument(
-        "--engine",
-        choices=("fast", "real"),
-        default="fast",
-        help="real: vLLM's own schedulers, a hundred times slower.",
     )
     model.add_argument(
         "--async-scheduling",
@@ -227,7 +221,6 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         load_balancer=args.load_balancer,
         skew=args.skew,
         async_scheduling=args.async_scheduling,
-        engine=args.engine,
     )
     return [replace(scenario, cost=cost) for cost in costs]
 

@@ -14,10 +14,8 @@ from .front_end.load_balancers import BY_TOKENS, load_balancer_of, make_load_bal
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
-from .rank.engine import Engine, RankLimits
-from .rank.fast import FastEngine
-from .rank.limited import LimitedEngine
-from .rank.prefix_cache import BLOCK_SIZE
+from .rank.engine import Engine
+from .rank.limits import RankLimits
 from .requests.arrivals import ClientTraffic, Frontend
 from .requests.traces import CountTokens, TimedTrace, Trace, read_trace
 from .requests.workload import (
@@ -103,37 +101,23 @@ class Scenario:
     load_balancer: str = "0.23"
     skew: float = 0.5
     async_scheduling: bool = False
-    engine: str = "fast"
 
 
 def make_engine(
     scenario: Scenario, requests: Sequence[SimRequest], ttft_budget: float | None
 ) -> Engine:
-    """The engine of the scenario. Only the real one imports torch and vLLM.
+    """The ranks of the scenario, without requests.
 
     Raises:
-        UsageError: the KV cache is too small, or the engine is unknown.
+        UsageError: the KV cache is too small.
     """
-    lengths = [request.prompt_len + request.output_len for request in requests]
-    shares = any(request.hash_ids for request in requests)
-    limits, asynchronous = scenario.limits, scenario.async_scheduling
-    if scenario.engine == "fast" and limits.kv_blocks is None:
-        return FastEngine(limits, ttft_budget, asynchronous)
-    if scenario.engine == "fast":
-        return LimitedEngine(limits, max(lengths), ttft_budget, asynchronous, shares)
-    if scenario.engine == "real":
-        from .rank.real import RealEngine
-
-        return RealEngine(
-            scenario.limits,
-            max_model_len=max(lengths),
-            ttft_budget=ttft_budget,
-            async_scheduling=scenario.async_scheduling,
-            prefix_blocks=sum(-(-length // BLOCK_SIZE) for length in lengths)
-            if shares
-            else None,
-        )
-    raise UsageError(f"--engine {scenario.engine}: unknown; choose fast or real.")
+    return Engine(
+        scenario.limits,
+        max(request.prompt_len + request.output_len for request in requests),
+        ttft_budget,
+        scenario.async_scheduling,
+        any(request.hash_ids for request in requests),
+    )
 
 
 def simulate(

@@ -66,7 +66,8 @@ class Coordinator:
         """
         told = False
         for rank, new in enumerate(counts):
-            if new[:2] == self._counts[rank][:2]:
+            old = self._counts[rank]
+            if new is old or new[:2] == old[:2]:
                 continue
             if (wave, step) > self._newest:
                 if self._changed:

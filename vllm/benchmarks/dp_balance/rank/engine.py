@@ -1,127 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the run loop needs of the ranks, whether they are modelled or real."""
+"""All ranks together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 from vllm.v1.core.sched.balance.policies.by_name import Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
-from ..errors import UsageError
 from ..front_end.coordinator import Counts
 from ..requests.workload import SimRequest
 from ..step_time.model import Loads
-from .prefix_cache import BLOCK_SIZE
+from .gate import GatedRank
+from .kv_cache import make_blocks
+from .limits import RankLimits
+from .scheduler import NOTHING, Outcome
 
 
-@dataclass(frozen=True)
-class RankLimits:
-    """The scheduler's limits, the same on every rank."""
-
-    ranks: int
-    """Data parallel size."""
-    max_num_seqs: int
-    """Requests in the running queue."""
-    max_num_batched_tokens: int
-    """Tokens in one step."""
-    kv_blocks: int | None = None
-    """Blocks of 16 tokens in the KV cache of a rank; None for as many as could ever
-    be needed."""
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise UsageError(f"--data-parallel-size {self.ranks}: give 1 or more.")
-        if self.max_num_seqs < 1:
-            raise UsageError(f"--max-num-seqs {self.max_num_seqs}: give 1 or more.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise UsageError(
-                f"--max-num-batched-tokens {self.max_num_batched_tokens}: less than "
-                f"--max-num-seqs {self.max_num_seqs}, which vLLM refuses too."
-            )
-
-    def check_longest(self, tokens: int) -> None:
-        """Refuses a KV cache that cannot hold the longest request.
-
-        Args:
-            tokens: of its prompt and output.
-
-        Raises:
-            UsageError: it cannot.
-        """
-        # One block more than is used: vLLM keeps a null block.
-        needed = -(-tokens // BLOCK_SIZE) + 1
-        if self.kv_blocks is not None and self.kv_blocks < needed:
-            raise UsageError(
-                f"--num-gpu-blocks {self.kv_blocks}: a request of {tokens} tokens "
-                f"needs {needed} blocks of {BLOCK_SIZE}."
-            )
-
-
-class Outcome(NamedTuple):
-    """What a step brought."""
-
-    first: list[SimRequest]
-    """Requests whose prompt is done and that got their first token."""
-    done: list[SimRequest]
-    """Requests that got their last token."""
-
-
-class Engine(Protocol):
-    """All ranks together.
+class Engine:
+    """One scheduler with its gate for each rank.
 
     One step is `schedule`, `update`, then `exchange` and `decide`, or `end_wave`; that
     is the order of vLLM's busy loop.
     """
 
+    def __init__(
+        self,
+        limits: RankLimits,
+        max_model_len: int,
+        ttft_budget: float | None = None,
+        async_scheduling: bool = False,
+        shared_prefixes: bool = False,
+    ) -> None:
+        """Makes empty ranks.
+
+        Args:
+            limits: the limits of each rank.
+            max_model_len: the longest request, prompt and output, in tokens.
+            ttft_budget: what the gate of a server would be told, in seconds.
+            async_scheduling: whether a step is scheduled before the last has ended.
+            shared_prefixes: whether prompts share beginnings: then all are cached.
+
+        Raises:
+            UsageError: the KV cache cannot hold the longest request.
+        """
+        limits.check_longest(max_model_len)
+        self._ranks = [
+            GatedRank(
+                limits,
+                make_blocks(limits.kv_blocks, shared_prefixes, async_scheduling),
+                max_model_len,
+                ttft_budget,
+                async_scheduling,
+            )
+            for _ in range(limits.ranks)
+        ]
+
     @property
     def held(self) -> Sequence[bool]:
         """Per rank: whether an admissible request was held back in the step."""
-        ...
+        return [rank.held for rank in self._ranks]
 
     def add(self, rank: int, request: SimRequest) -> None:
         """Hands a request to a rank."""
-        ...
+        request.rank = rank
+        self._ranks[rank].add(request)
 
     def has_work(self) -> bool:
         """Whether any rank has an unfinished request."""
-        ...
-
-    def backlogs(self) -> Counts:
-        """What the ranks tell the coordinator for a dispatch by tokens.
-
-        Their prompt tokens stand where waiting requests are counted, and their
-        requests in flight where running ones are.
-        """
-        ...
+        return any(rank.has_work() for rank in self._ranks)
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        ...
+        return [rank.counts() for rank in self._ranks]
+
+    def backlogs(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by tokens."""
+        return [rank.backlog() for rank in self._ranks]
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
-        ...
+        return Loads(*zip(*[rank.schedule() for rank in self._ranks], strict=True))
 
     def update(self) -> Outcome:
-        """Ends the step."""
-        ...
+        """Ends the step that was scheduled first."""
+        outcome = Outcome([], [])
+        for rank in self._ranks:
+            brought = rank.update()
+            if brought is not NOTHING:
+                outcome.first.extend(brought.first)
+                outcome.done.extend(brought.done)
+        return outcome
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
-        """The rows of all ranks.
+        """The rows of all ranks, as their gates measure them.
 
         Args:
             wave: number of the wave.
-            step: number of the step that has ended, from 1.
+            step: number of the step that has ended in the wave, from 1.
             now: virtual seconds.
         """
-        ...
+        return Snapshot.from_rows(
+            [rank.measure(wave, step, now) for rank in self._ranks]
+        )
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
-        ...
+        if isinstance(decisions, Decision):
+            decisions = [decisions] * len(self._ranks)
+        for rank, decision in zip(self._ranks, decisions, strict=True):
+            rank.apply(decision)
 
     def end_wave(self) -> None:
         """Forgets the decision and the holds."""
-        ...
+        for rank in self._ranks:
+            rank.end_wave()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A request as a rank with a limited KV cache knows it."""
+"""A request as its rank knows it."""
 
 from ..requests.workload import SimRequest
-from .prefix_cache import BLOCK_SIZE
+from .limits import BLOCK_SIZE
 
 Key = tuple[int, int]
 """What a full block holds: the chunk of shared text in which it ends, or the request
@@ -23,17 +23,13 @@ class Block:
         """Requests that use it."""
 
 
-def blocks_of(tokens: int) -> int:
-    """Blocks of the KV cache that hold so many tokens."""
-    return -(-tokens // BLOCK_SIZE)
-
-
-class LimitedRequest:
+class RankRequest:
     """A request in a rank; what vLLM's `Request` has too is named as there."""
 
     __slots__ = (
         "arrival_time",
         "blocks",
+        "chunks",
         "ended",
         "ends",
         "keys",
@@ -60,6 +56,8 @@ class LimitedRequest:
         self.phase = 0
         """It needs a new block in the steps that are -phase modulo the block size."""
         # The rest only where prompts share beginnings.
+        self.chunks: list[int] = []
+        """Numbers of the beginnings of its prompt, as `kv_cache.Chunks` gives them."""
         self.blocks: list[Block] = []
         """Those of the KV cache that it uses."""
         self.num_cached_blocks = 0

@@ -1,31 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""One rank's scheduler reduced to counters, with a KV cache that fills.
+"""One rank's scheduler reduced to counters: the same steps, a hundred times faster.
 
-Models vLLM's scheduler as `fast` does, and beside it: a block for every 16 tokens; a
-waiting request is admitted only if its whole prompt fits; a running one that finds no
-block preempts the last of the running queue, which goes to the head of the waiting
-queue, keeps its tokens and computes them again; nobody is admitted in such a step.
-What `blocks` finds cached of a waiting request it does not compute.
+Models vLLM's scheduler: first come first served, chunked prefill, prefix caching, no
+speculation. A rank has at most one prompt in progress, the last of its running queue,
+and a request that decodes needs no attention until the step in which it ends.
+
+A KV cache that fills has a block for every 16 tokens; a waiting request is admitted
+only if its whole prompt fits; a running one that finds no block preempts the last of
+the running queue, which goes to the head of the waiting queue, keeps its tokens and
+computes them again; nobody is admitted in such a step. What `kv_cache` finds cached of
+a waiting request is not computed.
 """
 
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from itertools import islice
+from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, Backlog, queued_tokens
+from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 
 from ..front_end.coordinator import RankCounts
 from ..requests.workload import SimRequest
-from .blocks import Blocks
-from .engine import Outcome, RankLimits
-from .prefix_cache import BLOCK_SIZE
-from .ranks import Load
-from .request import LimitedRequest, blocks_of
+from .kv_cache import Blocks
+from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .request import RankRequest
 
 
-class LimitedScheduler:
+class Load(NamedTuple):
+    """What a rank computes in a step, as in `step_time.model.Loads`."""
+
+    prefill: int
+    decodes: int
+    context: int
+    attended: float
+
+
+class Outcome(NamedTuple):
+    """What a step brought."""
+
+    first: list[SimRequest]
+    """Requests whose prompt is done and that got their first token."""
+    done: list[SimRequest]
+    """Requests that got their last token."""
+
+
+NOTHING = Outcome([], [])
+"""Of most steps; nobody adds to it."""
+
+
+class Scheduler:
     """One scheduler, and the requests that its gate held in the step."""
 
     def __init__(self, limits: RankLimits, blocks: Blocks) -> None:
@@ -38,11 +63,11 @@ class LimitedScheduler:
         self._max_running = limits.max_num_seqs
         self._max_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
-        self._requests: dict[str, LimitedRequest] = {}
+        self._requests: dict[str, RankRequest] = {}
         """All that are not finished, by name, the newest last."""
-        self._waiting: deque[LimitedRequest] = deque()
-        self._running: list[LimitedRequest] = []
-        self._partial: LimitedRequest | None = None
+        self._waiting: deque[RankRequest] = deque()
+        self._running: list[RankRequest] = []
+        self._partial: RankRequest | None = None
         """The prompt in progress, the last of the running queue."""
         self._ended = 0
         """Requests of the running queue that have had their last step."""
@@ -50,22 +75,33 @@ class LimitedScheduler:
         self._context = 0
         self._growing = [0] * BLOCK_SIZE
         """Decodes by phase."""
-        self._ending: defaultdict[int, list[LimitedRequest]] = defaultdict(list)
+        self._ending: dict[int, list[RankRequest]] = {}
         """Decodes by the step of their last token."""
-        self._complete: list[LimitedRequest] = []
+        self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
         self._step = 0
         self._decision = OPEN
-        self._begin_step()
+        self._held: set[str] = set()
+        """Names of the requests that were held in the step."""
+        self._counts: RankCounts | None = None
+        self._backlog: RankCounts | None = None
+        self._changes = 0
+        """Grows when a request comes, goes, or computes some of its prompt."""
+        self._last_schedule = -1, OPEN
+        """Changes and decision before the last schedule: without another it repeats."""
+        self._begin_prefill()
 
-    def _begin_step(self) -> None:
+    def _begin_prefill(self) -> None:
         self._prefill = self._single = self._single_context = 0
         self._attended = 0.0
         self.prefilled = 0
         """Prompt tokens of the step, and those that are computed again."""
-        self._held: set[str] = set()
+
+    def _note_change(self) -> None:
+        self._counts = self._backlog = None
+        self._changes += 1
 
     @property
     def held(self) -> bool:
@@ -74,10 +110,11 @@ class LimitedScheduler:
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
-        work = LimitedRequest(request)
+        work = RankRequest(request)
         self._blocks.add(work)
         self._requests[work.name] = work
         self._waiting.append(work)
+        self._note_change()
 
     def has_work(self) -> bool:
         """Whether there is an unfinished request."""
@@ -85,17 +122,25 @@ class LimitedScheduler:
 
     def counts(self) -> RankCounts:
         """What the rank tells the coordinator."""
-        return RankCounts(len(self._waiting), len(self._running))
+        if self._counts is None:
+            self._counts = RankCounts(len(self._waiting), len(self._running))
+        return self._counts
 
-    def backlog(self) -> Backlog:
-        """What front-ends are told that dispatch by tokens."""
-        waiting, partial = self._waiting, self._partial
-        sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
-        tokens = queued_tokens(sample, len(waiting))
-        if partial is not None:
-            left = partial.request.prompt_len - partial.num_computed_tokens
-            tokens += max(0, left)
-        return Backlog(tokens, len(waiting) + len(self._running))
+    def backlog(self) -> RankCounts:
+        """What it tells for a dispatch by tokens.
+
+        Its prompt tokens stand where waiting requests are counted, and its requests in
+        flight where running ones are.
+        """
+        if self._backlog is None:
+            waiting, partial = self._waiting, self._partial
+            sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
+            tokens = queued_tokens(sample, len(waiting))
+            if partial is not None:
+                left = partial.request.prompt_len - partial.num_computed_tokens
+                tokens += max(0, left)
+            self._backlog = RankCounts(tokens, len(waiting) + len(self._running))
+        return self._backlog
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
@@ -104,9 +149,15 @@ class LimitedScheduler:
     def schedule(self) -> Load:
         """Starts a step, and returns what it computes."""
         self._step += 1
-        self._begin_step()
-        if not self._grow():
-            self._schedule_prefill()
+        if self.prefilled:
+            self._begin_prefill()
+        before = self._changes, self._decision
+        if self._blocks.is_limited or before != self._last_schedule:
+            self._last_schedule = before
+            self._held = set()
+            # Nothing is admitted in a step that preempts.
+            if not self._grow():
+                self._schedule_prefill()
         load = Load(
             self._prefill,
             self._decodes + self._single,
@@ -118,6 +169,8 @@ class LimitedScheduler:
 
     def _grow(self) -> bool:
         """Gives every decode the block that it needs; whether any was preempted."""
+        if not self._blocks.is_limited:
+            return False
         need = self._growing[-self._step % BLOCK_SIZE]
         running, blocks = self._running, self._blocks
         if need <= blocks.free:
@@ -137,7 +190,7 @@ class LimitedScheduler:
             blocks.take(work, 1)
         return True
 
-    def _grows(self, work: LimitedRequest) -> bool:
+    def _grows(self, work: RankRequest) -> bool:
         """Whether a running request decodes and needs a block for that."""
         decodes = not work.ended and work is not self._partial
         return decodes and not (work.phase + self._step) % BLOCK_SIZE
@@ -158,8 +211,9 @@ class LimitedScheduler:
         self._blocks.release(work)
         work.num_computed_tokens = 0
         self._waiting.appendleft(work)
+        self._note_change()
 
-    def _end_decode(self, work: LimitedRequest, computed: int) -> None:
+    def _end_decode(self, work: RankRequest, computed: int) -> None:
         self._decodes -= 1
         self._context -= computed
         self._growing[work.phase] -= 1
@@ -196,7 +250,7 @@ class LimitedScheduler:
             budget -= tokens
             allowed -= tokens
 
-    def _compute(self, work: LimitedRequest, tokens: int) -> bool:
+    def _compute(self, work: RankRequest, tokens: int) -> bool:
         """Schedules some tokens of a prompt; False if there are no blocks for them."""
         position = work.num_computed_tokens
         computed = position + tokens
@@ -210,6 +264,7 @@ class LimitedScheduler:
         else:
             self._prefill += tokens
             self._attended += tokens * (position + tokens / 2)
+        self._note_change()
         self.prefilled += tokens
         work.num_computed_tokens = computed
         self._blocks.computed(work)
@@ -222,9 +277,12 @@ class LimitedScheduler:
 
     def _advance(self) -> Outcome:
         """What the step brings to the next one; the scheduler knows it at once."""
-        complete, self._complete = self._complete, []
         self._context += self._decodes
         done = self._ending.pop(self._step, [])
+        if not done and not self._complete:
+            return NOTHING
+        complete, self._complete = self._complete, []
+        self._note_change()
         for work in done:
             self._end_decode(work, work.most_computed)
         first = [work.request for work in complete if not work.num_output_tokens]
@@ -238,7 +296,7 @@ class LimitedScheduler:
             self._decodes += 1
             self._context += work.num_tokens
             self._growing[work.phase] += 1
-            self._ending[work.ends].append(work)
+            self._ending.setdefault(work.ends, []).append(work)
         for work in done:
             work.ended = True
         self._ended += len(done)
@@ -253,6 +311,7 @@ class LimitedScheduler:
 
     def _finish(self, request: SimRequest) -> None:
         work = self._requests.pop(str(request.index))
+        self._note_change()
         if not work.num_computed_tokens:  # preempted while that step was in flight
             self._waiting.remove(work)
             return

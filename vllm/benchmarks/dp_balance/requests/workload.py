@@ -21,11 +21,8 @@ class SimRequest:
         "due",
         "first_token",
         "hash_ids",
-        "held_since",
         "index",
-        "left",
         "output_len",
-        "pending_since",
         "prompt_len",
         "rank",
         "sent",
@@ -42,15 +39,9 @@ class SimRequest:
         """Tokens in a chunk."""
         self.prompt_len = prompt_len
         self.output_len = output_len
-        self.left = prompt_len
-        """Prompt tokens that are not computed yet."""
         self.rank = -1
         self.server = 0
         """Number of the API server that handles it."""
-        self.pending_since = math.nan
-        """When the request was first seen admissible."""
-        self.held_since = 0
-        """Steps in which its rank had held requests by then."""
         self.sent = self.first_token = self.done = math.nan
 
 

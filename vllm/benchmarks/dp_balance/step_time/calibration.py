@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..errors import UsageError
-from ..rank.engine import RankLimits
+from ..rank.limits import RankLimits
 from ..results import read_json
 from .fit import Fit
 from .model import CostModel

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What steps cost on a running server: from its log, or from what clients saw."""
+"""What steps cost on a running server, from its log."""
 
-import json
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,106 +117,6 @@ def _host_seconds(samples: Sequence[StepSample], clocks: Sequence[datetime]) -> 
     elapsed = (clocks[stretch[-1]] - clocks[stretch[0]]).total_seconds()
     beside = elapsed - sum(samples[i].seconds for i in stretch[1:])
     return max(0.0, beside / len(stretch))
-
-
-def read_client_result(
-    path: Path, ranks: int, max_num_batched_tokens: int
-) -> list[StepSample]:
-    """Reconstructs steps from the tokens that clients received.
-
-    Tokens of one step reach all clients together, so token times form clusters, one
-    per step. Which rank served a request is not known: decodes are taken as shared
-    out evenly, and of the steps that prefill only those of one whole prompt are kept.
-
-    Args:
-        path: a result of `vllm bench serve --save-result --save-detailed`.
-        ranks: the data parallel size.
-        max_num_batched_tokens: the limit of a rank's step.
-
-    Raises:
-        UsageError: the file cannot be read or has no times of tokens.
-    """
-    requests = _read_requests(path)
-    times = [
-        (start + offset, number == 0, prompt)
-        for start, ttft, itls, prompt in requests
-        if ttft > 0
-        for number, offset in enumerate(accumulate(itls, initial=ttft))
-    ]
-    gaps = sorted(gap for _, _, itls, _ in requests for gap in itls)
-    # Between steps a decode step passes; within a step, clients are much closer.
-    steps = _clusters(sorted(times), gaps[len(gaps) // 4] / 2 if gaps else 0.0)
-    samples = []
-    for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
-        # A first token in a neighbouring step may mean a chunk of its prompt in this.
-        if before.prompts or after.prompts or len(step.prompts) > 1:
-            continue
-        prefill = sum(step.prompts)
-        decodes = step.decodes / ranks
-        if prefill + decodes > max_num_batched_tokens:
-            continue
-        samples.append(
-            StepSample(
-                step.time - before.time,
-                (float(prefill), *[0.0] * (ranks - 1)),
-                (decodes,) * ranks,
-            )
-        )
-    if not samples:
-        raise UsageError(
-            f"{path}: shows no step that can be told apart; send requests more slowly "
-            "(--request-rate), so that prompts are not prefilled in every step."
-        )
-    return samples
-
-
-def _read_requests(path: Path) -> list[tuple[float, float, list[float], int]]:
-    """Start, TTFT, latencies between tokens (seconds) and prompt length of each."""
-    try:
-        result = json.loads(_read(path))
-        return list(
-            zip(
-                result["start_times"],
-                result["ttfts"],
-                result["itls"],
-                result["input_lens"],
-                strict=True,
-            )
-        )
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(
-            f"{path}: not a detailed result; save one with `vllm bench serve "
-            "--save-result --save-detailed`."
-        ) from None
-
-
-class _Cluster(NamedTuple):
-    time: float
-    decodes: int
-    prompts: tuple[int, ...]
-    """Prompt lengths of the requests that got their first token."""
-
-
-def _clusters(
-    times: Sequence[tuple[float, bool, int]], threshold: float
-) -> list[_Cluster]:
-    """Steps, from (time, is first token, prompt length) of all tokens, in order.
-
-    Tokens less than `threshold` seconds apart are of one step.
-    """
-    groups: list[list[tuple[float, bool, int]]] = []
-    for time in times:
-        if not groups or time[0] - groups[-1][-1][0] > threshold:
-            groups.append([])
-        groups[-1].append(time)
-    return [
-        _Cluster(
-            group[len(group) // 2][0],
-            sum(not first for _, first, _ in group),
-            tuple(prompt for _, first, prompt in group if first),
-        )
-        for group in groups
-    ]
 
 
 def _read(path: Path) -> str:

@@ -108,9 +108,12 @@ class TokenDispatch:
     def sent(self, request: Hashable, rank: int, prompt_tokens: int) -> None:
         """A request, or more input of it, goes to a rank.
 
-        The other front-ends are taken to send as much as this one.
+        The other front-ends are taken to send as much as this one. What goes to a rank
+        that was not heard of yet is not counted.
         """
         self.ended(request)
+        if rank >= len(self.own):
+            return
         self._requests[request] = _Sent(rank, prompt_tokens)
         self._add(rank, prompt_tokens, 1)
         tokens, requests = self._published[rank]
@@ -126,7 +129,7 @@ class TokenDispatch:
             self._requests[request] = sent._replace(prompt_tokens=0)
 
     def ended(self, request: Hashable) -> None:
-        """The request is finished or aborted, or was never taken."""
+        """The request has ended, however, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
             self._add(sent.rank, -sent.prompt_tokens, -1)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Dispatch by prompt tokens in vLLM's own front-end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
@@ -30,7 +30,11 @@ def create_balance_dispatch(
 
 
 class BalanceDispatch:
-    """Pins requests to ranks, and forgets them when they end."""
+    """Pins requests to ranks; counts those that were sent until they end.
+
+    A rank says of every request that it got when it has ended, however: so nothing
+    stays counted of a request that was not sent, or is aborted.
+    """
 
     def __init__(self, dispatch: TokenDispatch) -> None:
         """Starts without requests."""
@@ -38,7 +42,10 @@ class BalanceDispatch:
         self._published: Sequence[Sequence[float]] | None = None
 
     def pin(
-        self, request: EngineCoreRequest, published: Sequence[Sequence[float]]
+        self,
+        request: EngineCoreRequest,
+        published: Sequence[Sequence[float]],
+        ranks: int,
     ) -> None:
         """Chooses the rank of a request, unless somebody has.
 
@@ -47,29 +54,34 @@ class BalanceDispatch:
                 belong together go to one rank.
             published: what the coordinator says of each rank, prompt tokens and
                 requests first; another list each time.
+            ranks: that take requests. The coordinator hears of a change later.
         """
-        if request.pooling_params is not None:
-            return
         if published is not self._published:
             self._published = published
-            self.dispatch.publish([(int(each[0]), int(each[1])) for each in published])
-        rank = request.data_parallel_rank
-        if rank is None:
+            self.dispatch.publish(
+                [(int(each[0]), int(each[1])) for each in published[:ranks]]
+            )
+        if request.pooling_params is None and request.data_parallel_rank is None:
             rank = self.dispatch.rank_of(request.request_id)
-        if rank is None:
-            rank = request.data_parallel_rank = self.dispatch.choose()
-        self.dispatch.sent(request.request_id, rank, _prompt_tokens(request))
+            request.data_parallel_rank = (
+                self.dispatch.choose() if rank is None else rank
+            )
+
+    def sent(self, request: EngineCoreRequest) -> None:
+        """The request was serialised and is on its way to its rank."""
+        if request.pooling_params is None and request.data_parallel_rank is not None:
+            self.dispatch.sent(
+                request.request_id,
+                request.data_parallel_rank,
+                _prompt_tokens(request),
+            )
 
     def see(self, outputs: EngineCoreOutputs) -> None:
         """Takes first tokens and ends from what an engine answers."""
         for output in outputs.outputs:
             if output.new_token_ids:
                 self.dispatch.first_token(output.request_id)
-        self.forget(outputs.finished_requests or ())
-
-    def forget(self, requests: Iterable[str]) -> None:
-        """These have ended or are aborted."""
-        for request in requests:
+        for request in outputs.finished_requests or ():
             self.dispatch.ended(request)
 
 

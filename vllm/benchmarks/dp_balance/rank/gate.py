@@ -1,22 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A rank with a KV cache that fills: its scheduler, and what its gate measures."""
+"""A rank: its scheduler, and what its gate measures.
+
+Models `balance/measure`, with its own `ages`. A rank that did not change since its last
+row is not measured again: its requests only grow older, or are held for a step more.
+"""
 
 from collections import deque
+from collections.abc import Set
 from itertools import islice
 
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Row
 
-from .blocks import Blocks
-from .engine import RankLimits
-from .prefix_cache import BLOCK_SIZE
-from .request import LimitedRequest, blocks_of
-from .scheduler import LimitedScheduler
+from ..requests.workload import SimRequest
+from .kv_cache import Blocks
+from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .request import RankRequest
+from .scheduler import Scheduler
 
 
-class LimitedRank(LimitedScheduler):
+class _Ages(PendingAges):
+    def oldest_since(self, now: float) -> float:
+        """When the oldest became pending, as of the last call of `oldest`."""
+        return next(iter(self._since.values()), now)
+
+
+class _Holds(Holds):
+    def repeat(self, pending: frozenset[str], held: Set[str]) -> None:
+        """As `end_step`, after a step of which the same was said."""
+        steps = self._steps
+        for name in held & pending:
+            steps[name] += 1
+        known = [steps[name] for name in pending if name in steps]
+        self.longest = max(known, default=0)
+
+
+class GatedRank(Scheduler):
     """One scheduler with its gate."""
 
     def __init__(
@@ -31,7 +52,7 @@ class LimitedRank(LimitedScheduler):
 
         Args:
             limits: its limits.
-            blocks: of its KV cache, without vLLM's null block.
+            blocks: of its KV cache.
             max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate is told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
@@ -39,10 +60,25 @@ class LimitedRank(LimitedScheduler):
         super().__init__(limits, blocks)
         self._max_model_len = max_model_len
         self._ttft_budget = ttft_budget
-        self._arrivals, self._ages, self._holds = Arrivals(), PendingAges(), Holds()
+        self._arrivals, self._ages, self._holds = Arrivals(), _Ages(), _Holds()
+        self._new: list[str] = []
+        """Requests that came since the last row."""
+        self._last_changes = -1
+        """What `_changes` was at the last row."""
+        self._last_held: Set[str] | None = None
+        """Those that were held in the last step, if nothing changed in it."""
+        self._pending: list[RankRequest] = []
+        self._pending_names: frozenset[str] = frozenset()
+        self._pending_tokens = 0
+        self._pending_since = 0.0
         self._last_row: float | None = None
         # Prompt tokens of the step that ends next, and of those after it.
         self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
+
+    def add(self, request: SimRequest) -> None:
+        """Hands a request to the scheduler."""
+        super().add(request)
+        self._new.append(str(request.index))
 
     def end_wave(self) -> None:
         """Forgets the decision, the holds, and steps without requests."""
@@ -62,34 +98,51 @@ class LimitedRank(LimitedScheduler):
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._prefilled.append(self.prefilled)
-        pending, tokens = self._pending()
-        names = [work.name for work in pending]
-        new = self._arrivals.observe(self._requests, now, now)
-        pending_names = frozenset(names)
-        self._holds.end_step(self._requests, pending_names, self._held, new, since)
-        wait = 0.0
-        if self._ttft_budget is not None:
-            unanswered = [work.name for work in pending if not work.num_output_tokens]
-            wait = self._arrivals.longest_wait(unanswered, now, less=self._ttft_budget)
+        # Decodes take blocks, too.
+        if self._changes != self._last_changes or self._blocks.is_limited:
+            self._measure_pending(now, since)
+        elif self._held is not self._last_held:
+            self._last_held = self._held
+            names = self._pending_names
+            self._holds.end_step(self._requests, names, self._held, (), since)
+        elif self._held:
+            self._holds.repeat(self._pending_names, self._held)
+        age = now - self._pending_since if self._pending else 0.0
+        wait = 0.0 if self._ttft_budget is None else self._wait(now, self._ttft_budget)
         running = len(self._running)
         return Row(
-            wave=wave,
-            step=step,
-            running=running,
-            decoding=running - (self._partial is not None),
-            waiting=len(self._waiting),
-            pending=len(pending),
-            pending_tokens=tokens,
-            held_steps=self._holds.longest,
-            prefill_tokens=self._prefilled[0],
-            step_time_us=int((now - since) * 1e6),
-            max_running=self._max_running,
-            max_tokens=self._max_tokens,
-            pending_age_us=int(self._ages.oldest(pending_names, now) * 1e6),
-            wait_us=int(wait * 1e6),
+            wave,
+            step,
+            running,
+            running - (self._partial is not None),
+            len(self._waiting),
+            len(self._pending),
+            self._pending_tokens,
+            self._holds.longest,
+            self._prefilled[0],
+            int((now - since) * 1e6),
+            self._max_running,
+            self._max_tokens,
+            int(age * 1e6),
+            int(wait * 1e6),
         )
 
-    def _pending(self) -> tuple[list[LimitedRequest], int]:
+    def _measure_pending(self, now: float, since: float) -> None:
+        self._last_changes, self._last_held = self._changes, None
+        self._pending, self._pending_tokens = self._find_pending()
+        names = frozenset([work.name for work in self._pending])
+        self._pending_names = names
+        self._ages.oldest(names, now)
+        self._pending_since = self._ages.oldest_since(now)
+        self._holds.end_step(self._requests, names, self._held, self._new, since)
+        self._new.clear()
+
+    def _wait(self, now: float, budget: float) -> float:
+        self._arrivals.observe(self._requests, now, now)
+        unanswered = [work.name for work in self._pending if not work.num_output_tokens]
+        return self._arrivals.longest_wait(unanswered, now, less=budget)
+
+    def _find_pending(self) -> tuple[list[RankRequest], int]:
         """What the gate takes for pending: what fits beside the next decodes.
 
         Returns:

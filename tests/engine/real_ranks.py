@@ -1,6 +1,4 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The ranks' real schedulers and balance gates, in one process and virtual time.
+"""The ranks' real schedulers and balance gates in virtual time: the simulator's oracle.
 
 Nothing is computed: the model runner's answer is made up, one token for every request
 whose prompt is complete, and no two requests get the same. The rows go from gate to
@@ -10,10 +8,19 @@ gate without a process group.
 import json
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
+from vllm.benchmarks.dp_balance import scenario as simulated
+from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
+from vllm.benchmarks.dp_balance.loop import Run
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Load, Outcome
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.config import (
     CacheConfig,
     ModelConfig,
@@ -24,7 +31,6 @@ from vllm.config import (
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.dispatch import Backlog
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
@@ -35,12 +41,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from ..front_end.coordinator import RankCounts
-from ..requests.workload import SimRequest
-from .engine import Outcome, RankLimits
-from .prefix_cache import own_token, prompt_tokens
-from .ranks import Load, RankEngine
-from .schedulers import BLOCK_SIZE, make_request, make_scheduler
+from bare_schedulers import BLOCK_SIZE, make_request, make_scheduler
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -123,9 +124,9 @@ class _Rank:
         running, waiting = self.scheduler.get_request_counts()
         return RankCounts(waiting, running)
 
-    def backlog(self) -> Backlog:
+    def backlog(self) -> RankCounts:
         """What front-ends are told that dispatch by tokens."""
-        return backlog_of(self.scheduler)
+        return RankCounts(*backlog_of(self.scheduler))
 
     def schedule(self) -> Load:
         """Starts a step, and returns what it computes."""
@@ -167,7 +168,7 @@ class _Rank:
         """Ends the step that was scheduled first."""
         first, output, answer = self._in_flight.popleft()
         if output is None or answer is None:
-            return Outcome([], [])
+            return NOTHING
         answers = self.scheduler.update_from_output(output, answer)
         done = [
             self.requests.pop(output.request_id)
@@ -191,16 +192,16 @@ class _Rank:
         self.gate.reset()
 
 
-class RealEngine(RankEngine):
+class RealEngine(Engine):
     """All ranks' schedulers."""
 
     def __init__(
         self,
         limits: RankLimits,
         max_model_len: int,
-        ttft_budget: float | None = None,
-        async_scheduling: bool = False,
-        prefix_blocks: int | None = None,
+        ttft_budget: float | None,
+        async_scheduling: bool,
+        prefix_blocks: int | None,
     ) -> None:
         """Makes the schedulers.
 
@@ -212,9 +213,6 @@ class RealEngine(RankEngine):
                 has ended.
             prefix_blocks: if prompts share beginnings, the blocks that all requests
                 of the run fill: the cache keeps so many unless it is limited.
-
-        Raises:
-            UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
         enough = prefix_blocks or limits.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
@@ -222,9 +220,33 @@ class RealEngine(RankEngine):
         config = _config(
             limits, max_model_len, async_scheduling, prefix_blocks is not None
         )
-        super().__init__(
-            [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
-        )
+        self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
+
+
+def real_engine(
+    scenario: simulated.Scenario,
+    requests: Sequence[SimRequest],
+    ttft_budget: float | None,
+) -> RealEngine:
+    """The real ranks of a scenario."""
+    lengths = [request.prompt_len + request.output_len for request in requests]
+    shares = any(request.hash_ids for request in requests)
+    return RealEngine(
+        scenario.limits,
+        max(lengths),
+        ttft_budget,
+        scenario.async_scheduling,
+        sum(-(-length // BLOCK_SIZE) for length in lengths) if shares else None,
+    )
+
+
+def simulate_real(
+    scenario: simulated.Scenario, policy: str, seed: int = 0, **arguments: Any
+) -> Run:
+    """As `simulate`, with real schedulers and gates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulated, "make_engine", real_engine)
+        return simulated.simulate(scenario, policy, seed, **arguments)
 
 
 def _config(
@@ -257,3 +279,18 @@ def _config(
             is_encoder_decoder=False,
         ),
     )
+
+
+def prompt_tokens(request: SimRequest) -> list[int]:
+    """Token ids that are equal exactly where prompts share chunks."""
+    shared = [
+        hash_id * request.chunk_size + i
+        for hash_id in request.hash_ids
+        for i in range(request.chunk_size)
+    ][: request.prompt_len]
+    return shared + [own_token(request)] * (request.prompt_len - len(shared))
+
+
+def own_token(request: SimRequest) -> int:
+    """The token of which the rest of its prompt, and its answer, consist."""
+    return -1 - request.index

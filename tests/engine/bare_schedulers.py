@@ -1,5 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """vLLM's schedulers and requests, made without an engine around them."""
 
 from collections.abc import Sequence

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from .prefix_cache import BLOCK_SIZE
-from .request import Block, Key, LimitedRequest
+from .limits import BLOCK_SIZE
+from .request import Block, Key, RankRequest
 
 # As they are there.
 ALWAYS, EVERY = 4, 8
@@ -54,7 +54,7 @@ class FoundPrefixes:
         self._step = 0
         self._searches = 0
 
-    def of_each(self, works: Sequence[LimitedRequest]) -> Iterator[Hit]:
+    def of_each(self, works: Sequence[RankRequest]) -> Iterator[Hit]:
         """Begins a step, and returns what is said of waiting requests.
 
         Args:
@@ -67,7 +67,7 @@ class FoundPrefixes:
         starts = range(0, len(works), AT_A_TIME)
         return chain.from_iterable(self._look_up(works, start) for start in starts)
 
-    def _look_up(self, works: Sequence[LimitedRequest], start: int) -> list[Hit]:
+    def _look_up(self, works: Sequence[RankRequest], start: int) -> list[Hit]:
         works = works[start : start + AT_A_TIME]
         hits = [self._found.get(work.name) for work in works]
         for index, (work, hit) in enumerate(zip(works, hits, strict=True), start):
@@ -83,7 +83,7 @@ class FoundPrefixes:
                 self._next[work.name] = hit
         return [hit or _NOTHING for hit in hits]
 
-    def _search(self, work: LimitedRequest, charged: bool) -> Hit:
+    def _search(self, work: RankRequest, charged: bool) -> Hit:
         self._searches -= charged
         # Blocks are evicted from the end of a prompt.
         count = bisect_left(
@@ -96,14 +96,14 @@ class FoundPrefixes:
         last = self._cached[work.keys[count - 1]][0]
         return Hit(count, last, last.key)
 
-    def _still_holds(self, work: LimitedRequest, hit: Hit) -> bool:
+    def _still_holds(self, work: RankRequest, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
         if hit.last is not None and hit.last.key != hit.key:
             return False
         end = hit.blocks
         return end >= work.most_hits or work.keys[end] not in self._cached
 
-    def unused(self, work: LimitedRequest, hit: Hit) -> Iterator[Block]:
+    def unused(self, work: RankRequest, hit: Hit) -> Iterator[Block]:
         """Those blocks of a hit that no request uses."""
         # Who uses a block uses those before it, too.
         for index in reversed(range(hit.blocks)):

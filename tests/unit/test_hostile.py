@@ -1,0 +1,104 @@
+"""Whatever the device and the requests do, no policy is much worse than off.
+
+`judge` says what harm is. `python tests/unit/helpers/hostile.py` judges more worlds.
+"""
+
+import pytest
+from vllm.benchmarks.dp_balance.policies import OWN
+from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.policies.step_cost import StepCost
+
+import hostile
+from hostile import COSTS, Figures, Step, draw, harms, judge, parse, wrong_costs
+
+FAST, ALL = range(24), range(2000)
+KEPT = [
+    "0:review",
+    "2:first_decode+equal",
+    "1:first_decode+pinned",
+    "1:lone",
+    "2:lone",
+    "2:tiny",
+    "10:starved",
+    "19:tiny+lone+async+noise",
+    "27:two_servers+lone",
+    "30:slow_rank+experts+equal+modes+first_decode",
+]
+"""Worlds that some policy harmed."""
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_worlds_that_were_named(name: str) -> None:
+    assert judge(parse(name), "adaptive").harm == ""
+
+
+@pytest.mark.parametrize("seed", FAST)
+def test_random_worlds(seed: int) -> None:
+    assert judge(draw(seed), "adaptive").harm == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ALL[len(FAST) :])
+def test_many_random_worlds(seed: int) -> None:
+    assert judge(draw(seed), "adaptive").harm == ""
+
+
+@pytest.mark.parametrize("policy", set(OWN) - {"off", "adaptive"})
+@pytest.mark.parametrize("seed", FAST[:6])
+def test_other_policies_agree_and_end(policy: str, seed: int) -> None:
+    assert judge(draw(seed), policy).harm == ""
+
+
+def test_a_world_is_that_of_its_name() -> None:
+    world = draw(3)
+    again = parse(world.name)
+    assert (again.cost, again.limits) == (world.cost, world.limits)
+    lengths = [
+        [(r.due, r.prompt_len, r.output_len) for r in each.requests()]
+        for each in (world, again)
+    ]
+    assert lengths[0] == lengths[1]
+
+
+class Controller:
+    """A policy that decides wrongly."""
+
+    learned = None
+
+    def __init__(self, admit: bool, reason: str | None = None) -> None:
+        self.decision = Decision(admit, None, reason or str(id(self)))
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        return self.decision
+
+    def reset(self) -> None:
+        pass
+
+
+def test_a_policy_that_holds_is_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(False, "no"))
+    assert "not done after" in judge(parse("1:"), "adaptive").harm
+
+
+def test_copies_that_disagree_are_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(True))
+    assert "copies disagree" in judge(parse("1:"), "adaptive").harm
+
+
+def test_wrong_costs_are_harm() -> None:
+    steps = [Step([100, 0], 0.04, 0.1), Step([0, 0], 0.04, 0.0)] * 30
+    right = StepCost(0.04, 0.0, own=0.1, shared=0.0)
+    assert wrong_costs(right, steps, 100) == ""
+    off = 2 * COSTS
+    assert "decode" in wrong_costs(right._replace(decode=0.04 * off), steps, 100)
+    assert "prefill" in wrong_costs(right._replace(own=0.1 * off), steps, 100)
+    assert wrong_costs(right._replace(own=9.0), steps[:30], 100) == ""  # too early
+
+
+def test_a_difference_within_the_noise_is_no_harm() -> None:
+    off = [Figures(mean, 1.0, 9.0, "") for mean in (10.0, 11.0, 12.0)]
+    worse = [Figures(mean, 1.0, 9.0, "") for mean in (10.4, 11.0, 13.0)]
+    much_worse = [each._replace(mean=each.mean * 1.5, tail=9.0) for each in off]
+    assert harms(off, worse) == []
+    assert harms(off, much_worse) == ["mean", "tail"]
