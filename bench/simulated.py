@@ -163,10 +163,9 @@ class Runs:
         return missing.keys() <= self._known.keys()
 
 
-def capacity(cell: Cell) -> Task | None:
+def capacity(cell: Cell, load: Load) -> Task:
     """The run that tells the rate of a cell with a load."""
-    of = cell.load and Variant(cell.load.of)
-    return of and Task(cell.scenario, of, cell.seeds[0])
+    return Task(cell.scenario, Variant(load.of), cell.seeds[0])
 
 
 def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
@@ -185,11 +184,10 @@ def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
 
 def sent_rate(cell: Cell, runs: Runs) -> float | None:
     """Requests per second of a cell with a load."""
-    task = capacity(cell)
-    if task is None:
+    if cell.load is None:
         return None
-    assert isinstance(cell.load, Load)
-    return round(cell.load.share * runs[task]["requests_per_s"], 4)
+    served = runs[capacity(cell, cell.load)]["requests_per_s"]
+    return round(cell.load.share * served, 4)
 
 
 def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
@@ -234,7 +232,7 @@ def write(path: Path, head: Mapping[str, Any], cells: Sequence[object]) -> None:
 
 def make(name: str, cells: Sequence[Cell], runs: Runs, folder: Path) -> bool:
     """Makes what is missing of a result and writes it; False if the time was over."""
-    rates = [task for cell in cells if (task := capacity(cell))]
+    rates = [capacity(cell, cell.load) for cell in cells if cell.load]
     if not runs.make(f"{name}: what is served", rates):
         return False
     wanted = (tasks(cell, runs).values() for cell in cells)
