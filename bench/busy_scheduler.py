@@ -1,23 +1,26 @@
 """A real scheduler with 10,000 requests waiting, on a tiny model that is never run."""
 
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.benchmarks.dp_balance.rank.schedulers import (
-    BLOCK_SIZE,
-    FULL_ATTENTION,
-    make_request,
-    make_scheduler,
-)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
+
+from bare_schedulers import (
+    BLOCK_SIZE,
+    FULL_ATTENTION,
+    make_request,
+    make_scheduler,
+)
 from vllm_balance.reference import tiny_models
 
 SLOTS, WAITING = 64, 10_000

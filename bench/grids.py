@@ -66,11 +66,10 @@ VARIANTS = {
 
 # ---- Real traces
 
-BASELINES = (
-    *("off", "cap", "align", "sglang-30", "sglang-100", "sglang23-30"),
-    *("interval-64", "trtllm"),
+ON_TRACES = (
+    *("adaptive", WITH_VLLM_DISPATCH, "off", "cap", "align", "sglang-30"),
+    *("sglang-100", "sglang23-30", "interval-64", "trtllm"),
 )
-ON_TRACES = ("adaptive", WITH_VLLM_DISPATCH, *BASELINES)
 TRADE_OFFS = (
     *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
     *(name for name in VARIANTS if name != WITH_VLLM_DISPATCH),

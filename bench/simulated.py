@@ -7,7 +7,8 @@
 Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
 this tree is run. Runs that have ended are kept in build/bench, by the sources that they
 were made with: if it is stopped, it goes on where it was. A result is written once none
-of its runs is missing. `grids.py` says what is run.
+of its runs is missing; all of them take about an hour on two cores. `grids.py` says
+what is run.
 """
 
 import argparse
@@ -162,10 +163,9 @@ class Runs:
         return missing.keys() <= self._known.keys()
 
 
-def capacity(cell: Cell) -> Task | None:
+def capacity(cell: Cell, load: Load) -> Task:
     """The run that tells the rate of a cell with a load."""
-    of = cell.load and Variant(cell.load.of)
-    return of and Task(cell.scenario, of, cell.seeds[0])
+    return Task(cell.scenario, Variant(load.of), cell.seeds[0])
 
 
 def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
@@ -184,53 +184,42 @@ def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
 
 def sent_rate(cell: Cell, runs: Runs) -> float | None:
     """Requests per second of a cell with a load."""
-    task = capacity(cell)
-    if task is None:
+    if cell.load is None:
         return None
-    assert isinstance(cell.load, Load)
-    return round(cell.load.share * runs[task]["requests_per_s"], 4)
+    served = runs[capacity(cell, cell.load)]["requests_per_s"]
+    return round(cell.load.share * served, 4)
 
 
 def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
-    """Labels, and by policy the mean of each figure and the gains over `off`."""
+    """Labels, and by policy the mean of each figure and the gain over `off`."""
     found = {
         name: [runs[task] for task in of_policy]
         for name, of_policy in tasks(cell, runs).items()
     }
     closed = cell.load is None and cell.scenario.traffic.is_closed_loop
     policies = {
-        name: {figure: round(mean(of_policy, figure), 3) for figure in of_policy[0]}
-        | gains(of_policy, found["off"], closed)
+        name: {
+            figure: round(statistics.fmean(run[figure] for run in of_policy), 4)
+            for figure in of_policy[0]
+        }
+        | {"gain": gain(of_policy, found["off"], closed)}
         for name, of_policy in found.items()
     }
     rate = {} if cell.load is None else {"rate": sent_rate(cell, runs)}
     return {**cell.labels, **rate, "seeds": list(cell.seeds), "policies": policies}
 
 
-def mean(found: Sequence[Figures], figure: str) -> float:
-    """Over the seeds."""
-    return statistics.fmean(one[figure] for one in found)
-
-
-def gains(
-    found: Sequence[Figures], off: Sequence[Figures], closed: bool
-) -> dict[str, float]:
-    """Over `off`, as a share: mean over the seeds, and greatest less least.
+def gain(found: Sequence[Figures], off: Sequence[Figures], closed: bool) -> float:
+    """Over `off`, as a share, and the mean over the seeds.
 
     Of a closed loop, of its steady throughput; of an open one, whose throughput is
     given, of 1 / mean end-to-end time.
     """
-    pairs = list(zip(found, off, strict=True))
-    each = [
-        mine["steady_output_throughput"] / his["steady_output_throughput"] - 1
-        if closed
-        else his["mean_e2el_ms"] / mine["mean_e2el_ms"] - 1
-        for mine, his in pairs
-    ]
-    return {
-        "gain": round(statistics.fmean(each), 5),
-        "gain_spread": round(max(each) - min(each), 5),
-    }
+    name = "steady_output_throughput" if closed else "mean_e2el_ms"
+    pairs = zip(found, off, strict=True)
+    ratios = [mine[name] / theirs[name] for mine, theirs in pairs]
+    each = [ratio - 1 if closed else 1 / ratio - 1 for ratio in ratios]
+    return round(statistics.fmean(each), 5)
 
 
 def write(path: Path, head: Mapping[str, Any], cells: Sequence[object]) -> None:
@@ -243,7 +232,7 @@ def write(path: Path, head: Mapping[str, Any], cells: Sequence[object]) -> None:
 
 def make(name: str, cells: Sequence[Cell], runs: Runs, folder: Path) -> bool:
     """Makes what is missing of a result and writes it; False if the time was over."""
-    rates = [task for cell in cells if (task := capacity(cell))]
+    rates = [capacity(cell, cell.load) for cell in cells if cell.load]
     if not runs.make(f"{name}: what is served", rates):
         return False
     wanted = (tasks(cell, runs).values() for cell in cells)

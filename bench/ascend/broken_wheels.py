@@ -39,6 +39,7 @@ SWITCHES = ROOT / "patches/vllm_ascend/legacy-balance-switches.patch"
 
 Members = dict[str, bytes]
 """The files of a wheel, by their paths in it."""
+Edit = Callable[[Members], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Break:
         select: which of them, as `-k` of pytest.
     """
 
-    edit: Callable[[Members], None]
+    edit: Edit
     file: str
     select: str
 
@@ -95,8 +96,6 @@ def replace(members: Members, path: str, old: str, new: str) -> None:
     members[name] = text.encode()
 
 
-Cases = Sequence[Break]
-
 BREAKS: Mapping[str, Break] = {
     "a patch dropped": Break(drop_a_patch, "test_platform.py", "switch"),
     "a kernel library missing": Break(drop_a_library, "test_wheel.py", "libraries"),
@@ -137,7 +136,7 @@ PASSED, FAILED = 0, 1
 """Exit statuses of pytest."""
 
 
-def tests_with(wheel: Path, edit: Callable[[Members], None], cases: Cases) -> int:
+def tests_with(wheel: Path, edit: Edit, cases: Sequence[Break]) -> int:
     """Install a changed copy of a wheel; the exit status of the tests of `cases`."""
     with tempfile.TemporaryDirectory(dir=BUILT.parent) as folder:
         out = Path(folder)
@@ -158,7 +157,7 @@ def tests_with(wheel: Path, edit: Callable[[Members], None], cases: Cases) -> in
     return result.returncode
 
 
-def rewrite(wheel: Path, broken: Path, edit: Callable[[Members], None]) -> None:
+def rewrite(wheel: Path, broken: Path, edit: Edit) -> None:
     """Write a changed copy of a wheel, with a RECORD that fits."""
     with ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
