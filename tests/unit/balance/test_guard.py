@@ -215,7 +215,7 @@ def any_rows(draw, ranks):
                 held_steps=draw(st.sampled_from([0, 1, 999])),
                 prefill_tokens=draw(st.sampled_from([0, 0, 1, 10**6])),
                 step_time_us=time,
-                max_running=1,
+                max_running=draw(st.sampled_from([0, 1, 32])),
                 max_tokens=draw(st.sampled_from([1, 8192])),
                 pending_age_us=draw(times),
                 wait_us=draw(times),
