@@ -11,8 +11,8 @@ from .rows import Snapshot
 BOUND_REACHED = OPEN._replace(reason="hold_bound")
 LOSING = OPEN._replace(reason="losing")
 
-_ROUNDS = 8
-"""Times that all ranks could prefill one after another while a request is held."""
+_LONGEST = 32
+"""Steps with a prefill that could be made one after another while a request is held."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
 _RECENT = 31
@@ -26,17 +26,17 @@ class Guard:
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 8 * ranks)`` seconds, with the
-    median duration of the recent steps with a prefill, nor for more than
-    `max_hold_steps`. Each rank reports for how many steps in a row it has held an
-    admissible request (`Row.held_steps`, counted from when it could have been admitted,
-    not from its arrival). At the bound, all ranks schedule one step as if there were no
-    balance scheduling.
+    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
+    duration of the recent steps with a prefill, nor for more than `max_hold_steps`.
+    Each rank reports for how many steps in a row it has held an admissible request
+    (`Row.held_steps`, counted from when it could have been admitted, not from its
+    arrival). At the bound, all ranks schedule one step as if there were no balance
+    scheduling.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
-    holds delay requests is taken from it; what releases save is added, and 1 % of the time
-    that all requests spend in the ranks. When it is used up, all ranks schedule as if
-    there were no balance scheduling, until half of it is there again. So all holds
+    holds delay requests is taken from it; what releases save is added, and 1 % of the
+    time that all requests spend in the ranks. When it is used up, all ranks schedule as
+    if there were no balance scheduling, until half of it is there again. So all holds
     together cost at most what they saved, one percent more, and the credit of the
     beginning: a wait of ``ranks * prefill`` seconds for everybody, which is the most
     that the credit can be.
@@ -95,7 +95,7 @@ class Guard:
             return True
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        bound = min(requests, _ROUNDS * len(snapshot.running)) * self._usual()
+        bound = min(requests, _LONGEST) * self._usual()
         return bool(bound) and self._ended[-1] - began >= bound
 
     def _account(self, snapshot: Snapshot) -> None:
