@@ -5,30 +5,27 @@
 
 import pytest
 from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.v1.core.sched.balance.policies.adaptive import Adaptive
-from vllm.v1.core.sched.balance.policies.cap import Cap
 from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
+import hostile
 from hostile import COSTS, Figures, Step, draw, harms, judge, parse, wrong_costs
 
 FAST, ALL = range(24), range(2000)
-HARMED = pytest.mark.xfail(strict=True, reason="the policy harms here")
 KEPT = [
-    "2:night+modes",
-    "1:pauses",
-    *(
-        pytest.param(name, marks=HARMED)
-        for name in [
-            "0:review",  # quiet with slow decodes, then many requests
-            "2:first_decode+equal",
-            "1:first_decode+pinned",  # one rank prefills alone
-            "1:lone",
-            "2:lone",
-        ]
-    ),
+    "0:review",
+    "2:first_decode+equal",
+    "1:first_decode+pinned",
+    "1:lone",
+    "2:lone",
+    "2:tiny",
+    "10:starved",
+    "19:tiny+lone+async+noise",
+    "27:two_servers+lone",
+    "30:slow_rank+experts+equal+modes+first_decode",
 ]
-"""Worlds in which a policy once did harm, or might."""
+"""Worlds that some policy harmed."""
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -64,17 +61,29 @@ def test_a_world_is_that_of_its_name() -> None:
     assert lengths[0] == lengths[1]
 
 
+class Controller:
+    """A policy that decides wrongly."""
+
+    learned = None
+
+    def __init__(self, admit: bool, reason: str | None = None) -> None:
+        self.decision = Decision(admit, None, reason or str(id(self)))
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        return self.decision
+
+    def reset(self) -> None:
+        pass
+
+
 def test_a_policy_that_holds_is_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = Decision(admit=False, prefill_budget=0, reason="never")
-    monkeypatch.setattr(Adaptive, "decide", lambda self, snapshot: hold)
-    assert "mean" in judge(parse("1:"), "adaptive").harm
+    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(False, "no"))
+    assert "not done after" in judge(parse("1:"), "adaptive").harm
 
 
 def test_copies_that_disagree_are_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Cap, "decide", lambda self, snapshot: Decision(True, None, str(id(self)))
-    )
-    assert "copies disagree" in judge(parse("1:"), "cap").harm
+    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(True))
+    assert "copies disagree" in judge(parse("1:"), "adaptive").harm
 
 
 def test_wrong_costs_are_harm() -> None:

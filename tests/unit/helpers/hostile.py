@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pure_vllm  # noqa: F401  before vllm
@@ -30,7 +30,7 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
 from vllm.benchmarks.dp_balance.loop import StepRecord, run
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.engine import Engine, Outcome, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest, parse_lengths
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
@@ -59,11 +59,11 @@ class Phase(NamedTuple):
     output: str = "lognormal:100:0.8:1500"
 
 
-def steady(now: float) -> float:
-    return 1.0
+Factor = Callable[[float], float]
+"""By virtual seconds."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class World:
     """Everything but the policy and the noise."""
 
@@ -74,13 +74,13 @@ class World:
     phases: list[Phase]
     first_decode: float = 0.0
     """Seconds that the first step without prefill takes longer."""
-    speed: Callable[[float], float] = steady
-    """Factor of every step, by virtual seconds."""
-    decode_speed: Callable[[float], float] = steady
-    """The same of what a step takes without its prefill."""
+    speed: Factor = lambda now: 1.0
+    """Of every step."""
+    decode_speed: Factor = lambda now: 1.0
+    """Of what a step takes without its prefill."""
     slow_rank: float = 1.0
     """Factor of the work of the last rank."""
-    pauses: list[tuple[float, float]] = field(default_factory=list)
+    pauses: Sequence[tuple[float, float]] = ()
     """When, and for how many seconds, some rank stops, and so all."""
     outliers: float = 1.0
     """Factor of one step in a hundred."""
@@ -90,6 +90,8 @@ class World:
     """Seconds between bursts in which requests come."""
     tiny: str | None = None
     """Prompts of a tenant who sends half of the requests, with two-token answers."""
+    patience: float = 0.0
+    """Mean seconds after which a third of the clients go away; 0 for never."""
     balancer: str = "0.23"
     api_servers: int = 1
     asynchronous: bool = False
@@ -102,9 +104,7 @@ class World:
     def requests(self) -> list[SimRequest]:
         rng, found, start = random.Random(f"requests {self.seed}"), [], 0.0
         for phase in self.phases:
-            prompt, output = (
-                parse_lengths("", text) for text in (phase.prompt, phase.output)
-            )
+            prompt, output = (parse_lengths("", text) for text in phase[2:])
             now = start
             start += phase.seconds
             while phase.rate and (now := now + rng.expovariate(phase.rate)) < start:
@@ -117,117 +117,155 @@ class World:
                     found[-1].due = 0.0 if self.concurrency else due
         return found
 
-
-def hostile_device(world: World, rng: random.Random, trouble: str) -> None:
-    """Sets one of `DEVICE`."""
-    horizon = sum(phase.seconds for phase in world.phases)
-    at = rng.uniform(0.1, 0.6) * horizon
-    if trouble == "first_decode":
-        world.first_decode = rng.uniform(2, 3)
-    elif trouble == "drift":
-        minutes = rng.uniform(20, 300)
-        world.speed = lambda now: 1 + 0.5 * min(1.0, max(0.0, (now - at) / minutes))
-    elif trouble == "modes":
-        period, slow = rng.uniform(5, 60), rng.uniform(1.5, 3)
-        world.decode_speed = lambda now: slow if now // period % 2 else 1.0
-    elif trouble == "faster":
-        factor = rng.uniform(0.3, 0.7)
-        world.decode_speed = lambda now: factor if now > at else 1.0
-    elif trouble == "pauses":
-        times = [rng.random() * horizon for _ in range(rng.randint(1, 3))]
-        world.pauses = [(time, 2 * 30 ** rng.random()) for time in sorted(times)]
-    elif trouble == "slow_rank":
-        world.slow_rank = rng.uniform(1.3, 3)
-    elif trouble == "outliers":
-        world.outliers = rng.uniform(5, 50)
-    elif trouble == "batch":  # decodes, by how many there are and by their context
-        world.cost = replace(world.cost, a=1e-3, context=1e-6)
-    elif trouble == "experts":
-        world.cost = replace(world.cost, experts=0.03)
-    elif trouble == "attention":
-        world.cost = replace(world.cost, attention=world.cost.b / 5000)
-    elif trouble == "padded":
-        world.cost = replace(world.cost, padded=1.0)
-    elif trouble == "noise":
-        world.cost = replace(world.cost, noise=0.4)
+    def leaving(self) -> dict[int, float]:
+        """Of the requests whose clients go away, after how many seconds."""
+        rng = random.Random(f"patience {self.seed}")
+        return {
+            request.index: rng.expovariate(1 / self.patience)
+            for request in (self.requests() if self.patience else ())
+            if rng.random() < 1 / 3
+        }
 
 
-def hostile_requests(world: World, rng: random.Random, trouble: str) -> None:
-    """Sets one of `REQUESTS`."""
-    day = world.phases[0]
-    long = replace_all(world.phases, prompt="100000", output="lognormal:50:0.5:400")
-    if trouble == "night":
-        night = day._replace(rate=day.rate / 16, seconds=rng.uniform(60, 240))
-        world.phases = [night, *world.phases, night, *world.phases]
-    elif trouble == "long_prompts":
-        short = replace_all(world.phases, prompt="100")
-        world.phases = [*short, *(p._replace(rate=p.rate / 50) for p in long)]
-    elif trouble == "tiny":
-        world.tiny = rng.choice(["uniform:1:20", "1500"])
-    elif trouble == "short_answers":
-        world.phases = replace_all(world.phases, output="2")
-    elif trouble == "lone":
-        few = day._replace(seconds=30, rate=0.5, prompt="4000", output="600")
-        silence = day._replace(rate=0.0, seconds=rng.choice([5, 900]))
-        world.phases = [*replace_all(world.phases, output="2"), silence, few]
-    elif trouble == "bursts":
-        world.bursts = rng.uniform(2, 20)
-    elif trouble == "equal":
-        slower = 1 / world.limits.ranks
-        world.phases = [p._replace(rate=p.rate * slower) for p in world.phases]
-        world.equal, world.balancer = True, "round-robin"
-    elif trouble == "closed":
-        world.concurrency = world.limits.ranks * rng.choice([1, 8, 40])
-    elif trouble in ("pinned", "starved", "as-served", "0.30"):
-        world.balancer = trouble
-    elif trouble == "two_servers":
-        world.api_servers = 2
-    elif trouble == "async":
-        world.asynchronous = True
-    elif trouble == "one_seq":
-        world.limits = replace(world.limits, max_num_seqs=1)
-        world.phases = [p._replace(rate=p.rate / 8) for p in world.phases]
-    elif trouble == "kv_full":
-        longest = max(r.prompt_len + r.output_len for r in world.requests())
-        world.limits = replace(world.limits, kv_blocks=longest // 16 + 2 + 500)
-    elif trouble == "review":  # quiet with slow decodes, faster, then many requests
-        world.cost = CostModel(0.03, 1e-3, 2e-4, 0.0, noise=0.03)
-        world.decode_speed = lambda t: 2.0 if t < 360 else 1.0 if t < 960 else 4 / 3
-        lengths = ("lognormal:600:0.8", "lognormal:200:0.8")
-        quiet, busy = Phase(960, 0.5, *lengths), Phase(90, 8, *lengths)
-        world.phases, world.limits = [quiet, busy], RankLimits(8, 256, 8192)
+def each(world: World, **fields: str) -> list[Phase]:
+    """The phases, with other lengths."""
+    return [phase._replace(**fields) for phase in world.phases]
 
 
-def replace_all(phases: Sequence[Phase], **fields: str) -> list[Phase]:
-    return [phase._replace(**fields) for phase in phases]
+def slower(world: World, factor: float) -> list[Phase]:
+    """The phases, with fewer requests per second."""
+    return [phase._replace(rate=phase.rate / factor) for phase in world.phases]
 
 
-DEVICE = (
-    "first_decode drift modes faster pauses slow_rank outliers batch experts attention "
-    "padded noise"
-)
-REQUESTS = (
-    "review equal night long_prompts short_answers lone closed bursts tiny pinned "
-    "starved as-served 0.30 two_servers async one_seq kv_full"
-)
-ALL = [*REQUESTS.split(), *DEVICE.split()]
+def review(world: World, rng: random.Random) -> dict[str, object]:
+    """Quiet with slow decodes, quiet with faster ones, then many requests."""
+    lengths = ("lognormal:600:0.8", "lognormal:200:0.8")
+    return {
+        "cost": CostModel(0.03, 1e-3, 2e-4, 0.0, noise=0.03),
+        "decode_speed": lambda t: 2.0 if t < 360 else 1.0 if t < 960 else 4 / 3,
+        "phases": [Phase(960, 0.5, *lengths), Phase(90, 8, *lengths)],
+        "limits": RankLimits(8, 256, 8192),
+    }
 
 
-def make(troubles: Sequence[str], seed: int = 0) -> World:
+def night(world: World, rng: random.Random) -> dict[str, object]:
+    """A sixteenth of the requests before, and again between."""
+    seconds = rng.uniform(60, 240)
+    quiet = [p._replace(seconds=seconds, rate=p.rate / 16) for p in world.phases[:1]]
+    return {"phases": 2 * [*quiet, *world.phases]}
+
+
+def long_prompts(world: World, rng: random.Random) -> dict[str, object]:
+    """Prompts of 100 tokens, then of 100,000."""
+    few = replace(world, phases=slower(world, 50))
+    long = each(few, prompt="100000", output="lognormal:50:0.5:400")
+    return {"phases": [*each(world, prompt="100"), *long]}
+
+
+def lone(world: World, rng: random.Random) -> dict[str, object]:
+    """Short answers are remembered, it gets quiet, and few requests come, alone."""
+    silence = Phase(rng.choice([5, 900]), 0.0)
+    few = Phase(30, 0.5, "4000", "600")
+    return {"phases": [*each(world, output="2"), silence, few]}
+
+
+def kv_full(world: World, rng: random.Random) -> dict[str, object]:
+    """The KV cache holds little more than the longest request."""
+    longest = max(r.prompt_len + r.output_len for r in world.requests())
+    return {"limits": replace(world.limits, kv_blocks=longest // 16 + 500)}
+
+
+def drift(world: World, rng: random.Random) -> dict[str, object]:
+    """Steps take half as long again in the end."""
+    at, seconds = moment(world, rng), rng.uniform(20, 300)
+    return {"speed": lambda now: 1 + min(0.5, max(0.0, (now - at) / seconds))}
+
+
+def modes(world: World, rng: random.Random) -> dict[str, object]:
+    """Decodes take either of two times, in turn."""
+    period, slow = rng.uniform(5, 60), rng.uniform(1.5, 3)
+    return {"decode_speed": lambda now: slow if now // period % 2 else 1.0}
+
+
+def faster(world: World, rng: random.Random) -> dict[str, object]:
+    """Decodes take less time from some moment on."""
+    at, factor = moment(world, rng), rng.uniform(0.3, 0.7)
+    return {"decode_speed": lambda now: factor if now > at else 1.0}
+
+
+def pauses(world: World, rng: random.Random) -> dict[str, object]:
+    """Some rank stops for 2 to 60 s, up to three times."""
+    times = sorted(moment(world, rng) for _ in range(rng.randint(1, 3)))
+    return {"pauses": [(time, 2 * 30 ** rng.random()) for time in times]}
+
+
+def moment(world: World, rng: random.Random) -> float:
+    """Some time in the first part of the world, in seconds."""
+    return rng.uniform(0.1, 0.6) * sum(phase.seconds for phase in world.phases)
+
+
+def cost(world: World, **fields: float) -> dict[str, object]:
+    """The world with other costs."""
+    return {"cost": replace(world.cost, **fields)}
+
+
+TROUBLES: dict[str, Callable[[World, random.Random], dict[str, object]]] = {
+    # What changes the requests comes first.
+    "review": review,
+    "equal": lambda w, rng: {
+        "equal": True,
+        "balancer": "round-robin",
+        "phases": slower(w, w.limits.ranks),
+    },
+    "night": night,
+    "long_prompts": long_prompts,
+    "short_answers": lambda w, rng: {"phases": each(w, output="2")},
+    "lone": lone,
+    "one_seq": lambda w, rng: {
+        "limits": replace(w.limits, max_num_seqs=1),
+        "phases": slower(w, 8),
+    },
+    "tiny": lambda w, rng: {"tiny": rng.choice(["uniform:1:20", "1500"])},
+    "bursts": lambda w, rng: {"bursts": rng.uniform(2, 20)},
+    "closed": lambda w, rng: {"concurrency": w.limits.ranks * rng.choice([1, 8, 40])},
+    "aborts": lambda w, rng: {"patience": rng.choice([0.2, 2.0, 20.0])},
+    "kv_full": kv_full,
+    "pinned": lambda w, rng: {"balancer": "pinned"},
+    "starved": lambda w, rng: {"balancer": "starved"},
+    "as-served": lambda w, rng: {"balancer": "as-served"},
+    "0.30": lambda w, rng: {"balancer": "0.30"},
+    "two_servers": lambda w, rng: {"api_servers": 2},
+    "async": lambda w, rng: {"asynchronous": True},
+    "first_decode": lambda w, rng: {"first_decode": rng.uniform(2, 3)},
+    "drift": drift,
+    "modes": modes,
+    "faster": faster,
+    "pauses": pauses,
+    "slow_rank": lambda w, rng: {"slow_rank": rng.uniform(1.3, 3)},
+    "outliers": lambda w, rng: {"outliers": rng.uniform(5, 50)},
+    "batch": lambda w, rng: cost(w, a=1e-3, context=1e-6),
+    "experts": lambda w, rng: cost(w, experts=0.03),
+    "attention": lambda w, rng: cost(w, attention=w.cost.b / 5000),
+    "padded": lambda w, rng: cost(w, padded=1.0),
+    "noise": lambda w, rng: cost(w, noise=0.4),
+}
+
+
+def make(troubles: Sequence[str], seed: int) -> World:
     """The world with these troubles; what else there is to choose is drawn."""
     rng = random.Random(f"world {seed}")
     ranks, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
     t0, b = rng.uniform(0.02, 0.06), 10 ** rng.uniform(-4.5, -3.5)
     c, phi = rng.choice([0.0, 0.5, 1.0]) * t0, rng.choice([0.0, 0.0, 0.3, 0.6])
-    cost = CostModel(t0, 2e-4, b, c, 6e-8, phi=phi, noise=0.06)
-    load = rng.choice([0.05, 0.3, 0.6, 0.9, 1.2])
+    costs = CostModel(t0, 2e-4, b, c, 6e-8, phi=phi, noise=0.06)
+    load = rng.choice([0.05, 0.3, 0.6, 0.9, 1.2])  # of what the ranks can serve
     rate = load * ranks / (2000 * b + 140 * t0 * max(1 / slots, 0.02))
-    seconds = min(150.0, 200 / rate)
     limits = RankLimits(ranks, slots, rng.choice([2048, 8192]))
-    world = World(seed, tuple(troubles), limits, cost, [Phase(seconds, rate)])
-    for trouble in sorted(set(troubles), key=ALL.index):
-        kind = hostile_requests if trouble in REQUESTS.split() else hostile_device
-        kind(world, rng, trouble)
+    phase = Phase(min(150.0, 200 / rate), rate)
+    world = World(seed, tuple(troubles), limits, costs, [phase])
+    for trouble in sorted(set(troubles), key=list(TROUBLES).index):
+        chance = random.Random(f"{trouble} {seed}")
+        world = replace(world, **TROUBLES[trouble](world, chance))
     return world
 
 
@@ -240,8 +278,7 @@ def parse(name: str) -> World:
 def draw(seed: int) -> World:
     """A random world: one to five troubles."""
     rng = random.Random(f"draw {seed}")
-    known = [trouble for trouble in ALL if trouble != "review"]
-    return make(rng.sample(known, rng.randint(1, 5)), seed)
+    return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)
 
 
 class Step(NamedTuple):
@@ -285,6 +322,52 @@ class Device:
         return seconds
 
 
+class Leaving:
+    """Ranks whose clients may go away, in whatever state their requests are."""
+
+    def __init__(self, engine: Engine, device: Device, after: dict[int, float]) -> None:
+        self._engine, self._device, self._after = engine, device, after
+        self._patient: list[SimRequest] = []
+        self._gone: list[SimRequest] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def add(self, rank: int, request: SimRequest) -> None:
+        """Hands a request to a rank."""
+        self._engine.add(rank, request)
+        if request.index in self._after:
+            self._patient.append(request)
+
+    def schedule(self) -> Loads:
+        """Starts a step, without those who have gone."""
+        for request in self._patient.copy():
+            if request.sent + self._after[request.index] <= self._device.now:
+                self._patient.remove(request)
+                self._abort(self._engine._ranks[request.rank], request)
+        return self._engine.schedule()
+
+    def _abort(self, rank, request: SimRequest) -> None:
+        work = rank._requests.get(str(request.index))
+        if work is None or work.ended:
+            return
+        if work in rank._running:  # preempted, as at the start of the next step
+            rank._running.remove(work)
+            rank._running.append(work)
+            rank._step += 1
+            rank._preempt_last()
+            rank._step -= 1
+        rank._waiting.remove(work)
+        del rank._requests[work.name]
+        self._gone.append(request)
+
+    def update(self) -> Outcome:
+        """Ends a step."""
+        first, done = self._engine.update()
+        gone, self._gone = self._gone, []
+        return Outcome(first, [*done, *gone])
+
+
 class Clock(Dispatcher):
     """Dispatches, and tells the device what time it is."""
 
@@ -317,8 +400,8 @@ class Copies:
     @property
     def cost(self):
         """What the policy has learned; None if it learns nothing."""
-        learner = getattr(getattr(self.copies[0], "_policy", None), "_learner", None)
-        return learner and learner.cost
+        learned = self.copies[0].learned
+        return learned and learned.cost
 
 
 class Figures(NamedTuple):
@@ -363,17 +446,19 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     Raises:
         AssertionError: copies disagree, costs are not finite, or it takes too long.
     """
-    requests = world.requests()
+    requests, leaving = world.requests(), world.leaving()
     limits, ranks = world.limits, world.limits.ranks
     device = Device(world, random.Random(f"device {world.seed} {noise}"))
     copies = None if policy == "off" else Copies(policy)
+    if leaving and not limits.kv_blocks:
+        limits = replace(limits, kv_blocks=10**9)  # the engine that can abort
     scenario = Scenario(limits, world.cost, async_scheduling=world.asynchronous)
+    engine = Leaving(make_engine(scenario, requests, None), device, leaving)
     rng = random.Random(f"routing {world.seed} {noise}")
     balancer = load_balancer_of(world.balancer, policy)
     if balancer in ("pinned", "starved"):
-        pinned = balancer == "pinned"
-        blind = BlindBalancer(lambda: 0 if pinned else rng.randrange(1, ranks))
-        balancers = [blind] * world.api_servers
+        only = range(1) if balancer == "pinned" else range(1, ranks)
+        balancers = [BlindBalancer(lambda: rng.choice(only))] * world.api_servers
     else:
         balancers = make_load_balancers(
             balancer, ranks, rng, 0.5, world.api_servers, limits.max_num_seqs
@@ -385,7 +470,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         assert step.end < until, f"not done after {step.end:.0f} s"
 
     done = run(
-        make_engine(scenario, requests, None),
+        engine,
         copies,
         requests,
         ClientTraffic(world.concurrency, self_timed=True),
@@ -396,12 +481,13 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         async_scheduling=world.asynchronous,
         on_step=watch,
     )
+    stayed = [request for request in requests if request.index not in leaving]
     wrong = copies and wrong_costs(
         copies.cost, device.recent, limits.max_num_batched_tokens
     )
     return Figures(
-        statistics.fmean(r.done - r.sent for r in requests),
-        percentile(sorted(r.first_token - r.sent for r in requests), 0.99),
+        statistics.fmean(r.done - r.sent for r in stayed),
+        percentile(sorted(r.first_token - r.sent for r in stayed), 0.99),
         done.steps[-1].end,
         wrong or "",
     )
@@ -437,7 +523,7 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
 def judge(world: World, policy: str) -> Verdict:
     """Runs a policy beside off; again with other noise before it finds harm."""
     offs = [serve(world, "off")]
-    until = 20 * offs[0].end + 600
+    until = 5 * offs[0].end + 100
     found = None
     try:
         policies = [found := serve(world, policy, until=until)]
