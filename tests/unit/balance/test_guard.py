@@ -70,9 +70,9 @@ def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
     assert seconds_held(measured(), rows, seconds) <= bound + seconds
 
 
-def test_nor_than_all_ranks_take_eight_times_one_after_another():
+def test_nor_than_thirty_two_prefills_take_one_after_another():
     rows = [running(60, pending=1), *[running(60)] * 3]
-    assert seconds_held(measured(), rows) <= 8 * 4 * PREFILL + STEP
+    assert seconds_held(measured(), rows) <= 32 * PREFILL + STEP
 
 
 def test_nor_for_more_steps_than_the_bound():
@@ -215,7 +215,7 @@ def any_rows(draw, ranks):
                 held_steps=draw(st.sampled_from([0, 1, 999])),
                 prefill_tokens=draw(st.sampled_from([0, 0, 1, 10**6])),
                 step_time_us=time,
-                max_running=1,
+                max_running=draw(st.sampled_from([0, 1, 32])),
                 max_tokens=draw(st.sampled_from([1, 8192])),
                 pending_age_us=draw(times),
                 wait_us=draw(times),

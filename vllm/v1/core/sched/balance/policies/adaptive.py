@@ -130,7 +130,7 @@ class Adaptive:
             return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        load = requests / sum(snapshot.max_running)
+        load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
         room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)

@@ -11,8 +11,8 @@ from .rows import Snapshot
 BOUND_REACHED = OPEN._replace(reason="hold_bound")
 LOSING = OPEN._replace(reason="losing")
 
-_ROUNDS = 8
-"""Times that all ranks could prefill one after another while a request is held."""
+_LONGEST = 32
+"""Steps with a prefill that could be made one after another while a request is held."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
 _RECENT = 31
@@ -26,17 +26,17 @@ class Guard:
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 8 * ranks)`` seconds, with the
-    median duration of the recent steps with a prefill, nor for more than
-    `max_hold_steps`. Each rank reports for how many steps in a row it has held an
-    admissible request (`Row.held_steps`, counted from when it could have been admitted,
-    not from its arrival). At the bound, all ranks schedule one step as if there were no
-    balance scheduling.
+    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
+    duration of the recent steps with a prefill, nor for more than `max_hold_steps`.
+    Each rank reports for how many steps in a row it has held an admissible request
+    (`Row.held_steps`, counted from when it could have been admitted, not from its
+    arrival). At the bound, all ranks schedule one step as if there were no balance
+    scheduling.
 
-    **By what they save.** The policy has a credit of person-seconds. The time that
-    requests are held is taken from it; what releases save is added, and 1 % of the time
-    that all requests spend in the ranks. When it is used up, all ranks schedule as if
-    there were no balance scheduling, until half of it is there again. So all holds
+    **By what they save.** The policy has a credit of person-seconds. The time by which
+    holds delay requests is taken from it; what releases save is added, and 1 % of the
+    time that all requests spend in the ranks. When it is used up, all ranks schedule as
+    if there were no balance scheduling, until half of it is there again. So all holds
     together cost at most what they saved, one percent more, and the credit of the
     beginning: a wait of ``ranks * prefill`` seconds for everybody, which is the most
     that the credit can be.
@@ -59,7 +59,7 @@ class Guard:
         self._lone_rates: deque[float] = deque(maxlen=_RECENT)
         self._credit = float("inf")
         self._losing = False
-        self._held = 0
+        self._delayed = 0.0
 
     @property
     def learned(self) -> Learned | None:
@@ -73,8 +73,7 @@ class Guard:
         """
         decision = self._policy.decide(snapshot)
         self._account(snapshot)
-        closed = not decision.admit
-        self._held = sum(snapshot.pending) if closed and not self._losing else 0
+        self._delayed = 0.0 if decision.admit or self._losing else _delayed(snapshot)
         if self._is_held_too_long(snapshot):
             return BOUND_REACHED
         return LOSING if self._losing else decision
@@ -82,7 +81,7 @@ class Guard:
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
         self._policy.reset()
-        self._held = 0
+        self._delayed = 0.0
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
@@ -96,7 +95,7 @@ class Guard:
             return True
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        bound = min(requests, _ROUNDS * len(snapshot.running)) * self._usual()
+        bound = min(requests, _LONGEST) * self._usual()
         return bool(bound) and self._ended[-1] - began >= bound
 
     def _account(self, snapshot: Snapshot) -> None:
@@ -109,7 +108,7 @@ class Guard:
         saved = self._saved(snapshot.prefill_tokens, seconds) * requests
         usual = self._usual()
         # A pause of the device is not the hold's fault.
-        lost = self._held * min(seconds, usual)
+        lost = self._delayed * min(seconds, usual)
         most = requests * len(snapshot.running) * usual
         credit = self._credit + saved - lost + _ALLOWED * requests * seconds
         self._credit = max(-most, min(credit, most))
@@ -132,6 +131,23 @@ class Guard:
         if self._lone_rates:
             rate = min(rate, _median(self._lone_rates))
         return max(0.0, rate * sum(tokens) - longer)
+
+
+def _delayed(snapshot: Snapshot) -> float:
+    """Requests that a hold delays, as if each were delayed by all of it.
+
+    Those that are pending, and where all slots are taken those that wait for theirs.
+    """
+    return sum(
+        pending * max(1.0, (running + waiting) / max(1, slots))
+        for pending, running, waiting, slots in zip(
+            snapshot.pending,
+            snapshot.running,
+            snapshot.waiting,
+            snapshot.max_running,
+            strict=True,
+        )
+    )
 
 
 def _median(values: Iterable[float]) -> float:
