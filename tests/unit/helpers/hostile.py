@@ -45,8 +45,8 @@ COSTS, COST_STEPS = 3.0, 0.5
 RECENT, KNOWN = 200, 20
 """Steps over which costs are judged; and how many of them must prefill, and how many
 must not, for costs to be known."""
-AGAIN = 4
-"""Runs more, with other noise, before a world counts as harm."""
+AGAIN = (4, 12)
+"""Runs more, with other noise, before a world counts as harm: then more of them."""
 
 
 class Phase(NamedTuple):
@@ -227,7 +227,10 @@ TROUBLES: dict[str, Callable[[World, random.Random], dict[str, object]]] = {
     },
     "tiny": lambda w, rng: {"tiny": rng.choice(["uniform:1:20", "1500"])},
     "bursts": lambda w, rng: {"bursts": rng.uniform(2, 20)},
-    "closed": lambda w, rng: {"concurrency": w.limits.ranks * rng.choice([1, 8, 40])},
+    "closed": lambda w, rng: {
+        "concurrency": w.limits.ranks * rng.choice([1, 8, 40]),
+        "phases": [p._replace(seconds=3 * p.seconds) for p in w.phases],
+    },
     "aborts": lambda w, rng: {"patience": rng.choice([0.2, 2.0, 20.0])},
     "kv_full": kv_full,
     "pinned": lambda w, rng: {"balancer": "pinned"},
@@ -528,8 +531,10 @@ def judge(world: World, policy: str) -> Verdict:
     try:
         policies = [found := serve(world, policy, until=until)]
         harm = harms(offs, policies) if policy == "adaptive" else []
-        if harm:
-            for noise in range(1, 1 + AGAIN):
+        for more in AGAIN:
+            if not harm:
+                break
+            for noise in range(len(offs), len(offs) + more):
                 offs.append(serve(world, "off", noise))
                 policies.append(serve(world, policy, noise, until))
             harm = harms(offs, policies)
