@@ -45,8 +45,8 @@ COSTS, COST_STEPS = 3.0, 0.5
 RECENT, KNOWN = 200, 20
 """Steps over which costs are judged; and how many of them must prefill, and how many
 must not, for costs to be known."""
-AGAIN = 4
-"""Runs more, with other noise, before a world counts as harm."""
+AGAIN = (4, 12)
+"""Runs more, with other noise, before a world counts as harm: then more of them."""
 
 
 class Phase(NamedTuple):
@@ -227,7 +227,10 @@ TROUBLES: dict[str, Callable[[World, random.Random], dict[str, object]]] = {
     },
     "tiny": lambda w, rng: {"tiny": rng.choice(["uniform:1:20", "1500"])},
     "bursts": lambda w, rng: {"bursts": rng.uniform(2, 20)},
-    "closed": lambda w, rng: {"concurrency": w.limits.ranks * rng.choice([1, 8, 40])},
+    "closed": lambda w, rng: {
+        "concurrency": w.limits.ranks * rng.choice([1, 8, 40]),
+        "phases": [p._replace(seconds=3 * p.seconds) for p in w.phases],
+    },
     "aborts": lambda w, rng: {"patience": rng.choice([0.2, 2.0, 20.0])},
     "kv_full": kv_full,
     "pinned": lambda w, rng: {"balancer": "pinned"},
@@ -303,19 +306,19 @@ class Device:
 
     def step_seconds(self, loads: Loads) -> float:
         """How long the step takes that starts now."""
-        world, slow = self._world, self._world.slow_rank
-        if slow != 1:
+        world, tokens = self._world, loads.prefill
+        if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
         whole = world.cost.step_seconds(loads)
         nothing = [0] * len(loads.prefill)
         decode = world.cost.step_seconds(loads._replace(prefill=nothing))
         prefill = (whole - decode) * world.speed(self.now)
         decode *= world.speed(self.now) * world.decode_speed(self.now)
-        self.recent.append(Step(loads.prefill, decode, prefill))
+        self.recent.append(Step(tokens, decode, prefill))
         seconds = world.cost.noisy(decode + prefill, self._rng)
         if self._rng.random() < 0.01:
             seconds *= world.outliers
-        if not prefill:
+        if any(loads.decodes) and not prefill:
             seconds, self._first = seconds + self._first, 0.0
         while self._pauses and self._pauses[0][0] <= self.now:
             seconds += self._pauses.pop(0)[1]
@@ -417,15 +420,15 @@ class Figures(NamedTuple):
 
 
 def wrong_costs(cost, steps: Sequence[Step], largest: int) -> str:
-    """What is wrong with learned costs, beside the recent steps."""
+    """What is wrong with learned costs, beside the recent steps (medians)."""
     prefills = [step for step in steps if any(step.prefill)]
     if cost is None or not KNOWN <= len(prefills) <= len(steps) - KNOWN:
         return ""
-    true = statistics.fmean(step.decode_seconds for step in steps)
+    true = statistics.median(step.decode_seconds for step in steps)
     found = []
     if not true / COSTS <= cost.decode <= true * COSTS:
         found.append(f"decode {cost.decode:.3g}, true {true:.3g}")
-    learned = statistics.fmean(
+    learned = statistics.median(
         cost.prefill_seconds(
             max(step.prefill) / largest,
             statistics.fmean(step.prefill) / largest,
@@ -433,7 +436,7 @@ def wrong_costs(cost, steps: Sequence[Step], largest: int) -> str:
         )
         for step in prefills
     )
-    excess = statistics.fmean(step.prefill_seconds for step in prefills)
+    excess = statistics.median(step.prefill_seconds for step in prefills)
     room = COST_STEPS * true
     if not excess / COSTS - room <= learned <= excess * COSTS + room:
         found.append(f"prefill {learned:.3g}, true {excess:.3g}")
@@ -528,8 +531,10 @@ def judge(world: World, policy: str) -> Verdict:
     try:
         policies = [found := serve(world, policy, until=until)]
         harm = harms(offs, policies) if policy == "adaptive" else []
-        if harm:
-            for noise in range(1, 1 + AGAIN):
+        for more in AGAIN:
+            if not harm:
+                break
+            for noise in range(len(offs), len(offs) + more):
                 offs.append(serve(world, "off", noise))
                 policies.append(serve(world, policy, noise, until))
             harm = harms(offs, policies)
