@@ -1,11 +1,10 @@
 """What must hold for every policy, whatever the rows."""
 
 import pytest
-from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
-from balance.policies.hold_bound import HoldBound
+from balance.policies.by_name import POLICIES, create_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot
+from snapshots import MAX_TOKENS, Ranks, histories, running, snapshot
 
 names = pytest.mark.parametrize("name", sorted(POLICIES))
 
@@ -100,17 +99,14 @@ def test_prompts_in_progress_on_one_rank_do_not_hold_themselves(name):
     policy, ranks = create_policy(name), Ranks(4)
     for rank in range(4):
         ranks.arrive(rank, 100, 5000)
-    longest, reasons = 0, set()
+    longest = 0
     for number in range(3000):
         if number % 400 == 0:
             ranks.arrive(0, 3 * MAX_TOKENS, 10)
-        decision = policy.decide(ranks.snapshot())
-        ranks.advance(decision)
-        reasons.add(decision.reason)
+        ranks.advance(policy.decide(ranks.snapshot()))
         longest = max(longest, *ranks.held)
     assert sum(map(len, ranks.waiting)) <= 1
     assert longest < 200
-    assert "hold_bound" not in reasons
 
 
 @names
@@ -148,28 +144,3 @@ def test_a_parameter_out_of_range_is_refused(name, parameter, value):
 def test_a_bound_below_one_step_is_refused():
     with pytest.raises(ValueError, match="max_hold_steps must be 1 or more, not 0"):
         create_policy("cap", max_hold_steps=0)
-
-
-def test_the_default_bound_is_a_last_resort():
-    policy = create_policy("cap")
-    full = running(8, held_steps=MAX_HOLD_STEPS - 1)
-    assert policy.decide(snapshot([full, IDLE])).reason == "rank_full"
-    full = full._replace(held_steps=MAX_HOLD_STEPS)
-    assert policy.decide(snapshot([full, IDLE])).reason == "hold_bound"
-
-
-def test_a_bounded_policy_sees_every_snapshot():
-    seen = []
-
-    class Recorder:
-        def decide(self, rows):
-            seen.append(rows)
-
-        def reset(self):
-            seen.clear()
-
-    policy = HoldBound(Recorder(), max_hold_steps=1)
-    policy.decide(snapshot([IDLE._replace(held_steps=1)]))
-    assert len(seen) == 1
-    policy.reset()
-    assert not seen

@@ -3,11 +3,13 @@
 import json
 
 import pytest
-from balance.policies.decision import OPEN
+from balance.policies.decision import OPEN, Learned
 from balance.policies.rows import Row, Snapshot
+from balance.policies.step_cost import StepCost
 from balance.stats import HISTOGRAMS, BalanceStats
 
 ROW = Row(*[1] * len(Row._fields))
+COST = StepCost(decode=0.04, fixed=0.01, own=0.9, shared=0.2, padding=0.1)
 
 
 def observe(stats, steps):
@@ -63,3 +65,15 @@ def test_nothing_is_collected_if_nobody_will_take_it():
 def test_a_wait_as_long_as_a_time_out_is_told_from_a_longer_one():
     for timeout in (300, 1800):
         assert timeout in HISTOGRAMS["exchange_seconds"]
+
+
+def test_what_was_learned_is_told_as_it_is_and_set_backs_once():
+    stats, snapshot = BalanceStats("adaptive"), Snapshot.from_rows([ROW])
+    told = []
+    for set_backs in (0, 2, 2, 1):  # the last one is of a new group of ranks
+        stats.observe_step(OPEN, snapshot, 0.001)
+        stats.observe_learned(Learned(COST, set_backs))
+        report = json.loads(json.dumps(stats.take()))
+        assert report["step_cost"] == COST._asdict()
+        told.append(report["set_backs"])
+    assert told == [0, 2, 0, 0]

@@ -7,7 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy/grafana/dp-balance.json"
 METRICS = ROOT / "vllm/v1/core/sched/balance/metrics.py"
-SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+SUFFIXES = {
+    "counter": ["_total"],
+    "gauge": [""],
+    "histogram": ["_bucket", "_sum", "_count"],
+}
 UPSTREAM = {
     "vllm:time_to_first_token_seconds_bucket",
     "vllm:generation_tokens_total",
@@ -21,8 +25,8 @@ def names() -> list[str]:
 
 def samples() -> set[str]:
     """Names of the samples that metrics.py exposes."""
-    counters = re.findall(r'counter\(\s*name="(vllm:[a-z_]+)"', METRICS.read_text())
-    kinds = {name: "counter" if name in counters else "histogram" for name in names()}
+    made = re.findall(r'(counter|gauge)\(\s*name="(vllm:[a-z_]+)"', METRICS.read_text())
+    kinds = dict.fromkeys(names(), "histogram") | {name: kind for kind, name in made}
     return {name + suffix for name, kind in kinds.items() for suffix in SUFFIXES[kind]}
 
 

@@ -21,6 +21,7 @@ from vllm.v1.core.sched.balance.measure.releases import (
     keep_prefill_interval,
     max_admitted,
 )
+from vllm.v1.core.sched.balance.notices import Notices
 from vllm.v1.core.sched.balance.parent_watch import end_with_parent
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies.by_name import (
@@ -29,7 +30,6 @@ from vllm.v1.core.sched.balance.policies.by_name import (
     Policy,
     create_policy,
 )
-from vllm.v1.core.sched.balance.policies.hold_bound import BOUND_REACHED
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import DPEngineCoreProc
 
 logger = init_logger(__name__)
-
-_BOUND_WARNING_PERIOD_S = 60.0
 
 
 def create_balance_gate(
@@ -140,8 +138,10 @@ class BalanceGate:
         self._prefilled: deque[int] = deque(maxlen=ahead)
         self._arrivals = Arrivals()
         self._holds = Holds()
-        self._bound_releases = 0
-        self._bound_warned = -_BOUND_WARNING_PERIOD_S
+        parallel_config = scheduler.vllm_config.parallel_config
+        self._notices = Notices(
+            parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -192,23 +192,12 @@ class BalanceGate:
         snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
         self.apply(self.policy.decide(snapshot))
+        learned = self.policy.learned
         self.stats.observe_step(self.decision, snapshot, exchanged - now)
+        self.stats.observe_learned(learned)
         longest = row.held_steps == max(snapshot.held_steps)
-        if self.decision == BOUND_REACHED and longest:
-            self._warn_of_bound(row.held_steps, now)
-
-    def _warn_of_bound(self, steps: int, now: float) -> None:
-        self._bound_releases += 1
-        if now - self._bound_warned < _BOUND_WARNING_PERIOD_S:
-            return
-        self._bound_warned = now
-        logger.warning(
-            "Data parallel balance: policy %s has held a request of this rank for %d "
-            "steps, the bound, and lets all ranks schedule one step as if it were off. "
-            "Releases of this kind so far: %d.",
-            self._scheduler.vllm_config.parallel_config.data_parallel_balance,
-            steps,
-            self._bound_releases,
+        self._notices.observe(
+            self.decision, learned, row.held_steps if longest else None, now
         )
 
     def measure(self, wave: int, step: int, now: float, wall: float) -> Row:

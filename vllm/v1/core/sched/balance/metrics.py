@@ -68,6 +68,7 @@ class DPBalanceProm:
         self._labelvalues = per_engine_labelvalues
         # The logger's classes: those of prometheus_client, or Ray's.
         counter, histogram = stat_logger._counter_cls, stat_logger._histogram_cls
+        gauge = stat_logger._gauge_cls
         self._decisions = counter(
             name="vllm:dp_balance_decisions",
             documentation="Decisions of data parallel balance scheduling.",
@@ -96,6 +97,20 @@ class DPBalanceProm:
             )
             for field, (name, documentation) in _HISTOGRAMS.items()
         }
+        self._step_cost = gauge(
+            name="vllm:dp_balance_step_cost_seconds",
+            documentation="What the policy has learned that a step costs, by part.",
+            labelnames=[*labelnames, "part"],
+            multiprocess_mode="mostrecent",
+        )
+        self._set_backs = per_engine(
+            counter(
+                name="vllm:dp_balance_cost_set_backs",
+                documentation="How often what steps cost was forgotten because it "
+                "had changed.",
+                labelnames=labelnames,
+            )
+        )
         self._pending: defaultdict[tuple[str, int], _Bins] = defaultdict(dict)
 
     def observe(self, report: dict[str, Any] | None, engine_idx: int) -> None:
@@ -108,6 +123,9 @@ class DPBalanceProm:
                 count
             )
         self._held_steps[engine_idx].inc(report["held_steps"])
+        self._set_backs[engine_idx].inc(report["set_backs"])
+        for part, seconds in report["step_cost"].items():
+            self._step_cost.labels(*labels, part).set(seconds)
         for name, metric in self._histograms.items():
             pending = self._pending[name, engine_idx]
             for index, count, total in report[name]:

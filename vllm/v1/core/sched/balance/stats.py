@@ -9,7 +9,7 @@ reports nothing for as long as it has no request.
 from bisect import bisect_left
 from collections import Counter
 
-from .policies.decision import Decision
+from .policies.decision import Decision, Learned
 from .policies.rows import Snapshot
 
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
@@ -39,6 +39,8 @@ class BalanceStats:
         """
         self._policy = policy
         self._collect = collect
+        self._learned: Learned | None = None
+        self._told_set_backs = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -76,6 +78,10 @@ class BalanceStats:
         if most := max(tokens):
             self._observe("balance_ratios", sum(tokens) / (len(tokens) * most))
 
+    def observe_learned(self, learned: Learned | None) -> None:
+        """What the policy knows of the device now."""
+        self._learned = learned
+
     def observe_held_step(self) -> None:
         """This rank held back an admissible request in a step."""
         self._held_steps += self._collect
@@ -96,8 +102,13 @@ class BalanceStats:
         held = self._held_steps or self._bins["hold_lengths"]
         if not self._decisions and not held:
             return None
+        learned = self._learned
+        set_backs = 0 if learned is None else learned.set_backs
         report: dict[str, object] = {
             "policy": self._policy,
+            "step_cost": {} if learned is None else learned.cost._asdict(),
+            # A new group of ranks counts from 0.
+            "set_backs": max(0, set_backs - self._told_set_backs),
             "decisions": [
                 [verb, reason, count]
                 for (verb, reason), count in self._decisions.items()
@@ -108,5 +119,6 @@ class BalanceStats:
                 for name, bins in self._bins.items()
             },
         }
+        self._told_set_backs = set_backs
         self._clear()
         return report

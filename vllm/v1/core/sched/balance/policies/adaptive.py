@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .cycle import Traffic, optimal_cycle
-from .decision import OPEN, Decision
+from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
@@ -15,6 +15,8 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
+_FIRST_DECODES = 10
+"""Steps that are held, in all, to time one without prefill."""
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
@@ -80,7 +82,14 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
+        self._first_decodes = _FIRST_DECODES
         self.reset()
+
+    @property
+    def learned(self) -> Learned | None:
+        """What steps take, once a step without prefill was timed."""
+        cost = self._learner.cost
+        return cost and Learned(cost, self._learner.set_backs)
 
     def reset(self) -> None:
         """Forgets the waiting; keeps the costs and the traffic."""
@@ -120,20 +129,21 @@ class Adaptive:
         if cost is None:
             return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        load = requests / max(1, sum(snapshot.max_running))
+        # On full ranks, whoever is served in time makes others late.
+        room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
+        is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_thin(snapshot, cost):
-            if any(tokens) and self._decodes_first(snapshot, limit, cost):
+            wait = any(tokens) and not is_due
+            if wait and self._decodes_first(snapshot, limit, cost):
                 return _DECODES_FIRST
             return OPEN._replace(reason="alone")
         if not any(tokens):
             self._waiting = [0.0] * len(tokens)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         self._wait(snapshot, seconds)
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
-        load = requests / sum(snapshot.max_running)
         scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
-        # On full ranks, whoever is served in time makes others late.
-        room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
-        is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if is_due:
             scale *= room * room
         budget = best_prefill_budget(
@@ -149,23 +159,27 @@ class Adaptive:
         )
         if not budget:
             return _HOLD
-        if self._decodes_first(snapshot, budget, cost):
-            return _DECODES_FIRST
         if is_due:
             return OPEN._replace(reason="ttft_budget")
+        if self._decodes_first(snapshot, budget, cost):
+            return _DECODES_FIRST
         self._waiting = [
             waited * (1 - budget / work) if budget < work else 0.0
             for work, waited in zip(tokens, self._waiting, strict=True)
         ]
         return Decision(admit=True, prefill_budget=budget, reason="gain")
 
-    @staticmethod
-    def _first_decode(snapshot: Snapshot) -> Decision:
-        """Makes a step without prefill, if none has been timed and some can decode."""
-        if any(
+    def _first_decode(self, snapshot: Snapshot) -> Decision:
+        """Makes a step without prefill, if none has been timed and some can decode.
+
+        Not for ever: what comes from a KV connector is prefilled in spite of a hold.
+        """
+        some_can = any(
             active > n
             for active, n in zip(snapshot.running, snapshot.pending, strict=True)
-        ):
+        )
+        if some_can and self._first_decodes:
+            self._first_decodes -= 1
             return _HOLD._replace(reason="learn")
         return OPEN._replace(reason="learn")
 

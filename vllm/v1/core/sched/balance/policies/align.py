@@ -46,6 +46,8 @@ class Align:
     nothing, its release does not start `batching_steps` anew.
     """
 
+    learned = None
+
     def __init__(self, parameters: AlignParameters) -> None:
         self._parameters = parameters
         self._waited = 0

@@ -13,13 +13,12 @@ from .adaptive import Adaptive, AdaptiveParameters
 from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
-from .hold_bound import HoldBound
+from .guard import Guard
 
 __all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "Decision", "Policy", "create_policy"]
 
 MAX_HOLD_STEPS = 1000
-"""Default bound of every hold, in steps. A last resort: far above the holds of a
-policy that works, some tens of seconds on a device with 40 ms decode steps."""
+"""Default bound of every hold, in steps, beside the one in time; see `Guard`."""
 
 POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {
     "cap": (Cap, CapParameters),
@@ -52,4 +51,4 @@ def create_policy(
                 f"{parameter!r} is not a parameter of balance policy {name!r}; "
                 f"it has {', '.join(known)}"
             )
-    return HoldBound(policy(parameters_of(**(parameters or {}))), max_hold_steps)
+    return Guard(policy(parameters_of(**(parameters or {}))), max_hold_steps)

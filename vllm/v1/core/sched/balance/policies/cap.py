@@ -28,6 +28,8 @@ class Cap:
     the later one, ``max(running) > max_num_seqs - 2``. Prompts in progress go on.
     """
 
+    learned = None
+
     def __init__(self, parameters: CapParameters) -> None:
         self._margin = parameters.margin
 

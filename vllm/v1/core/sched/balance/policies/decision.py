@@ -5,6 +5,7 @@
 from typing import NamedTuple, Protocol
 
 from .rows import Snapshot
+from .step_cost import StepCost
 
 
 class Decision(NamedTuple):
@@ -23,6 +24,15 @@ OPEN = Decision(admit=True, prefill_budget=None, reason="open")
 """Schedule as if there were no balance scheduling."""
 
 
+class Learned(NamedTuple):
+    """What a policy has learned about the device."""
+
+    cost: StepCost
+    """What steps take."""
+    set_backs: int
+    """How often it was forgotten because it was no longer so."""
+
+
 class Policy(Protocol):
     """Takes one decision per step, the same one on every rank.
 
@@ -30,6 +40,10 @@ class Policy(Protocol):
     of the rank it runs on. All ranks of a group start with equal policies and show
     them the same snapshots, so they decide alike. A new group gets new policies.
     """
+
+    @property
+    def learned(self) -> Learned | None:
+        """For metrics; None if nothing."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The decision for the step that follows the snapshot."""

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Learns from step times what a prefill costs the ranks that step in lock step."""
 
-import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,32 +48,54 @@ class StepCost(NamedTuple):
         return self.fixed + self.own * most + together
 
 
-_DECODE_WEIGHT = 0.05
-"""Weight of the newest decode step in the mean decode time."""
+_DECODES = 15
+"""Steps without prefill whose median is the decode time."""
 _DEVIATIONS = (1.0, 30.0, 20.0, 20.0)
 """Prior standard deviations of the states, in decode steps."""
-_STATES = range(len(_DEVIATIONS))
-_DRIFT = 4e-6
-"""Variance that a step adds, as a share of the prior's: costs may change slowly."""
+_MEMORY = 100
+"""Steps with a prefill that count together as much as the newest 100."""
 _NOISE = (0.1, 0.05)
 """Standard deviation of a step time, as shares of the step and of a decode step."""
+_USUAL = 1.5
+"""Errors up to so many standard deviations count in full, others with their root."""
+_SWEEPS = 4
+"""Over the states, at each step; the next goes on where one has stopped."""
+_SURPRISED = 0.3
+"""Mean error, as a share of the step, that shows that the costs have changed."""
+_SURPRISES = 16
+"""Steps with a prefill that it is a mean of."""
 
 
 class CostLearner:
-    """Fits `StepCost` by a Kalman filter of four states, each kept within bounds.
+    """Fits `StepCost` by robust least squares with forgetting, within bounds.
 
-    The state ``x = (fixed, own, shared, padding)`` is observed through every step with
-    a prefill as ``step - decode = h . x`` with ``h = (1, most, mean, most * idle)``.
+    Every step with a prefill says ``step - decode = h . x`` of the state ``x = (fixed,
+    own, shared, padding)``, with ``h = (1, most, mean, most * idle)``. Kept are the
+    sums ``A`` of ``w h h'`` and ``b`` of ``w h (step - decode)``; each step forgets one
+    in `_MEMORY`. The state is what minimises ``x' (A + P) x / 2 - b' x`` within its
+    bounds, by coordinate descent from the last one. P, the precision of the prior,
+    follows from the present decode time and is never summed up. So the matrix is
+    positive definite, whatever the steps were, and the state is bounded. If steps go on
+    to be other than expected, everything is forgotten.
+
     While one rank alone prefills, `own` and `padding` cannot be told apart, and need
-    not be: their waste is the same then. Fits through the origin, and least squares
-    without a prior, were tried and fail: loads of a steady traffic are so alike that
-    `fixed` and `own` cannot be told apart at first.
+    not be: their waste is the same then. Without the prior, loads of a steady traffic
+    are so alike that `fixed` and `own` cannot be told apart at first.
     """
 
     def __init__(self) -> None:
+        self.set_backs = 0
+        """How often the costs were forgotten because they had changed."""
+        self._decodes: deque[float] = deque(maxlen=_DECODES)
         self._decode: float | None = None
-        self._state = (0.0,) * len(_DEVIATIONS)
-        self._covariance: list[list[float]] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        size = len(_DEVIATIONS)
+        self._state = [0.0] * size
+        self._information = [[0.0] * size for _ in range(size)]
+        self._weighted = [0.0] * size
+        self._surprise = 0.0
 
     @property
     def cost(self) -> StepCost | None:
@@ -84,73 +106,50 @@ class CostLearner:
         """Learns from one step.
 
         Args:
-            seconds: its duration.
+            seconds: its duration, above 0.
             most: prompt tokens of the fullest rank, as a share of the largest step.
             mean: the same of the mean rank.
             idle: share of the ranks that have no prompt tokens.
         """
-        if most > 0:
-            if self._decode is not None:
-                self._observe_prefill(
-                    seconds, self._decode, (1.0, most, mean, most * idle)
-                )
-        elif self._decode is None:
-            self._decode = seconds
-        else:
-            self._decode += _DECODE_WEIGHT * (seconds - self._decode)
+        # A step with a prefill that is shorter shows as well that decodes are.
+        if most == 0 or (self._decode is not None and seconds < self._decode):
+            self._decodes.append(seconds)
+            # The lower one of two: the first step is often a slow one.
+            self._decode = sorted(self._decodes)[(len(self._decodes) - 1) // 2]
+        if most > 0 and self._decode is not None:
+            self._observe_prefill(seconds, self._decode, (1.0, most, mean, most * idle))
 
     def _observe_prefill(
         self, seconds: float, decode: float, load: tuple[float, ...]
     ) -> None:
-        prior = [(deviation * decode) ** 2 for deviation in _DEVIATIONS]
-        if self._covariance is None:
-            self._covariance = [
-                [variance if i == j else 0.0 for j in _STATES]
-                for i, variance in enumerate(prior)
-            ]
-        covariance = self._covariance
-        for i, variance in enumerate(prior):
-            covariance[i][i] = min(covariance[i][i] + _DRIFT * variance, variance)
-        gain = [
-            sum(c * share for c, share in zip(row, load, strict=True))
-            for row in covariance
-        ]
-        noise = (_NOISE[0] * seconds) ** 2 + (_NOISE[1] * decode) ** 2
-        variance = sum(g * share for g, share in zip(gain, load, strict=True)) + noise
-        expected = sum(x * share for x, share in zip(self._state, load, strict=True))
-        error = (seconds - decode - expected) / variance
-        state = [x + g * error for x, g in zip(self._state, gain, strict=True)]
-        for i in _STATES:
-            for j in _STATES:
-                covariance[i][j] -= gain[i] * gain[j] / variance
-        # A launch or a graph break costs at most about one decode step.
-        self._state = _within_bounds(state, covariance, (decode, *[math.inf] * 3))
+        expected = decode + _dot(self._state, load)
+        error = seconds - expected
+        longer = max(seconds, expected)
+        self._surprise += (error / longer - self._surprise) / _SURPRISES
+        if abs(self._surprise) > _SURPRISED:
+            self._forget()
+            self.set_backs += 1
+        deviation = _NOISE[0] * longer + _NOISE[1] * decode
+        weight = min(1.0, _USUAL * deviation / max(abs(error), 1e-9)) / deviation**2
+        keep = 1 - 1 / _MEMORY
+        for i, row in enumerate(self._information):
+            weighted = weight * load[i]
+            for j, share in enumerate(load):
+                row[j] = keep * row[j] + weighted * share
+            self._weighted[i] = keep * self._weighted[i] + weighted * (seconds - decode)
+        self._solve(decode)
+
+    def _solve(self, decode: float) -> None:
+        state = self._state
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(self._information):
+                prior = 1 / (_DEVIATIONS[i] * decode) ** 2
+                free = self._weighted[i] - _dot(row, state) + row[i] * state[i]
+                state[i] = max(0.0, free / (row[i] + prior))
+                # A launch or a graph break costs at most about one decode step.
+                if i == 0:
+                    state[i] = min(state[i], decode)
 
 
-def _within_bounds(
-    state: list[float], covariance: list[list[float]], highest: Sequence[float]
-) -> tuple[float, ...]:
-    """Moves a state into its bounds, and the others as they are correlated with it.
-
-    The nearest admissible state in the metric of the covariance. Clamping each state by
-    itself can diverge: if one is held at 0, an error that it should have taken drives
-    another away, without end where times are not linear in tokens.
-
-    Args:
-        state: the states; their lowest value is 0.
-        covariance: theirs.
-        highest: the largest value of each.
-    """
-    for _ in state:  # one bound at a time; moving to it may pass another
-        outside = [
-            (j, bound)
-            for j, (x, top) in enumerate(zip(state, highest, strict=True))
-            if (bound := min(max(x, 0.0), top)) != x and covariance[j][j] > 0
-        ]
-        if not outside:
-            break
-        j, bound = outside[0]
-        step = (state[j] - bound) / covariance[j][j]
-        state = [x - covariance[i][j] * step for i, x in enumerate(state)]
-        state[j] = bound
-    return tuple(min(max(x, 0.0), top) for x, top in zip(state, highest, strict=True))
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum([x * y for x, y in zip(one, other, strict=True)])

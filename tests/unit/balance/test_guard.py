@@ -1,0 +1,246 @@
+"""What holds may cost, whatever a policy has learned."""
+
+import itertools
+import math
+
+import pytest
+from balance.policies.adaptive import Adaptive, AdaptiveParameters
+from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
+from balance.policies.decision import OPEN, Decision
+from balance.policies.guard import Guard
+from balance.policies.step_cost import CostLearner, StepCost
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import IDLE, Ranks, running, snapshot
+
+HOLD = Decision(admit=False, prefill_budget=0, reason="always")
+STEP, PREFILL = 0.04, 0.1
+"""Seconds."""
+
+
+class AlwaysHolds:
+    """A policy that learned only nonsense."""
+
+    learned = None
+
+    def __init__(self):
+        self.seen = []
+
+    def decide(self, rows):
+        self.seen.append(rows)
+        return HOLD
+
+    def reset(self):
+        self.seen.clear()
+
+
+def timed(*rows, seconds=STEP, **fields):
+    us = int(seconds * 1e6)
+    return snapshot(row._replace(step_time_us=us, **fields) for row in rows)
+
+
+def measured(policy=None, ranks=4, max_hold_steps=MAX_HOLD_STEPS):
+    """A guard that has seen decodes, and prefills of 100 tokens by one rank each."""
+    guard = Guard(policy or AlwaysHolds(), max_hold_steps)
+    for _ in range(40):
+        guard.decide(timed(*[running(6)] * ranks))
+        alone = [running(6, prefill_tokens=100), *[running(6)] * (ranks - 1)]
+        guard.decide(timed(*alone, seconds=PREFILL))
+    return guard
+
+
+def seconds_held(guard, rows, seconds=STEP):
+    """How long the first rank's request is held until the bound in time."""
+    for steps in itertools.count(1):
+        held = rows[0]._replace(held_steps=steps)
+        if guard.decide(timed(held, *rows[1:], seconds=seconds)).admit:
+            return steps * seconds
+    raise AssertionError
+
+
+def test_a_lone_request_is_held_for_no_longer_than_its_prefill_takes():
+    rows = [running(0, pending=1), *[running(0)] * 3]
+    assert seconds_held(measured(), rows) == pytest.approx(PREFILL, abs=STEP)
+
+
+@pytest.mark.parametrize("seconds", [0.001, STEP, 3.0])
+def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
+    rows = [running(4, pending=1), *[running(3)] * 3]
+    bound = (4 + 1 + 3 * 3) * PREFILL
+    assert seconds_held(measured(), rows, seconds) <= bound + seconds
+
+
+def test_nor_than_all_ranks_take_eight_times_one_after_another():
+    rows = [running(60, pending=1), *[running(60)] * 3]
+    assert seconds_held(measured(), rows) <= 8 * 4 * PREFILL + STEP
+
+
+def test_nor_for_more_steps_than_the_bound():
+    policy = create_policy("cap", max_hold_steps=7)
+    full = running(8, held_steps=6)
+    assert policy.decide(snapshot([full, IDLE])).reason == "rank_full"
+    full = full._replace(held_steps=7)
+    assert policy.decide(snapshot([full, IDLE])).reason == "hold_bound"
+
+
+def person_seconds(guard, steps, others=60):
+    """What is lost by holds, and what is spent in the ranks, while one is pending.
+
+    An open decision lets it go, and the next one comes.
+    """
+    rows = [running(others // 4, pending=1), *[running(others // 4)] * 3]
+    lost = spent = held = 0
+    prefilled = False
+    for _ in range(steps):
+        first = rows[0]._replace(held_steps=held, prefill_tokens=100 * prefilled)
+        seconds = PREFILL if prefilled else STEP
+        decision = guard.decide(timed(first, *rows[1:], seconds=seconds))
+        spent += seconds * (others + 1)
+        prefilled = decision.admit
+        held = 0 if prefilled else held + 1
+        lost += 0 if prefilled else STEP
+    return lost, spent
+
+
+def test_holds_that_save_nothing_cost_one_percent_and_the_first_credit():
+    guard = measured()
+    credit = 61 * 4 * PREFILL
+    for steps in (5_000, 20_000):
+        lost, spent = person_seconds(guard, steps)
+        assert lost <= 0.011 * spent + credit
+
+
+def test_a_policy_that_loses_opens_and_is_tried_again():
+    guard, reasons = measured(), []
+    rows = [running(6, pending=4), *[running(6)] * 3]
+    for _ in range(15_000):
+        reasons.append(guard.decide(timed(*rows)).reason)
+    runs = [reason for reason, _ in itertools.groupby(reasons)]
+    assert runs[:3] == ["always", "losing", "always"]
+    assert reasons.count("losing") > 10 * reasons.count("always")
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_what_releases_of_several_ranks_save_pays_for_holds(together):
+    """Ten steps of holds, and then one in which so many ranks prefill alike."""
+    guard, reasons = measured(), set()
+    for number in range(4000):
+        prefills = number % 11 == 10
+        rows = [
+            running(
+                6,
+                pending=rank < together,
+                prefill_tokens=100 * (rank < together) * prefills,
+            )
+            for rank in range(4)
+        ]
+        decision = guard.decide(timed(*rows, seconds=PREFILL if prefills else STEP))
+        reasons.add(decision.reason)
+    assert ("losing" in reasons) == (together == 1)
+
+
+def test_prompts_that_the_ranks_share_anyway_save_nothing():
+    """Two ranks' prompts take twice as long as one's: no hold was worth it."""
+    guard, reasons = measured(), set()
+    for number in range(4000):
+        prefills = number % 11 == 10
+        row = running(6, pending=1, prefill_tokens=100 * prefills)
+        seconds = STEP + 4 * (PREFILL - STEP) if prefills else STEP
+        reasons.add(guard.decide(timed(*[row] * 4, seconds=seconds)).reason)
+    assert "losing" in reasons
+
+
+@pytest.mark.parametrize("pause", [2.0, 60.0])
+def test_a_pause_of_the_device_is_not_the_holds_fault(pause):
+    guard, reasons = measured(), set()
+    for number in range(3000):
+        prefills = number % 11 == 10
+        row = running(6, pending=1, prefill_tokens=100 * prefills)
+        usual = PREFILL if prefills else STEP
+        seconds = pause if number % 300 == 7 else usual
+        reasons.add(guard.decide(timed(*[row] * 4, seconds=seconds)).reason)
+    assert "losing" not in reasons
+
+
+WRONG = [
+    StepCost(0.04, 0.0, own, shared, padding)
+    for own, shared, padding in itertools.product((0.0, 1e160), repeat=3)
+]
+
+
+@pytest.mark.parametrize("cost", [*WRONG, StepCost(1e9, 1e9, 1e9, 1e9, 1e9)])
+def test_costs_that_were_learned_wrong_hold_no_request_longer(cost, monkeypatch):
+    """On the served model: with another one, and among twelve in prefills of 0.22 s."""
+    monkeypatch.setattr(CostLearner, "cost", property(lambda _: cost))
+    for others in (1, 12):
+        policy, ranks = create_policy("adaptive"), Ranks(4)
+        for number in range(others):
+            ranks.arrive(number % 4, prompt=100, output=3000)
+        for _ in range(100):
+            ranks.advance(policy.decide(ranks.snapshot()))
+        ranks.arrive(0, prompt=100, output=10)
+        arrived = ranks.now
+        while any(ranks.waiting):
+            ranks.advance(policy.decide(ranks.snapshot()))
+        assert ranks.now - arrived <= 0.22 * (others + 1) + 0.2
+
+
+def test_the_policy_sees_every_snapshot():
+    policy = AlwaysHolds()
+    guard = Guard(policy, max_hold_steps=1)
+    guard.decide(snapshot([IDLE._replace(held_steps=1)]))
+    assert len(policy.seen) == 1
+    guard.reset()
+    assert not policy.seen
+
+
+times = st.sampled_from([0, 1, 40_000, 2_000_000, 10**11])
+counts = st.integers(0, 3)
+
+
+@st.composite
+def any_rows(draw, ranks):
+    """Rows that upstream could and could not make: also of a rank that gets nothing."""
+    time = draw(times)
+    rows = []
+    for _ in range(ranks):
+        run, pending = draw(counts), draw(counts)
+        rows.append(
+            IDLE._replace(
+                running=run,
+                decoding=draw(st.integers(0, run)),
+                waiting=draw(counts),
+                pending=pending,
+                pending_tokens=pending * draw(st.sampled_from([0, 1, 10**6])),
+                held_steps=draw(st.sampled_from([0, 1, 999])),
+                prefill_tokens=draw(st.sampled_from([0, 0, 1, 10**6])),
+                step_time_us=time,
+                max_running=draw(st.sampled_from([0, 1, 32])),
+                max_tokens=draw(st.sampled_from([1, 8192])),
+                pending_age_us=draw(times),
+                wait_us=draw(times),
+            )
+        )
+    return rows
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=40)
+@given(data=st.data(), ranks=st.integers(1, 4))
+def test_no_rows_end_in_an_exception_or_in_what_is_no_number(name, data, ranks):
+    policy = create_policy(name)
+    for _ in range(data.draw(st.integers(1, 30))):
+        decision = policy.decide(snapshot(data.draw(any_rows(ranks))))
+        assert decision.prefill_budget is None or decision.prefill_budget >= 0
+        if policy.learned:
+            assert all(map(math.isfinite, policy.learned.cost))
+
+
+def test_learning_ends_although_every_step_has_a_prefill():
+    """What a KV connector has loaded is prefilled in spite of a hold."""
+    policy = Adaptive(AdaptiveParameters())
+    row = running(6, pending=1, prefill_tokens=1)
+    decisions = [policy.decide(snapshot([row] * 2)) for _ in range(50)]
+    held = [decision for decision in decisions if not decision.admit]
+    assert len(held) == 10
+    assert decisions[-1] == OPEN._replace(reason="learn")

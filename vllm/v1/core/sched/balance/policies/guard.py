@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Bounds what the holds of any policy can cost, by what was measured alone."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from .decision import OPEN, Decision, Learned, Policy
+from .rows import Snapshot
+
+BOUND_REACHED = OPEN._replace(reason="hold_bound")
+LOSING = OPEN._replace(reason="losing")
+
+_ROUNDS = 8
+"""Times that all ranks could prefill one after another while a request is held."""
+_ALLOWED = 0.01
+"""Share of all time in the ranks that holds may cost without saving it."""
+_RECENT = 31
+"""Steps that a median is of."""
+_SECONDS = 1e-6
+"""The microseconds of a row in seconds."""
+
+
+class Guard:
+    """A policy whose holds are bounded, whatever it decides and has learned.
+
+    **In time.** A hold lets prefills of several ranks share steps that they would have
+    taken one after another, and a prefill delays every request by one such step. No
+    request is held longer than ``prefill * min(requests, 8 * ranks)`` seconds, with the
+    median duration of the recent steps with a prefill, nor for more than
+    `max_hold_steps`. Each rank reports for how many steps in a row it has held an
+    admissible request (`Row.held_steps`, counted from when it could have been admitted,
+    not from its arrival). At the bound, all ranks schedule one step as if there were no
+    balance scheduling.
+
+    **By what they save.** The policy has a credit of person-seconds. The time by which
+    holds delay requests is taken from it; what releases save is added, and 1 % of the time
+    that all requests spend in the ranks. When it is used up, all ranks schedule as if
+    there were no balance scheduling, until half of it is there again. So all holds
+    together cost at most what they saved, one percent more, and the credit of the
+    beginning: a wait of ``ranks * prefill`` seconds for everybody, which is the most
+    that the credit can be.
+
+    A release that lengthens a step by E for prompts of t_r tokens has saved
+    ``rate * sum(t_r) - E`` for all requests in the ranks, if that is positive. The rate
+    is that of the lone prefills measured lately (median), but at most ``E / max(t_r)``:
+    the same step without the other ranks' prompts would not have been longer.
+    """
+
+    def __init__(self, policy: Policy, max_hold_steps: int) -> None:
+        if max_hold_steps < 1:
+            raise ValueError(f"max_hold_steps must be 1 or more, not {max_hold_steps}")
+        self._policy = policy
+        self._max_hold_steps = max_hold_steps
+        self._ended = deque([0.0], maxlen=max_hold_steps + 1)
+        """When the last steps ended, in seconds."""
+        self._decodes: deque[float] = deque(maxlen=_RECENT)
+        self._prefills: deque[float] = deque(maxlen=_RECENT)
+        self._lone_rates: deque[float] = deque(maxlen=_RECENT)
+        self._credit = float("inf")
+        self._losing = False
+        self._delayed = 0.0
+
+    @property
+    def learned(self) -> Learned | None:
+        """What the policy knows of the device."""
+        return self._policy.learned
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The policy's decision, or a release.
+
+        The policy sees every snapshot, also those that it does not decide on.
+        """
+        decision = self._policy.decide(snapshot)
+        self._account(snapshot)
+        self._delayed = 0.0 if decision.admit or self._losing else _delayed(snapshot)
+        if self._is_held_too_long(snapshot):
+            return BOUND_REACHED
+        return LOSING if self._losing else decision
+
+    def reset(self) -> None:
+        """Resets the policy; what was measured stays."""
+        self._policy.reset()
+        self._delayed = 0.0
+
+    def _usual(self) -> float:
+        """Seconds of a recent step with a prefill; of any, if there was none."""
+        return _median(self._prefills or self._decodes)
+
+    def _is_held_too_long(self, snapshot: Snapshot) -> bool:
+        steps = max(snapshot.held_steps)
+        if not steps:
+            return False
+        if steps >= self._max_hold_steps:
+            return True
+        began = self._ended[-1 - min(steps, len(self._ended) - 1)]
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        bound = min(requests, _ROUNDS * len(snapshot.running)) * self._usual()
+        return bool(bound) and self._ended[-1] - began >= bound
+
+    def _account(self, snapshot: Snapshot) -> None:
+        """Adds the step that has ended to what is measured, and to the credit."""
+        seconds = max(snapshot.step_time_us) * _SECONDS
+        self._ended.append(self._ended[-1] + seconds)
+        if not seconds:  # the first step of a wave
+            return
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        saved = self._saved(snapshot.prefill_tokens, seconds) * requests
+        usual = self._usual()
+        # A pause of the device is not the hold's fault.
+        lost = self._delayed * min(seconds, usual)
+        most = requests * len(snapshot.running) * usual
+        credit = self._credit + saved - lost + _ALLOWED * requests * seconds
+        self._credit = max(-most, min(credit, most))
+        if self._credit < 0:
+            self._losing = True
+        elif self._credit >= most / 2:
+            self._losing = False
+
+    def _saved(self, tokens: Iterable[int], seconds: float) -> float:
+        """Seconds that the ranks' prompts would have taken more, one after another."""
+        tokens = [n for n in tokens if n]
+        if not tokens:
+            self._decodes.append(seconds)
+            return 0.0
+        self._prefills.append(seconds)
+        longer = max(0.0, seconds - _median(self._decodes))
+        rate = longer / max(tokens)
+        if len(tokens) == 1:
+            self._lone_rates.append(rate)
+        if self._lone_rates:
+            rate = min(rate, _median(self._lone_rates))
+        return max(0.0, rate * sum(tokens) - longer)
+
+
+def _delayed(snapshot: Snapshot) -> float:
+    """Requests that a hold delays, as if each were delayed by all of it.
+
+    Those that are pending, and where all slots are taken those that wait for theirs.
+    """
+    return sum(
+        pending * max(1.0, (running + waiting) / max(1, slots))
+        for pending, running, waiting, slots in zip(
+            snapshot.pending,
+            snapshot.running,
+            snapshot.waiting,
+            snapshot.max_running,
+            strict=True,
+        )
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    """The lower one of an even number; 0 of none."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
