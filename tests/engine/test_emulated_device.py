@@ -89,6 +89,8 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
         ("fast", "give an object, not 'fast'"),
         ({"t0": 1}, "lacks a, b, c"),
         (DEVICE | {"speed": 1}, "unknown speed; choose from .*, t0, time_scale"),
+        (DEVICE | {"decode_scales": 2}, "not iterable"),
+        (DEVICE | {"decode_scales": [[5, 1], [2, 1]]}, "pairs of .* steps, rising"),
         (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
         (DEVICE | {"time_scale": 0}, "time_scale must be above 0"),

@@ -11,14 +11,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import requests
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.dispatch import REQUEST_TOKENS, Backlog
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.core.sched.balance.dispatch import (
+    REQUEST_TOKENS,
+    Backlog,
+    TokenDispatch,
+)
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
+from vllm.v1.engine.exceptions import EngineGenerateError
 
 from balance_tools.serving.server import Server
 
@@ -51,12 +57,28 @@ async def engine(
         running.shutdown()
 
 
+async def stream(one: StreamingInput, times: int) -> AsyncIterator[StreamingInput]:
+    for _ in range(times):
+        yield one
+        await asyncio.sleep(0.05)
+
+
 async def ask(
-    asked: AsyncLLM, name: str, prompt: int, output: int, rank: int | None = None
+    asked: AsyncLLM,
+    name: str,
+    prompt: int,
+    output: int,
+    rank: int | None = None,
+    inputs: int = 1,
+    **sampling: Any,
 ) -> int:
-    """Tokens that were answered."""
-    parameters = SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False)
+    """Tokens that were answered. With several inputs, the prompt goes on."""
+    parameters = SamplingParams(
+        max_tokens=output, ignore_eos=True, detokenize=False, **sampling
+    )
     prompts: Any = {"prompt_token_ids": [7] * prompt}
+    if inputs > 1:
+        prompts = stream(StreamingInput(prompts), inputs)
     tokens = 0
     async for answer in asked.generate(
         prompts, parameters, name, data_parallel_rank=rank
@@ -119,7 +141,8 @@ def test_requests_go_by_prompt_tokens_and_pins_are_kept(moe_model: Path) -> None
 
 
 def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
-    """Clients give up before the first token, after it, and at the end."""
+    """Clients give up before the first token, after it, and at the end; some ask for
+    what no message to a rank can hold, for several answers, or send more input."""
     rng = random.Random(2)
 
     async def serve() -> None:
@@ -127,10 +150,12 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
             dispatch = asked.engine_core.balance_dispatch.dispatch
 
             async def client(number: int) -> None:
-                request = ask(
-                    asked, f"{number}", rng.randint(1, 200), rng.randint(1, 30)
+                prompt, output = rng.randint(4, 200), rng.randint(1, 30)
+                odd = rng.choice(
+                    ({}, {}, {"n": 2}, {"stop_token_ids": [2**64]}, {"inputs": 3})
                 )
-                with contextlib.suppress(TimeoutError):
+                request = ask(asked, f"{number}", prompt // 4, output, **odd)
+                with contextlib.suppress(TimeoutError, EngineGenerateError):
                     await asyncio.wait_for(request, rng.choice((0.01, 0.1, 0.5, 60)))
 
             busiest = 0
@@ -146,20 +171,17 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
                     break
                 await asyncio.sleep(0.05)
             assert dispatch.own == [Backlog()] * RANKS
-            assert dispatch.rank_of("2499") is None
+            assert not dispatch._requests
 
     asyncio.run(serve())
 
 
-@pytest.mark.parametrize("servers", ["1", "2", "4"])
-def test_several_api_servers_load_all_ranks(
-    moe_model: Path, tmp_path: Path, servers: str
-) -> None:
+def test_several_api_servers_load_all_ranks(moe_model: Path, tmp_path: Path) -> None:
     """Each sees what the others sent in what the ranks publish; so also after clients
     have gone away in the middle."""
     options = (
         *("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "8"),
-        *("--api-server-count", servers, "--max-model-len", "256"),
+        *("--api-server-count", "3", "--max-model-len", "256"),
         *("--no-enable-prefix-caching", "--additional-config"),
         json.dumps(device(0.02)),
     )
@@ -190,6 +212,47 @@ def test_a_client_that_upstreams_tests_make_is_left_alone() -> None:
     asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, ended))
     assert client.reqs_in_flight == {}
     asyncio.run(client.abort_requests_async([]))
+
+
+def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
+    """In a resize, the engines, what the coordinator says and what a client may pin to
+    change one after the other."""
+    client = object.__new__(DPLBAsyncMPClient)
+    client.reqs_in_flight = {}
+    later: Any = {"streaming_reqs": set(), "engine_inflight": Counter()}
+    client.core_engines, client.lb_engines = [b"0", b"1"], [[0, 0], [0, 0]]
+    dispatch = BalanceDispatch(TokenDispatch(2, SLOTS))
+    vars(client).update(later, balance_dispatch=dispatch)
+
+    def send(name: str, rank: int | None = None) -> bytes:
+        request = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=[5] * 10,
+            mm_features=None,
+            sampling_params=SamplingParams(),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=rank,
+        )
+        engine = client.get_core_engine_for_request(request)
+        dispatch.sent(request)
+        return engine
+
+    assert [send(f"two-{i}") for i in range(4)] == [b"0", b"1"] * 2
+    client.core_engines = [*client.core_engines, b"2"]
+    assert {send(f"up-{i}") for i in range(4)} == {b"0", b"1"}
+    assert send("pinned", 2) == b"2"
+    client.lb_engines = [[0, 0] for _ in range(3)]
+    assert [send(f"three-{i}") for i in range(4)] == [b"2"] * 4
+    client.core_engines, client.lb_engines = [b"0"], [[0, 0]]
+    assert send("one") == b"0"
+    client.lb_engines = [[0, 0] for _ in range(3)]  # sent before it heard of it
+    assert send("late") == b"0"
+    for name in client.reqs_in_flight:
+        dispatch.see(EngineCoreOutputs(finished_requests={name}))
+    assert dispatch.dispatch.own == [Backlog()]
 
 
 def run_clients(server: Server, give_up: bool) -> None:

@@ -27,6 +27,16 @@ class EmulatedDeviceConfig:
     output_jitter: float = 0.0
     """Requests end up to this share before their ``max_tokens``, unless they ignore
     the end-of-sequence token. The same prompt always ends at the same length."""
+    decode_scales: tuple[tuple[int, float], ...] = ()
+    """A device whose times change: after so many steps in which any rank decodes,
+    these wait so many times longer. ((0, 60), (1, 1)) has a slow first decode."""
+
+    def scale(self, decode_steps: int) -> float:
+        """How many times longer the next step with decodes takes, after so many."""
+        reached = [
+            scale for since, scale in self.decode_scales if since <= decode_steps
+        ]
+        return self.time_scale * (reached[-1] if reached else 1)
 
     @classmethod
     def parse(cls, options: Any) -> "EmulatedDeviceConfig":
@@ -38,7 +48,7 @@ class EmulatedDeviceConfig:
         where = f"--additional-config {OPTION}"
         # The device does not count what prompt tokens attend to.
         known = {field.name for field in fields(CostModel)} - {"attention"}
-        own = {"time_scale", "output_jitter"}
+        own = {"time_scale", "output_jitter", "decode_scales"}
         if not isinstance(options, dict):
             raise ValueError(f"{where}: give an object, not {options!r}")
         if unknown := set(options) - known - own:
@@ -51,13 +61,24 @@ class EmulatedDeviceConfig:
             raise ValueError(f"{where}: lacks {', '.join(sorted(missing))} (seconds)")
         try:
             cost = CostModel(**{k: v for k, v in options.items() if k in known})
-            config = cls(cost, **{k: float(options[k]) for k in own & set(options)})
-        except (UsageError, TypeError) as error:
+            scales = [(int(n), float(x)) for n, x in options.get("decode_scales", ())]
+            numbers = own & set(options) - {"decode_scales"}
+            config = cls(
+                cost,
+                decode_scales=tuple(scales),
+                **{name: float(options[name]) for name in numbers},
+            )
+        except (UsageError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
         if not config.time_scale > 0 or not 0 <= config.output_jitter < 1:
             raise ValueError(
                 f"{where}: time_scale must be above 0 and output_jitter from 0 to "
                 f"below 1, not {config.time_scale} and {config.output_jitter}"
+            )
+        if scales != sorted(scales) or not all(n >= 0 and x > 0 for n, x in scales):
+            raise ValueError(
+                f"{where}: decode_scales must be pairs of a number of steps, rising, "
+                f"and a scale above 0, not {scales}"
             )
         return config
 

@@ -83,6 +83,7 @@ class EmulatedDevice(WorkerBase):
         # Equal on all ranks, which draw once per step.
         self._rng = random.Random(0)
         self._requests: dict[str, _Request] = {}
+        self._decode_steps = 0
         self._end = 0.0
         self._answer = EMPTY_MODEL_RUNNER_OUTPUT
         eos = self.model_config.hf_text_config.eos_token_id
@@ -119,6 +120,11 @@ class EmulatedDevice(WorkerBase):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """There is nothing to warm up."""
         return CompilationTimes(0.0, 0.0)
+
+    def reset_mm_cache(self) -> None:
+        """There are no images."""
+
+    reset_encoder_cache = reset_mm_cache
 
     def execute_dummy_batch(self) -> None:
         """Take part in the step of the others."""
@@ -173,8 +179,11 @@ class EmulatedDevice(WorkerBase):
         loads = Loads(*([row[i] for row in rows] for i in range(len(load))))
         cost = self._config.cost
         seconds = cost.noisy(cost.step_seconds(loads), self._rng)
-        start = max(time.monotonic(), self._end)
-        self._end = start + seconds * self._config.time_scale
+        scale = self._config.time_scale
+        if any(loads.decodes):
+            scale = self._config.scale(self._decode_steps)
+            self._decode_steps += 1
+        self._end = max(time.monotonic(), self._end) + seconds * scale
 
     def _forget_and_learn(self, scheduler_output: SchedulerOutput) -> None:
         for name in scheduler_output.finished_req_ids:

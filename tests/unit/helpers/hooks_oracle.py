@@ -139,7 +139,7 @@ def backlog_is_told_instead_of_counts(tree: ast.Module) -> None:
     once(tree, "gate.backlog()")
 
 
-SEND = "DPAsyncMPClient.add_request_async"
+SEND = "AsyncMPClient._send_input"
 CHOICE = "if (eng_index := request.data_parallel_rank) is None"
 DISPATCH = (
     "if (dispatch := getattr(self, 'balance_dispatch', None)) is not None:\n"
@@ -148,7 +148,7 @@ DISPATCH = (
 
 
 def front_end_dispatches(tree: ast.Module) -> None:
-    """A request is pinned before upstream chooses and counted once it is sent; answers
+    """A request is pinned before upstream chooses and counted once serialised; answers
     are seen."""
     client = "DPLBAsyncMPClient."
     choose, see = "get_core_engine_for_request", "process_engine_outputs"
@@ -156,12 +156,12 @@ def front_end_dispatches(tree: ast.Module) -> None:
     for name, call, following in (
         (client + choose, pin, CHOICE),
         (client + see, "see(outputs)", "if outputs.finished_requests "),
-        (SEND, "sent(request)", "if not self.engines_running:"),
+        (SEND, "sent(request)", "return self._send_input_message("),
     ):
         body = [ast.unparse(each) for each in function(tree, name).body]
         at = body.index(DISPATCH + call)
         assert body[at + 1].startswith(following)
-        assert name != SEND or body[at - 1].startswith("to_await = self._send_input(")
+        assert name != SEND or ".encoder.encode(request)" in body[at - 1]
         once(tree, f"dispatch.{call}")
     made = [ast.unparse(each) for each in function(tree, client + "__init__").body]
     (at,) = [i for i, text in enumerate(made) if "create_balance_dispatch(" in text]

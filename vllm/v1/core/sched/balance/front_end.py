@@ -67,13 +67,17 @@ class BalanceDispatch:
                 self.dispatch.choose() if rank is None else rank
             )
 
-    def sent(self, request: EngineCoreRequest) -> None:
-        """The request was serialised and is on its way to its rank."""
-        if request.pooling_params is None and request.data_parallel_rank is not None:
+    def sent(self, message: EngineCoreRequest | list[str]) -> None:
+        """A request, or names of aborted ones, was serialised and goes to its rank."""
+        if (
+            isinstance(message, EngineCoreRequest)
+            and message.pooling_params is None
+            and message.data_parallel_rank is not None
+        ):
             self.dispatch.sent(
-                request.request_id,
-                request.data_parallel_rank,
-                _prompt_tokens(request),
+                message.request_id,
+                message.data_parallel_rank,
+                _prompt_tokens(message),
             )
 
     def see(self, outputs: EngineCoreOutputs) -> None:

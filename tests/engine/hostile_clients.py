@@ -1,0 +1,78 @@
+"""Clients that ask a real server at random times and measure what they get."""
+
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import requests
+
+from balance_tools.serving.server import Server
+
+ANSWER_S = 120
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a number of equal clients saw."""
+
+    ttft_s: float
+    """Median time to first token."""
+    by_rank: list[int]
+    """Requests that each rank has answered."""
+
+
+def stream(
+    server: Server, body: dict, headers: dict | None = None, stop_after: float = 1e9
+) -> float | None:
+    """Seconds to the first token, None without one; hangs up after `stop_after` s."""
+    start, first = time.monotonic(), None
+    with requests.post(
+        f"{server.url}/v1/completions",
+        json={"model": str(server.model), "ignore_eos": True, "stream": True} | body,
+        headers=headers,
+        stream=True,
+        timeout=(ANSWER_S, min(ANSWER_S, max(stop_after, 0.01))),
+    ) as answer:
+        assert answer.status_code == 200, answer.text
+        for line in answer.iter_lines():
+            if first is None and line.startswith(b"data: {"):
+                first = time.monotonic() - start
+            if time.monotonic() - start > stop_after:
+                break
+    return first
+
+
+def measure(
+    server: Server, count: int = 60, rate: float = 12.0, seed: int = 0, ranks: int = 2
+) -> Load:
+    """The same requests at the same times in every call."""
+    rng = random.Random(seed)
+    before = server.metric("vllm:request_success_total")
+    bodies, times, at = [], [], 0.0
+    for _ in range(count):
+        at += rng.expovariate(rate)
+        times.append(at)
+        length = round(rng.lognormvariate(4.6, 0.8))
+        bodies.append(
+            {
+                "prompt": [rng.randrange(3, 90) for _ in range(min(length, 800))],
+                "max_tokens": rng.randrange(10, 50),
+            }
+        )
+    start = time.monotonic()
+
+    def client(number: int) -> float:
+        time.sleep(max(0.0, start + times[number] - time.monotonic()))
+        first = stream(server, bodies[number])
+        assert first is not None
+        return first
+
+    with ThreadPoolExecutor(count) as threads:
+        found = list(threads.map(client, range(count)))
+    (after,) = server.settled_metrics("vllm:request_success_total")
+    return Load(
+        statistics.median(found),
+        [round(after.get(rank, 0) - before.get(rank, 0)) for rank in range(ranks)],
+    )

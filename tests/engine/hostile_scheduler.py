@@ -1,0 +1,67 @@
+"""Schedulers for `--scheduler-cls`: one writes down what it does, one damages rows.
+
+They live in the engine processes, which find this file through `PYTHONPATH`.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.group import exchange
+
+FOLDER = "HOSTILE_FOLDER"
+"""The variable with the folder of what they write, and of what tells them to act."""
+DAMAGE = "damage"
+"""The file that lets rank 1 damage its next row."""
+
+
+class Recorded(AsyncScheduler):
+    """Counts requests and decisions, and writes them with each report of the gate."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.counts: Counter[str] = Counter()
+        self.rank = self.vllm_config.parallel_config.data_parallel_rank
+        folder = Path(os.environ[FOLDER])
+        self.record = folder / f"rank-{self.rank}.json"
+        gate = self.balance_gate
+        exchanged, take = gate.exchange_for, gate.take_stats
+
+        def exchange_for(core: Any) -> None:
+            exchanged(core)
+            if core.engines_running:
+                verb = "admit" if gate.decision.admit else "hold"
+                self.counts[f"{verb} {gate.decision.reason}"] += 1
+
+        def take_stats() -> Any:
+            report = take()
+            if report is not None:
+                self.record.write_text(json.dumps(self.counts))
+            return report
+
+        gate.exchange_for, gate.take_stats = exchange_for, take_stats
+
+    def add_request(self, request: Any) -> None:
+        """Counts it."""
+        self.counts["requests"] += 1
+        super().add_request(request)
+
+
+class Damaging(Recorded):
+    """Rank 1 flips a bit in one of its rows, when the file is there."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        encode = exchange.encode
+        damage = Path(os.environ[FOLDER]) / DAMAGE
+
+        def damaged(row: Any) -> list[int]:
+            sent = encode(row)
+            if self.rank == 1 and damage.exists():
+                sent[4] ^= 1 << 3
+            return sent
+
+        exchange.encode = damaged

@@ -1,0 +1,223 @@
+"""Servers on devices and with clients that are not kind: afterwards they are as new."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from balance_tools.serving.server import Server
+from hostile_clients import Load, measure, stream
+from hostile_scheduler import DAMAGE, FOLDER
+from malformed import malformed
+
+DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
+SLOTS = 8
+END_S = 30
+
+
+def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
+    """Two ranks that compute nothing and schedule asynchronously."""
+    emulated = {"emulated_device": DEVICE | device}
+    return (
+        *("-dp", "2", "--data-parallel-balance", "adaptive", "--async-scheduling"),
+        *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512"),
+        *("--max-model-len", "1024", "--no-enable-prefix-caching"),
+        *("--scheduler-cls", f"hostile_scheduler.{scheduler}"),
+        *("--additional-config", json.dumps(emulated)),
+    )
+
+
+def serve(folder: Path, model: Path, *arguments: str) -> Server:
+    environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(folder)}
+    return Server(folder, model, *arguments, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, moe_model: Path) -> Iterator[Server]:
+    with serve(folder, moe_model, *options()) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def fresh(server: Server) -> Load:
+    """What clients see while nobody has done any harm."""
+    measure(server, 10)
+    return measure(server)
+
+
+def assert_as_fresh(server: Server, fresh: Load) -> None:
+    """Nothing is left of what happened: requests are spread and served as before."""
+    load = measure(server)
+    print(f"fresh {fresh}, now {load}")
+    assert min(load.by_rank) > 0.6 * max(load.by_rank), load
+    assert load.ttft_s < 2 * fresh.ttft_s + 0.2, (load, fresh)
+    for name in ("running", "waiting"):
+        assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
+
+
+def test_malformed_requests(server: Server, fresh: Load) -> None:
+    """Those that no message to a rank can hold are pinned to rank 0 and never sent."""
+    statuses: Counter[int] = Counter()
+    never_sent = 0
+    for name, body, headers in malformed(str(server.model)):
+        answer = requests.post(
+            f"{server.url}/v1/completions",
+            data=body,
+            headers={"Content-Type": "application/json"} | headers,
+            timeout=END_S,
+        )
+        statuses[answer.status_code] += 1
+        assert answer.status_code in (200, 400, 404, 415, 422, 500), name
+        assert answer.json().keys() & {"choices", "error", "detail"}, name
+        never_sent += answer.status_code == 500 and "internal" in answer.text.lower()
+    print(statuses)
+    assert sum(statuses.values()) > 200
+    assert never_sent > SLOTS
+    assert_as_fresh(server, fresh)
+
+
+def hang_up(server: Server, rng: random.Random) -> None:
+    """A client that goes away while it is queued, held, computed or answered."""
+    body = {
+        "prompt": [5] * rng.choice((5, 100, 900)),
+        "max_tokens": rng.choice((1, 2, 20, 100)),
+    }
+    with contextlib.suppress(requests.Timeout, requests.ConnectionError):
+        stream(server, body, stop_after=rng.choice((0.01, 0.1, 0.5, 1, 2)))
+
+
+def test_clients_that_hang_up_in_every_state(server: Server, fresh: Load) -> None:
+    rngs = [random.Random(number) for number in range(200)]
+    with ThreadPoolExecutor(50) as pool:
+        for _gone in pool.map(hang_up, [server] * len(rngs), rngs):
+            pass
+    assert_as_fresh(server, fresh)
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_pause_and_resume(server: Server, fresh: Load, mode: str) -> None:
+    """With requests that run, wait, are held, come and are given up meanwhile."""
+    ask: Callable[..., list[int]] = server.completion
+    lengths = [5, 100, 900, 300] * 10
+    with ThreadPoolExecutor(60) as pool:
+        before = [pool.submit(finished, server, each, 40) for each in lengths]
+        time.sleep(0.5)
+        assert server.post(f"/pause?mode={mode}").status_code == 200
+        meanwhile = [pool.submit(ask, [5] * each, 10) for each in (5, 300) * 4]
+        gone = [pool.submit(hang_up, server, random.Random(i)) for i in range(8)]
+        for each in gone:
+            each.result()
+        assert requests.get(f"{server.url}/is_paused", timeout=END_S).json() == {
+            "is_paused": True
+        }
+        assert server.post("/resume").status_code == 200
+        reasons = Counter(each.result() for each in before)
+        assert [len(each.result()) for each in meanwhile] == [10] * len(meanwhile)
+    print(mode, reasons)
+    assert set(reasons) <= ({"length", "abort"} if mode == "abort" else {"length"})
+    assert_as_fresh(server, fresh)
+
+
+def finished(server: Server, prompt: int, tokens: int) -> str:
+    body = {"model": str(server.model), "prompt": [5] * prompt, "max_tokens": tokens}
+    answer = server.post("/v1/completions", body | {"ignore_eos": True})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["finish_reason"])
+
+
+def test_metrics_are_what_happened(server: Server, fresh: Load, folder: Path) -> None:
+    """Every decision in all that this server went through, and where requests went."""
+    before, load = recorded(server, folder), measure(server, 20)
+    records = recorded(server, folder)
+    sent = [records[rank]["requests"] - before[rank]["requests"] for rank in (0, 1)]
+    assert sent == load.by_rank
+    for kind in {*records[0], *records[1]} - {"requests"}:
+        verb, reason = kind.split(" ", 1)
+        counted = server.metric(
+            "vllm:dp_balance_decisions_total", decision=verb, reason=reason
+        )
+        assert [counted.get(rank, 0) for rank in (0, 1)] == [
+            each.get(kind, 0) for each in records
+        ], kind
+    decisions = server.metric("vllm:dp_balance_decisions_total")
+    for rank, record in enumerate(records):
+        assert decisions[rank] == sum(record.values()) - record["requests"]
+    held = server.metric("vllm:dp_balance_held_steps_total")
+    assert min(held.values()) > 0, "nothing was ever held"
+
+
+def recorded(server: Server, folder: Path) -> list[Counter[str]]:
+    """What each rank wrote down, once all have told the front-end."""
+    server.settled_metrics("vllm:dp_balance_decisions_total")
+    files = [folder / f"rank-{rank}.json" for rank in (0, 1)]
+    return [Counter(json.loads(file.read_text())) for file in files]
+
+
+def test_a_slow_first_decode_and_a_decode_time_that_halves(
+    fresh: Load, tmp_path: Path, moe_model: Path
+) -> None:
+    scales = [[0, 3 / DEVICE["t0"]], [1, 1], [300, 0.5]]
+    with serve(tmp_path, moe_model, *options(decode_scales=scales)) as slow:
+        print(measure(slow))
+        assert_as_fresh(slow, fresh)
+        assert_as_fresh(slow, fresh)
+
+
+def test_a_rank_that_is_stopped_at_the_first_decode(
+    fresh: Load, tmp_path: Path, moe_model: Path
+) -> None:
+    with serve(tmp_path, moe_model, *options()) as stopped:
+        body = {"prompt": [5] * 20, "max_tokens": 20, "stop": None}
+        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", stopped.log.read_text()))
+        stream(stopped, body | {"max_tokens": 1}, {"X-data-parallel-rank": "1"})
+        os.kill(int(pids["1"]), signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(stream, stopped, body)
+            time.sleep(3)
+            os.kill(int(pids["1"]), signal.SIGCONT)
+            assert asked.result() is not None
+        print(measure(stopped))
+        assert_as_fresh(stopped, fresh)
+
+
+def test_a_damaged_row_ends_the_server_with_one_clear_error(
+    tmp_path: Path, moe_model: Path
+) -> None:
+    with (
+        serve(tmp_path, moe_model, *options("Damaging")) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+
+        def ask(_: int) -> int:
+            try:
+                body = {"model": str(moe_model), "prompt": [5], "max_tokens": 900}
+                answer = server.post("/v1/completions", body | {"ignore_eos": True})
+            except requests.ConnectionError:
+                return 503
+            return int(answer.status_code)
+
+        answers = pool.map(ask, range(8))
+        while sum(server.metric("vllm:generation_tokens_total").values()) < 100:
+            time.sleep(0.1)
+        (tmp_path / DAMAGE).touch()
+        assert all(status >= 500 for status in answers)
+        psutil.wait_procs(server.processes(), END_S)
+        log = server.log.read_text()
+    assert "the row of rank 1 arrived damaged" in log

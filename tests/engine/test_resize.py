@@ -1,0 +1,60 @@
+"""The group of ranks changes while requests are in every state, as in elastic expert
+parallelism: real engine loops with real process groups, without a model."""
+
+import random
+from pathlib import Path
+
+import pytest
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.utils.network_utils import get_open_port
+
+from dp_loop import Ranks, burst, loop_arguments
+from test_waves import CheckedEngine
+
+RANKS = 4
+SPLITS_AT, JOIN_AT = 60, 130
+"""Steps of the first wave, which has more."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "asynchronous"), [("align", False), ("adaptive", True)]
+)
+def test_requests_end_while_the_group_shrinks_and_grows(
+    moe_model: Path, policy: str, asynchronous: bool
+) -> None:
+    """Four ranks become twice two, and four again."""
+    ports = [get_open_port() for _ in range(3)]
+
+    class Resized(CheckedEngine):
+        def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+            half, place = divmod(self.dp_rank, 2)
+            if self.current_wave == 0 and self.step_counter == SPLITS_AT:
+                self._join(ports[half], place, 2)
+            if self.current_wave == 0 and self.step_counter == JOIN_AT:
+                self._join(ports[2], self.dp_rank, RANKS)
+            return super()._has_global_unfinished_reqs(local_unfinished)
+
+        def _join(self, port: int, place: int, size: int) -> None:
+            self.dp_group = stateless_init_torch_distributed_process_group(
+                "127.0.0.1", port, place, size, "gloo"
+            )
+
+    arguments = loop_arguments(
+        moe_model, data_parallel_balance=policy, async_scheduling=asynchronous
+    )
+    rng = random.Random(3)
+    ranks = Ranks(RANKS, Resized, **arguments)
+    try:
+        for rank in range(RANKS):  # so that no half ends before they join
+            ranks.submit(rank, f"long-{rank}", 5, 240)
+        for number in range(6):
+            burst(ranks, rng, f"burst-{number}", 12, aborts=True)
+        ranks.drain()
+        burst(ranks, rng, "later", 20)
+        ranks.drain()
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    assert [left for _, left in reports] == [0] * RANKS
+    assert all(trace.violations == [] for trace, _ in reports)
+    assert sum(trace.closed for trace, _ in reports) > 0, "nothing was ever held"
