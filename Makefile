@@ -24,7 +24,7 @@ NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 HOSTS ?=
 ASCEND ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-ascend test-hosts test-image lint \
+.PHONY: help demo test test-unit test-wheel test-engine test-slow test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,13 +44,16 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit
+	.venv/bin/python -m pytest tests/unit -m "not slow" -n 2 --dist loadfile
 
 test-wheel: vendor  ## build, install, inspect and uninstall wheels
-	.venv/bin/python -m pytest tests/wheel
+	.venv/bin/python -m pytest tests/wheel -m "not slow" -n 2 --dist loadfile
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine
+
+test-slow: vendor  ## what takes minutes, or needs releases that the build does not
+	.venv/bin/python -m pytest tests/unit tests/wheel -m slow
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)

@@ -42,7 +42,7 @@ from without_dispatch import without_dispatch
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 # The demo is this benchmark with four ranks and two policies, once.
-from balance_tools.serving.demo_load import DEVICE, SLOTS, STEADY, steady_throughput
+from balance_tools.demo.load import DEVICE, SLOTS, STEADY, steady_throughput
 from balance_tools.serving.server import Server
 
 RESULTS = Path(__file__).parent / "results"
