@@ -40,7 +40,7 @@ from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 # The demo is this benchmark with four ranks and two policies, once.
-from balance_tools.serving.demo_load import DEVICE, SLOTS, STEADY, steady_throughput
+from balance_tools.demo.load import DEVICE, SLOTS, STEADY, steady_throughput
 from balance_tools.serving.server import Server
 
 RESULTS = Path(__file__).parent / "results"

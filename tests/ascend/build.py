@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT / "tools"), str(HERE), str(ROOT)]
 
+from balance_tools.environment.reference import group_requirements
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
-from balance_tools.serving.env import group_requirements
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact
 from balance_tools.upstream.pip_config import read_pip_config

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.serving import demo_load
-from balance_tools.serving.demo_answers import COPIES, QUESTIONS, answers, compare
+from balance_tools.demo import load as demo_load
+from balance_tools.demo.answers import COPIES, QUESTIONS, answers, compare
 
 
 @pytest.mark.timeout(600)

@@ -16,8 +16,8 @@ from balance_tools.distribution import (
     Choice,
     load_settings,
 )
+from balance_tools.environment.reference import make_env
 from balance_tools.paths import Paths
-from balance_tools.serving.env import make_env
 from balance_tools.wheel.build import build_wheel
 from balance_tools.wheel.plan import make_plan
 from environments import Environment, make_environment
@@ -64,11 +64,15 @@ def installed(paths: Paths, reference_wheel: Path) -> Environment:
     return Environment(make_env(paths, reference_wheel))
 
 
-@pytest.fixture(scope="session", params=["pip==23.2.1", "pip"])
+OLDEST_PIP = pytest.param("pip==23.2.1", marks=pytest.mark.slow)
+"""The oldest that we promise; it is fetched from the index."""
+
+
+@pytest.fixture(scope="session", params=[OLDEST_PIP, None], ids=["oldest pip", "pip"])
 def empty(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """An environment with the oldest pip that we promise, and one with the newest."""
+    """An environment with the oldest pip, and one with that of this Python."""
     return make_environment(tmp_path_factory.mktemp("bare") / "env", request.param)
 
 

@@ -27,8 +27,6 @@ ENTRY_POINTS = {
     "vllm-ascend": "[vllm.platform_plugins]\nascend = vllm_ascend:register\n",
 }
 
-NEWEST_PIP = pytest.mark.parametrize("empty", ["pip"], indirect=True)
-
 Stock = Callable[..., Path]
 
 
@@ -110,7 +108,6 @@ def test_stock_vllm_laid_over_ours(
     )
 
 
-@NEWEST_PIP
 def test_stock_vllm_under_ours(
     bare: Environment, reference_wheel: Path, stock: Stock
 ) -> None:
@@ -123,7 +120,6 @@ def test_stock_vllm_under_ours(
     )
 
 
-@NEWEST_PIP
 def test_stock_files_copied_over_ours(
     bare: Environment, reference_wheel: Path, paths: Paths
 ) -> None:
@@ -136,7 +132,6 @@ def test_stock_files_copied_over_ours(
     assert_refused_and_repaired(bare, reference_wheel, "/scheduler.py: expected the")
 
 
-@NEWEST_PIP
 def test_a_mend_of_a_patched_file_is_the_operators_business(
     bare: Environment, reference_wheel: Path
 ) -> None:
@@ -147,7 +142,6 @@ def test_a_mend_of_a_patched_file_is_the_operators_business(
     assert bare.run("vllm-balance", "verify", check=False).returncode == 1
 
 
-@NEWEST_PIP
 @pytest.mark.parametrize("version", ["0.23.0.post1", "0.24.0"])
 @pytest.mark.parametrize("order", ["over", "under"])
 def test_stock_plugin(
@@ -160,7 +154,6 @@ def test_stock_plugin(
     assert_refused_and_repaired(bare, wheel, f"found vllm-ascend {version}")
 
 
-@NEWEST_PIP
 def test_stock_plugin_beside_the_reference_wheel(
     bare: Environment, reference_wheel: Path, stock: Stock
 ) -> None:
@@ -168,7 +161,6 @@ def test_stock_plugin_beside_the_reference_wheel(
     assert_refused_and_repaired(bare, reference_wheel, "expected no vllm-ascend beside")
 
 
-@NEWEST_PIP
 @pytest.mark.parametrize("choice", [Choice(), HERE], ids=lambda choice: choice.name)
 def test_plain_pip_replaces_ours_and_leaves_nothing_of_it(
     bare: Environment, build: Build, stock: Stock, choice: Choice

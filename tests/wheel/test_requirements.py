@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.paths import Paths
-from balance_tools.release.sbom import Content
+from balance_tools.release.sbom import read_wheel
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pip_config import read_pip_config
 from conftest import ASCEND, ROOT, Build
@@ -130,7 +130,7 @@ def test_the_constraints_of_the_image_name_every_version(
 def test_reference_wheel_asks_for_what_upstream_asks_and_torch(
     reference_wheel: Path, paths: Paths
 ) -> None:
-    metadata = Content.read(reference_wheel).metadata
+    metadata = read_wheel(reference_wheel)[1]
     ours = {
         canonicalize_name(requirement.name): requirement
         for requirement in map(Requirement, metadata.get_all("Requires-Dist", []))

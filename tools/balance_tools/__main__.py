@@ -26,9 +26,12 @@ COMMANDS = {
     "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
     "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
     "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
-    "env": ("serving.env", "Install the reference wheel; print its environment."),
-    "image": ("serving.image", "Build one container image from a wheel in dist/."),
-    "demo": ("serving.demo", "Serve with balance off and adaptive; compare."),
+    "env": (
+        "environment.reference",
+        "Install the reference wheel; print where.",
+    ),
+    "image": ("image.image", "Build one container image from a wheel in dist/."),
+    "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it

@@ -19,7 +19,7 @@ PACKAGE_OF = {"git": "git 2.32 or newer", "diff": "GNU diffutils"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ended:
     """What came of a program that has ended."""
 
     status: int
@@ -43,7 +43,7 @@ def capture(
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> Outcome:
+) -> Ended:
     """Run a program that may fail.
 
     Raises:
@@ -60,7 +60,7 @@ def capture(
             f"{name}: expected this program on PATH, found none; install "
             f"{PACKAGE_OF.get(name, name)}"
         ) from None
-    return Outcome(run.returncode, run.stdout, run.stderr)
+    return Ended(run.returncode, run.stdout, run.stderr)
 
 
 def output_of(

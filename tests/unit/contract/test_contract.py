@@ -12,12 +12,19 @@ from pathlib import Path
 import pytest
 
 from balance_tools.contract.check import missing, vanished_symbols
-from balance_tools.contract.fit import make_side, misfits, relied_on
+from balance_tools.contract.fit import (
+    Pin,
+    findings,
+    is_later,
+    make_side,
+    misfits,
+    read_pin,
+    relied_on,
+)
 from balance_tools.contract.names import Names
 from balance_tools.contract.uses import EITHER, OPTIONAL, Use
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
-from balance_tools.rebase.fitting import Pin, read_pin
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
 
@@ -60,7 +67,8 @@ class RenamedNames(Names):
 @pytest.fixture(scope="module")
 def pin() -> Pin:
     paths = Paths.find()
-    found = read_pin(paths, load_lock(paths.lock))
+    series = load_series(paths.patches("vllm"))
+    found = read_pin(paths, load_lock(paths.lock), series)
     assert found is not None
     return found
 
@@ -105,6 +113,19 @@ def test_a_name_of_later_releases_is_missed_there_alone(pin: Pin) -> None:
     found = missing(optional, old, old, forward=True)
     assert ["prefill_capacity_bound" in str(one) for one in found] == [True]
     assert missing(optional, old, old, forward=False) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_patch_release_of_the_pin_fits_if_nothing_changed(
+    pin: Pin, tmp_path: Path
+) -> None:
+    """Names of later releases are not wanted of it; one that we need still is."""
+    series = load_series(pin.paths.patches("vllm"))
+    assert findings(pin, series, pin.tree, tmp_path / "root", "0.23.1") == ()
+    old, forward = Names(Modules(pin.tree)), is_later("0.23.1", pin.version)
+    without = RenamedNames(old, "max_num_running_reqs")
+    assert missing(pin.expected.uses, old, old, forward=forward) == []
+    assert missing(pin.expected.uses, old, without, forward=forward)
 
 
 def test_each_relied_on_symbol_renamed_is_refused_by_name(pin: Pin) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 from balance_tools.contract.check import Finding
+from balance_tools.contract.fit import is_later, status_of
 from balance_tools.hooks.model import Status
-from balance_tools.rebase.fitting import is_later, status_of
-from balance_tools.rebase.scan_picture import BAD, GOOD, UNTRIED, scan_picture
 from balance_tools.rebase.scan_rows import (
     RUNS,
     ScannedPatch,
@@ -15,7 +12,6 @@ from balance_tools.rebase.scan_rows import (
     scan_markdown,
 )
 
-SVG = "{http://www.w3.org/2000/svg}"
 SYMBOL = Finding("", 0, "vllm.a.B.c", "gate.patch: Relies-On vllm.a.B.c is gone")
 NAME = Finding("vllm/gate.py", 7, "vllm.a.B.d", "vllm.a.B.d is gone", "new in B: e")
 PLACED = ScannedPatch(
@@ -43,10 +39,11 @@ def test_a_finding_says_where_what_and_what_upstream_did() -> None:
     assert str(NAME) == "vllm/gate.py:7: vllm.a.B.d is gone (new in B: e)"
 
 
-def test_names_of_later_releases_are_asked_for_after_the_pin() -> None:
-    assert is_later("0.33.0", "0.23.0")
+def test_names_of_later_releases_are_asked_for_from_the_next_minor_on() -> None:
+    assert is_later("0.24.0", "0.23.0")
+    assert not is_later("0.23.1", "0.23.0")
     assert not is_later("0.13.0", "0.23.0")
-    assert is_later("my-folder", "0.23.0")
+    assert not is_later("my-folder", "0.23.0")
 
 
 def test_placed_checked_and_runs_are_three_numbers() -> None:
@@ -58,7 +55,8 @@ def test_placed_checked_and_runs_are_three_numbers() -> None:
     ]
     assert [row.placed for row in rows] == [False, True, True, True]
     assert [row.checked for row in rows] == [False, False, True, True]
-    assert [row.needs_human for row in rows] == [True, True, False, False]
+    human = [row.status.needs_human for row in rows]
+    assert human == [True, True, False, False]
     assert rows[1].status.exit_code == Status.MISFIT.exit_code
     text = scan_markdown(rows, "0.3")
     assert "Placed with no human: 3 of 4." in text
@@ -68,30 +66,3 @@ def test_placed_checked_and_runs_are_three_numbers() -> None:
     assert "| git 1, syntax 2 | yes | no: test_x |" in text
     assert "| 0.1 | 3 | 0 | 0 | 3 | 0 | 3 | 0 of 1 |" in text
     assert "| 0.2 | 3 | 1 | 1 | 1 | 2 | 0 | 0 of 1 |" in text
-
-
-def test_what_it_ran_with_is_in_the_table() -> None:
-    said = "certs 2.9 instead of >=3: the index has none newer"
-    row = ScannedRelease("0.4", (PLACED,), 1.0, "untouched", runs=RUNS, instead=said)
-    assert "Runs: 1 of 1 tried." in scan_markdown([row], "0.4")
-    assert f"| yes | yes, with {said} | 1.0 |" in scan_markdown([row], "0.4")
-
-
-def test_the_picture_shows_the_three() -> None:
-    rows = [
-        ScannedRelease("0.1", (CONFLICT,), 1.0),
-        ScannedRelease("0.2", (PLACED,), 1.0, "does-not-fit", (str(NAME),)),
-        ScannedRelease("0.3", (PLACED,), 1.0, "untouched", runs="no: test_x"),
-        ScannedRelease("0.4", (PLACED,), 1.0, "untouched", runs=RUNS),
-    ]
-    root = ElementTree.fromstring(scan_picture(rows, "0.3"))
-    shown = {
-        title.text: square.get("fill")
-        for square in root.iter(f"{SVG}rect")
-        for title in square.iter(f"{SVG}title")
-    }
-    assert shown["0.1 checked: "] == shown["0.2 runs: "] == UNTRIED
-    assert shown["0.2 checked: does-not-fit"] == shown["0.3 runs: no: test_x"] == BAD
-    assert shown["0.4 checked: untouched"] == shown["0.4 runs: yes"] == GOOD
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert texts.count("git 1, syntax 2") == 3

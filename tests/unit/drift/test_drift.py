@@ -1,4 +1,4 @@
-"""Drift, run-time replacements and copies are read from the trees."""
+"""Drift and run-time replacements are read from the trees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from balance_tools.drift.functions import drift, subjects
-from balance_tools.drift.replaced import Replacement, copies, overlaps, replacements
+from balance_tools.drift.replaced import Replacement, overlaps, replacements
 from balance_tools.drift.symbols import Change, Modules, change
 from balance_tools.series.apply import load_series
 from rebase_samples import ENGINE, make_root, replaced, write_tree
@@ -43,19 +43,11 @@ def plugin(folder: Path) -> Modules:
 def test_what_a_plugin_replaces_is_found(tmp_path: Path) -> None:
     found = replacements(plugin(tmp_path))
     assert [(one.symbol, one.by) for one in found] == [
-        ("vllm.engine.Engine", "vllm_ascend.patch.Ours"),
-        ("vllm.engine.Engine.sync", "vllm_ascend.patch.sync"),
+        ("vllm.engine.Engine", "Ours"),
+        ("vllm.engine.Engine.sync", "sync"),
         ("vllm.engine.Engine.drain", "lambda self: None"),
     ]
     assert found[0].path == "vllm_ascend/patch.py"
-
-
-def test_copies_are_found_with_their_drift(tmp_path: Path) -> None:
-    mine = plugin(tmp_path / "plugin")
-    (copy,) = copies(mine, modules(tmp_path / "vllm", UPSTREAM), replacements(mine))
-    assert copy.symbol == "vllm.engine.Engine.schedule"
-    assert copy.scope == "Ours.schedule"
-    assert copy.drift == Change(added=1, removed=0)
 
 
 def test_overlap_is_the_symbol_what_holds_it_and_what_it_holds() -> None:

@@ -80,7 +80,6 @@ class Fault:
 @dataclass
 class Request:
     path: str
-    range: str | None
     login: str | None
 
 
@@ -90,8 +89,6 @@ class SampleIndex:
 
     json: bool = False
     """Serve JSON pages in place of HTML."""
-    ranges: bool = True
-    """Honour Range requests."""
     hashes: bool = True
     """Say the sha256 on the page."""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -140,9 +137,7 @@ class SampleIndex:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         headers = handler.headers
-        self.requests.append(
-            Request(handler.path, headers["Range"], headers["Authorization"])
-        )
+        self.requests.append(Request(handler.path, headers["Authorization"]))
         _, kind, name, *_ = handler.path.split("/")
         if kind == "simple":
             self._send_page(handler, name)
@@ -199,19 +194,7 @@ class SampleIndex:
             handler.send_error(fault.status)
             return
         body = self.files[name]
-        asked = handler.headers["Range"]
-        start = 0
-        if asked and self.ranges:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(body):
-                handler.send_error(416)
-                return
-            handler.send_response(206)
-            span = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            handler.send_header("Content-Range", span)
-        else:
-            handler.send_response(200)
-        body = body[start:]
+        handler.send_response(200)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body if fault.send is None else body[: fault.send])

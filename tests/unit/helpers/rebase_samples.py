@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ast
-import gzip
-import io
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import index_samples
 from balance_tools.__main__ import main
 from balance_tools.paths import Paths
+from balance_tools.rebase.command import VERBS
 from balance_tools.rebase.sources import artifact_of
 from balance_tools.series.apply import apply_series, load_series
 from balance_tools.upstream.lock import Lock, dump_lock
@@ -156,20 +155,9 @@ def _made_once() -> tempfile.TemporaryDirectory[str]:
 
 
 def make_sdist(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write `name`.tar.gz with these files below its top folder.
-
-    Equal files give equal bytes.
-    """
+    """Write `name`.tar.gz with these files below its top folder."""
     archive = folder / f"{name}.tar.gz"
-    with (
-        archive.open("wb") as file,
-        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as tar,
-    ):
-        for path, content in files.items():
-            member = tarfile.TarInfo(f"{name}/{path}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    archive.write_bytes(index_samples.make_sdist(name, files))
     return archive
 
 
@@ -189,8 +177,9 @@ def make_root(folder: Path) -> Path:
 
 
 def rebase(root: Path, *arguments: str) -> int:
-    """Run the command in this process; returns its exit code."""
-    return main(["rebase", "--root", str(root), *arguments])
+    """Run tools/rebase.sh in this process; returns its exit code."""
+    verb, *rest = arguments if arguments[0] in VERBS else ("bump", *arguments)
+    return main(["rebase", verb, "--root", str(root), *rest])
 
 
 def tracked(root: Path) -> Files:

@@ -14,12 +14,11 @@ from pathlib import Path
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.http import Http
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock, dump_lock
 from balance_tools.upstream.pip_config import PipConfig, Source
 from balance_tools.upstream.pristine import Fetch
-from balance_tools.vendoring.vendor import Effects, vendor
+from balance_tools.vendoring.vendor import vendor
 from index_samples import SampleIndex, make_sdist
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +64,7 @@ def pip_config(*indexes: SampleIndex, retries: int = 2) -> PipConfig:
 
 def get_from(config: PipConfig) -> Fetch:
     """`fetch`, which asks the given sources and does not pause between tries."""
-    return partial(fetch, index=lambda: Index(config, Http(config, backoff_s=0)))
+    return partial(fetch, index=lambda: Index(config, backoff_s=0))
 
 
 @dataclass
@@ -124,12 +123,10 @@ class SampleRepo:
             if path != ".vendor.json"
         }
 
-    def vendor(self, effects: Effects | None = None, **options: bool) -> list[str]:
+    def vendor(self, **options: bool) -> list[str]:
         """Run `vendor` for vllm in this process."""
-        effects = effects or Effects()
-        if effects.get is fetch:
-            effects = replace(effects, get=get_from(pip_config(self.index)))
-        return vendor(self.paths, self.lock, ["vllm"], effects=effects, **options)
+        get = get_from(pip_config(self.index))
+        return vendor(self.paths, self.lock, ["vllm"], get=get, **options)
 
     def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
         """Start the real command line; `limits` is a shell command to run before."""

@@ -16,6 +16,7 @@ from packaging.version import Version
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
+from balance_tools.rebase.journal import Session, Work
 from balance_tools.rebase.scan import releases, scan
 from balance_tools.upstream.lock import load_lock
 from index_samples import SampleIndex
@@ -74,7 +75,7 @@ def refused(
     before = tracked(root)
     assert rebase(root, *arguments) == code
     assert tracked(root) == before
-    assert rebase(root, "--status") == 0  # nothing is in progress
+    assert rebase(root, "status") == 0  # nothing is in progress
     (said,) = [
         line
         for line in capsys.readouterr().err.splitlines()
@@ -110,7 +111,7 @@ def test_a_scan_leaves_yanked_releases_out_and_says_so(
 
 
 def test_a_scan_of_a_range_without_a_release(root: Path, index: SampleIndex) -> None:
-    with pytest.raises(ToolError, match=r"--scan: no final release .* in 7\.0\.\.8\.0"):
+    with pytest.raises(ToolError, match=r"scan: no final release .* in 7\.0\.\.8\.0"):
         releases(Paths(root), Version("7.0"), Version("8.0"))
 
 
@@ -126,7 +127,6 @@ def test_a_scan_goes_on_behind_a_release_of_another_layout(
     root: Path, index: SampleIndex
 ) -> None:
     paths = Paths(root)
-    (root / "build" / "rebase" / "scan").mkdir(parents=True)
     found = releases(paths, Version("2.0"), Version("3.0"))
     first, second = scan(paths, load_lock(paths.lock), found)
     assert first.placed
@@ -166,24 +166,32 @@ def test_git_is_needed_and_asked_for(
         assert rebase(root, "--sdist", str(archive)) == 1
     assert "git: expected this program on PATH, found none" in capsys.readouterr().err
     assert tracked(root) == before
-    assert rebase(root, "--continue") == 0  # with git it goes on
+    assert rebase(root, "continue") == 0  # with git it goes on
 
 
-# The device /dev/full answers every write as a full disk does.
-@pytest.mark.parametrize("patch", ["gate.patch", "exchange.patch", "defer.patch"])
 def test_the_disk_is_full_in_the_middle(
-    patch: str, root: Path, archive: Path, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    archive: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = tracked(root)
-    assert rebase(root, "--sdist", str(archive), "--stop-after", patch) == 0
-    journal = root / "build" / "rebase" / "2.0" / "state.json"
-    journal.with_name("state.json.part").symlink_to("/dev/full")
-    assert rebase(root, "--continue") == 1
+    save = Work.save
+
+    def fill_the_disk(work: Work, session: Session) -> None:
+        if len(session.results) == 2:
+            # The device /dev/full answers every write as a full disk does.
+            work.journal.with_name("journal.part").symlink_to("/dev/full")
+        save(work, session)
+
+    with monkeypatch.context() as full:
+        full.setattr(Work, "save", fill_the_disk)
+        assert rebase(root, "--sdist", str(archive)) == 1
     said = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in said
     assert "free space" in said
     assert tracked(root) == before
-    assert rebase(root, "--continue") == 0
+    assert rebase(root, "continue") == 0
     assert load_lock(root / "upstream.toml").vllm.version == "2.0"
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from balance_tools.paths import Paths
-from balance_tools.serving.server import free_port
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
+from index_samples import SampleIndex
 from rebase_samples import (
     ASCEND,
     ENGINE,
@@ -83,30 +84,33 @@ def test_series_and_lock_move_together(root: Path, tmp_path: Path) -> None:
     }
 
 
-def test_what_was_fetched_once_needs_no_network(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_looked_up_once_needs_no_network(
+    root: Path, tmp_path: Path, index: SampleIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = sdist(tmp_path, "2.0", NEWER)
-    assert rebase(root, "--sdist", str(archive), "--dry-run") == 0
-    archive.unlink()
+    index.add(archive.name, archive.read_bytes())
+    index.add("vllm_ascend-1.0.tar.gz", b"never read")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
     monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert rebase(root, "2.0", "--dry-run") == 0
+    index.stop()
     assert rebase(root, "2.0") == 0
     assert load_lock(root / "upstream.toml").vllm.version == "2.0"
 
 
 def test_the_report_has_the_drift_for_machines_too(root: Path, tmp_path: Path) -> None:
     archive = sdist(tmp_path, "2.0", NEWER)
-    assert rebase(root, "--sdist", str(archive), "--drift") == 0
+    assert rebase(root, "--sdist", str(archive)) == 0
     drift = report(root, "2.0")["drift"]
-    rows = {row["function"]: row for row in drift["packages"]["vllm"]}
+    rows = {row["subject"]["symbol"]: row for row in drift["packages"]["vllm"]}
     schedule = rows["vllm.engine.Engine.schedule"]
-    assert (schedule["added"], schedule["removed"]) == (2, 1)
-    assert schedule["series"] == "touched"
-    assert schedule["patches"] == ["hold.patch"]
-    assert drift["replaced_at_run_time"] == drift["copies"] == []
-    assert report(root, "2.0")["verification"] is None
+    assert schedule["change"] == {"added": 2, "removed": 1}
+    assert schedule["subject"]["how"] == "touched"
+    assert schedule["subject"]["patches"] == ["hold.patch"]
+    assert drift["replaced"] == []
 
 
 def test_there_and_back_gives_the_same_bytes(root: Path, tmp_path: Path) -> None:
@@ -138,7 +142,7 @@ def test_a_dry_run_changes_nothing_and_judges_every_patch(
     found = statuses(root, "2.0.dry-run")
     assert found["exchange.patch"] == "conflict"
     assert found["defer.patch"] == "untouched"
-    assert rebase(root, "--status") == 0  # nothing is in progress
+    assert rebase(root, "status") == 0  # nothing is in progress
 
 
 def test_a_folder_gives_a_series_but_no_lock(root: Path, tmp_path: Path) -> None:
@@ -173,20 +177,20 @@ def test_continue_needs_the_conflict_resolved(
 ) -> None:
     rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
     file = root / "build/rebase/2.0/vllm/vllm/engine.py"
-    assert rebase(root, "--continue") == 1
+    assert rebase(root, "continue") == 1
     assert "a conflict is left" in capsys.readouterr().err
     lines = file.read_text().splitlines(keepends=True)
     start = next(i for i, line in enumerate(lines) if line.startswith("<<<<<<<"))
     end = next(i for i, line in enumerate(lines) if line.startswith(">>>>>>>"))
     clean = "".join(lines[:start] + lines[end + 1 :])
     file.write_text(clean + "def broken(:\n")
-    assert rebase(root, "--continue") == 1
+    assert rebase(root, "continue") == 1
     assert "not valid Python" in capsys.readouterr().err
     hook = "            self.finish(executed)\n"
     file.write_text(
         clean.replace(hook, f"{hook}            self.gate.exchange(True)\n")
     )
-    assert rebase(root, "--continue") == 0
+    assert rebase(root, "continue") == 0
     assert statuses(root, "2.0")["exchange.patch"] == "content-changed"
     (patch,) = [
         p for p in report(root, "2.0")["patches"] if p["name"] == "exchange.patch"
@@ -198,7 +202,7 @@ def test_continue_needs_the_conflict_resolved(
 
 def test_skip_leaves_the_patch_out(root: Path, tmp_path: Path) -> None:
     rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
-    assert rebase(root, "--skip") == 0
+    assert rebase(root, "skip") == 0
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
     assert not (root / "patches/vllm/exchange.patch").exists()
 
@@ -206,24 +210,36 @@ def test_skip_leaves_the_patch_out(root: Path, tmp_path: Path) -> None:
 def test_abort_goes_back(root: Path, tmp_path: Path) -> None:
     before = tracked(root)
     rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
-    assert rebase(root, "--status") == 5
-    assert rebase(root, "--abort") == 0
+    assert rebase(root, "status") == 5
+    assert rebase(root, "abort") == 0
     assert tracked(root) == before
     assert not (root / "build/rebase/2.0").exists()
-    assert rebase(root, "--abort") == 1
 
 
-def test_it_stops_after_any_patch(root: Path, tmp_path: Path) -> None:
-    before = tracked(root)
-    archive = str(sdist(tmp_path, "2.0", NEWER))
-    assert rebase(root, "--sdist", archive, "--stop-after", "gate.patch") == 0
-    assert tracked(root) == before
-    assert list(statuses(root, "2.0")) == ["gate.patch"]
-    assert rebase(root, "3.0") == 1  # one at a time
-    assert rebase(root, "--continue", "--stop-after", "exchange.patch") == 0
-    assert len(statuses(root, "2.0")) == 3
-    assert rebase(root, "--continue") == 0
-    assert load_lock(root / "upstream.toml").vllm.version == "2.0"
+def test_one_bump_at_a_time(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = str(sdist(tmp_path, "2.0", CONFLICTING))
+    assert rebase(root, "--sdist", archive) == 5
+    assert rebase(root, "--sdist", archive) == 1
+    assert "found the one to 2.0; finish it with" in capsys.readouterr().err
+    assert rebase(root, "--sdist", archive, "--dry-run") == 5
+
+
+@pytest.mark.parametrize("verb", ["continue", "skip", "abort"])
+def test_without_a_bump_there_is_nothing_to_go_on_with(
+    verb: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rebase(root, verb) == 1
+    assert "expected a bump in progress, found none" in capsys.readouterr().err
+
+
+def test_a_version_alone_is_a_bump() -> None:
+    """The shell script says so; the path is no version, so nothing is asked for."""
+    script = Path(__file__).parents[3] / "tools" / "rebase.sh"
+    run = subprocess.run([script, "../1"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("error: version: expected a release such as 0.30.0")
 
 
 def test_a_series_that_does_not_fit_its_own_lock_is_refused(
@@ -236,7 +252,7 @@ def test_a_series_that_does_not_fit_its_own_lock_is_refused(
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 7
     assert "hold.patch: vllm/engine.py, hunk 1, line" in capsys.readouterr().err
     assert statuses(root, "2.0") == {"hold.patch": "broken"}
-    assert rebase(root, "--status") == 0  # nothing is in progress
+    assert rebase(root, "status") == 0  # nothing is in progress
 
 
 def test_the_other_package_alone_can_move(root: Path, tmp_path: Path) -> None:

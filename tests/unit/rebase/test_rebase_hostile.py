@@ -188,7 +188,7 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
             wanted = hook.get(patch, b"create_gate(config)")
             upstream = b"".join(content for content in files.values())
             assert outside.count(wanted) <= upstream.count(wanted)
-    assert rebase(root, "--abort") == 0
+    assert rebase(root, "abort") == 0
     assert tracked(root) == before
 
 
@@ -262,8 +262,8 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
     assert rebase(root, "hostile", "--sdist", str(tree)) == 3
     assert report(root)["status"] == "already-upstream"
     for _ in range(2):
-        assert rebase(root, "--skip") == 3
-    assert rebase(root, "--skip") == 0
+        assert rebase(root, "skip") == 3
+    assert rebase(root, "skip") == 0
     series = root / "build/rebase/hostile/final/patches/vllm/series"
     assert series.read_text() == ""
 

@@ -11,7 +11,6 @@ import pytest
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.http import Http
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact
 from balance_tools.upstream.pip_config import PipConfig, Source
@@ -103,45 +102,21 @@ def test_a_wrong_size_is_refused(
     assert left(paths) == set()
 
 
-def test_a_transfer_that_breaks_off_is_resumed(
+def test_a_transfer_that_breaks_off_is_tried_again_from_the_start(
     index: SampleIndex, artifact: Artifact, paths: Paths
 ) -> None:
-    index.faults[NAME] = [Fault(send=100_000), Fault(send=50_000)]
+    index.faults[NAME] = [Fault(send=100_000), Fault(send=0)]
     assert get_from(pip_config(index))(artifact, paths).read_bytes() == DATA
-    ranges = [request.range for request in index.downloads(NAME)]
-    assert ranges == [None, "bytes=100000-", "bytes=150000-"]
+    assert len(index.downloads(NAME)) == 3
 
 
-def test_a_server_without_ranges_sends_all_again(
+def test_a_transfer_that_keeps_breaking_off_is_an_error(
     index: SampleIndex, artifact: Artifact, paths: Paths
 ) -> None:
-    index.ranges = False
-    index.faults[NAME] = [Fault(send=100_000)]
-    assert get_from(pip_config(index))(artifact, paths).read_bytes() == DATA
-
-
-def test_a_transfer_that_keeps_breaking_off_is_an_error_and_goes_on_next_time(
-    index: SampleIndex, artifact: Artifact, paths: Paths
-) -> None:
-    index.faults[NAME] = [Fault(send=100_000), Fault(send=0), Fault(send=0)]
-    get = get_from(pip_config(index, retries=2))
+    index.faults[NAME] = [Fault(send=100_000)] * 3
     with pytest.raises(ToolError, match=r"index-url .* broke off"):
-        get(artifact, paths)
-    assert left(paths) == {f"{NAME}.part"}
-    assert get(artifact, paths).read_bytes() == DATA
-    assert index.downloads(NAME)[-1].range == "bytes=100000-"
-
-
-def test_a_part_of_something_else_is_thrown_away(
-    index: SampleIndex, artifact: Artifact, paths: Paths
-) -> None:
-    part = paths.cached(artifact.sha256, f"{NAME}.part")
-    part.parent.mkdir(parents=True)
-    for rubbish in (b"x" * 1000, b"x" * len(DATA), b"x" * (len(DATA) + 1)):
-        part.write_bytes(rubbish)
-        cached = get_from(pip_config(index))(artifact, paths)
-        assert cached.read_bytes() == DATA
-        cached.unlink()
+        get_from(pip_config(index, retries=2))(artifact, paths)
+    assert left(paths) == set()
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
@@ -230,13 +205,6 @@ def test_a_folder_of_find_links_is_verified_too(
         get_from(source("find-links", str(tmp_path)))(artifact, paths)
 
 
-def test_find_links_may_be_a_page(
-    index: SampleIndex, artifact: Artifact, paths: Paths
-) -> None:
-    get = get_from(source("find-links", f"{index.url}/vllm/"))
-    assert get(artifact, paths).read_bytes() == DATA
-
-
 def test_an_index_may_be_a_folder(
     index: SampleIndex, artifact: Artifact, paths: Paths, tmp_path: Path
 ) -> None:
@@ -296,7 +264,7 @@ def test_a_full_disk_is_one_error(
     part.symlink_to("/dev/full")
     with pytest.raises(ToolError) as caught:
         get_from(pip_config(index))(artifact, paths)
-    assert str(caught.value).startswith(f"{part}: cannot be read or written")
+    assert "cannot be read or written" in str(caught.value)
     assert os.strerror(errno.ENOSPC) in str(caught.value)
 
 
@@ -316,8 +284,8 @@ def test_a_proxy_of_pip_is_used(
 
 def test_certificates_are_those_of_pip() -> None:
     config = PipConfig((), cert="/ca.pem", trusted_hosts=frozenset({"free", "h:8443"}))
-    http = Http(config)
-    assert http.verify("https://host/simple") == "/ca.pem"
-    assert http.verify("https://free/simple") is False
-    assert http.verify("https://h:8443/simple") is False
-    assert Http(PipConfig(())).verify("https://host/") is True
+    index = Index(config)
+    assert index.verify("https://host/simple") == "/ca.pem"
+    assert index.verify("https://free/simple") is False
+    assert index.verify("https://h:8443/simple") is False
+    assert Index(PipConfig(())).verify("https://host/") is True

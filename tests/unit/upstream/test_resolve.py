@@ -5,7 +5,6 @@ import os
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.http import Http
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock, dump_lock
 from balance_tools.upstream.pip_config import PipConfig, Source
@@ -37,7 +36,7 @@ def releases(index: SampleIndex) -> Lock:
 
 def ask(index: SampleIndex) -> Index:
     config = pip_config(index, retries=0)
-    return Index(config, Http(config, backoff_s=0))
+    return Index(config, backoff_s=0)
 
 
 @pytest.mark.parametrize("json", [False, True])

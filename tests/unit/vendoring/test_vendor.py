@@ -147,7 +147,7 @@ def test_a_file_of_the_user_that_upstream_adds_is_refused(repo: SampleRepo) -> N
     repo.write("vllm/added.py", "mine\n")
     repo.upgrade(NEXT)
     before = repo.tree()
-    with pytest.raises(ToolError, match=r"^vllm/added\.py: .*move it"):
+    with pytest.raises(ToolError, match=r"^vllm/added\.py: .*move a file of yours"):
         repo.vendor()
     with pytest.raises(ToolError, match=r"^vllm/added\.py: "):
         repo.vendor(discard_edits=True)
@@ -178,7 +178,7 @@ def test_an_edit_of_upstreams_file_is_refused(
     with pytest.raises(ToolError) as caught:
         repo.vendor()
     message = str(caught.value)
-    assert message.startswith("vllm/version.py: expected the content that `vendor`")
+    assert message.startswith("vllm/version.py: expected what `vendor` wrote")
     assert "patches/vllm" in message
     assert "--discard-edits" in message
     assert repo.tree() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.verify.ledger import Entry, Ledger
 from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
+from balance_tools.verify.stages import Entry, Ledger, Verdict
 from balance_tools.verify.upstream_tests import (
     NEED_A_GPU,
     OFF,
@@ -23,7 +22,6 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
-from balance_tools.verify.verdict import Verdict
 from rebase_samples import write_tree
 
 SAMPLE = b"""\
@@ -206,16 +204,15 @@ def test_a_baseline_on_which_nothing_passes_proves_nothing() -> None:
     assert newly_failing({PLAIN: {}, OFF: {}, ON: {}}) == [found]
 
 
-def test_the_verdict_sums_up_each_kind_of_stage(tmp_path: Path) -> None:
+def test_the_verdict_sums_up_each_kind_of_stage() -> None:
     stages = [
         Entry("wheel, patched", {"path": "/x.whl"}, 20.0),
         Entry("engine/test_a.py", {"a": PASSED, "b": PASSED}, 3.0),
         Entry("engine/test_b.py", {"c": FAILED}, 4.0),
     ]
     verdict = Verdict("vllm 1.0", stages, ["c: failed (our engine tests)"])
-    text = verdict.write(tmp_path).read_text()
+    text = verdict.markdown()
     assert "| wheel, patched | – | – | 20 |" in text
     assert "| engine | 2 | 2 passed, 1 failed | 7 |" in text
     assert "27 s in all. Newly failing: 1." in text
-    data = json.loads((tmp_path / "verify.json").read_text())
-    assert data["newly_failing"] == ["c: failed (our engine tests)"]
+    assert text.endswith("\n- c: failed (our engine tests)\n")

@@ -1,4 +1,3 @@
-"""Whether what our files and hooks use of upstream is still there, and still fits."""
+"""Whether our files and hooks fit a release of upstream."""
 
-DOORS = ("check", "fit", "history")
-"""The modules that other rooms use."""
+DOORS = ("fit",)

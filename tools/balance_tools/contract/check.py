@@ -49,7 +49,7 @@ def missing(
         new: The tree of the target.
         seen: File, line and last name of what a type checker resolved on the target;
             empty if none has run.
-        forward: Whether the target is later than the pin.
+        forward: Whether the target may have names that the pin has not.
     """
     found = []
     for use in uses:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.check import (
     Finding,
@@ -18,11 +20,16 @@ from balance_tools.contract.check import (
     vanished_symbols,
 )
 from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Checked, Mistake, type_check
+from balance_tools.contract.typecheck import Checked, type_check
 from balance_tools.contract.uses import Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
-from balance_tools.files import remove_tree, write_atomically
-from balance_tools.series.apply import Series
+from balance_tools.files import exclusive, remove_tree, replacing
+from balance_tools.hooks.model import Status
+from balance_tools.paths import Paths
+from balance_tools.run import listed_by_git
+from balance_tools.series.apply import Series, patched_files
+from balance_tools.upstream.lock import Lock
+from balance_tools.upstream.pristine import ensure_pristine
 
 OURS = ("vllm/", "vllm_balance/")
 VENDORED = "vllm"
@@ -55,9 +62,72 @@ class Expected:
     checked: Checked
 
 
-def our_files(tracked: Sequence[str]) -> list[str]:
-    """Return our Python files among the tracked ones."""
-    return [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
+@dataclass(frozen=True)
+class Pin:
+    """What our files and the series expect, read from the release of the pin."""
+
+    paths: Paths
+    version: str
+    tree: Path
+    files: tuple[str, ...]
+    expected: Expected
+
+
+def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
+    """Read the pin, or return what is known of it; None if no file is ours.
+
+    Raises:
+        ToolError: the type checker does not get to the end.
+    """
+    if not (paths.root / ".git").exists():
+        return None
+    tracked = listed_by_git(paths.root)
+    files = [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
+    if not files:
+        return None
+    tree = ensure_pristine(lock.vllm, paths)
+    folder = paths.build / "contract"
+    with exclusive(folder / ".lock"):
+        patched = patched_files(series, tree)
+        side = make_side(folder / "pin", tree, patched, paths.root, files)
+        expected = expect(side, folder / "pin.pickle")
+    return Pin(paths, lock.vllm.version, tree, tuple(files), expected)
+
+
+def findings(
+    pin: Pin, series: Series, tree: Path, folder: Path, version: str
+) -> tuple[Finding, ...]:
+    """Return what does not fit a release.
+
+    Args:
+        pin: What we expect.
+        series: As it is for the release.
+        tree: Of the release.
+        folder: Scratch, best beside `tree`.
+        version: Of the release, or a name.
+    """
+    patched = patched_files(series, tree)
+    side = make_side(folder, tree, patched, pin.paths.root, pin.files)
+    return misfits(pin.expected, series, pin.tree, side, is_later(version, pin.version))
+
+
+def is_later(version: str, than: str) -> bool:
+    """Whether a release is of a later minor version than another.
+
+    A patch release has the names of the release that it mends, and of what is no
+    version nobody knows.
+    """
+    try:
+        return Version(version).release[:2] > Version(than).release[:2]
+    except InvalidVersion:
+        return False
+
+
+def status_of(found: tuple[Finding, ...]) -> Status:
+    """Return the status that a release gets for what does not fit."""
+    if not found:
+        return Status.UNTOUCHED
+    return Status.VANISHED if not found[0].file else Status.MISFIT
 
 
 def make_side(
@@ -112,24 +182,16 @@ def expect(pin: Side, known: Path) -> Expected:
         digest.update(tool.read_bytes())
     key = digest.hexdigest()
     if known.is_file():
-        data = json.loads(known.read_text())
-        if data["key"] == key:
-            return _loaded(data)
+        of, expected = pickle.loads(known.read_bytes())
+        if of == key:
+            assert isinstance(expected, Expected)
+            return expected
     checked = pin.check()
     uses = inventory(pin.root, pin.ours, checked.uses, Names(Modules(pin.tree)))
     expected = Expected(uses, Checked(checked.errors, ()))
-    write_atomically(known, json.dumps({"key": key, **asdict(expected)}))
+    with replacing(known) as part:
+        part.write_bytes(pickle.dumps((key, expected)))
     return expected
-
-
-def _loaded(data: Mapping[str, object]) -> Expected:
-    uses, checked = data["uses"], data["checked"]
-    assert isinstance(uses, list)
-    assert isinstance(checked, dict)
-    return Expected(
-        tuple(Use(**{**use, "names": tuple(use["names"])}) for use in uses),
-        Checked(tuple(Mistake(**error) for error in checked["errors"]), ()),
-    )
 
 
 def misfits(
@@ -142,7 +204,7 @@ def misfits(
         series: The series as it is for the target.
         old: The tree of the pin.
         target: The release to try.
-        forward: Whether it is later than the pin.
+        forward: Whether it may have names that the pin has not (`is_later`).
     """
     before, after = Names(Modules(old)), Names(Modules(target.tree))
     checked = target.check()

@@ -29,7 +29,7 @@ class Subject:
     symbol: str
     how: str
     patches: tuple[str, ...]
-    names: frozenset[str]
+    names: tuple[str, ...]
     """Names that the hooks in it read."""
 
 
@@ -61,23 +61,29 @@ def subjects(series: Series, modules: Modules) -> list[Subject]:
         for hook in module.hooks:
             if hook.anchor.scope:
                 symbol = f"{dotted}.{hook.anchor.scope}"
-                _add(found, symbol, TOUCHED, module.patch.name, hook.anchor.uses)
+                names = tuple(sorted(hook.anchor.uses))
+                _add(found, symbol, TOUCHED, module.patch.name, names)
     for patch in series.patches:
         for names in patch.header.relies_on:
             symbol = OR.join(names).replace(":", ".")
-            _add(found, symbol, RELIED_ON, patch.name, frozenset())
+            _add(found, symbol, RELIED_ON, patch.name, ())
     return list(found.values())
 
 
 def _add(
-    found: dict[str, Subject], symbol: str, how: str, patch: str, names: frozenset[str]
+    found: dict[str, Subject],
+    symbol: str,
+    how: str,
+    patch: str,
+    names: tuple[str, ...],
 ) -> None:
     known = found.get(symbol)
     if known is None:
         found[symbol] = Subject(symbol, how, (patch,), names)
     else:
         patches = tuple(dict.fromkeys([*known.patches, patch]))
-        found[symbol] = Subject(symbol, known.how, patches, known.names | names)
+        both = tuple(sorted({*known.names, *names}))
+        found[symbol] = Subject(symbol, known.how, patches, both)
 
 
 def drift(found: Iterable[Subject], old: Modules, new: Modules) -> list[Drift]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.hooks.scopes import DEFINITIONS, definitions, find_scope
+from balance_tools.hooks.scopes import DEFINITIONS, find_scope
 
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
@@ -151,12 +151,3 @@ def change(old: ast.AST, new: ast.AST) -> Change:
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     same = sum(block.size for block in matcher.get_matching_blocks())
     return Change(len(after) - same, len(before) - same)
-
-
-def methods(node: ast.AST) -> dict[str, ast.AST]:
-    """Return the functions that stand directly in a class, by name."""
-    return {
-        name: child
-        for name, child in definitions(node)
-        if "." not in name and not isinstance(child, ast.ClassDef)
-    }

@@ -100,7 +100,7 @@ class PatchResult:
 
 
 @dataclass(frozen=True)
-class FileOutcome:
+class FileVerdict:
     """What to do with one file of a patch."""
 
     path: str

@@ -19,7 +19,7 @@ from balance_tools.hooks.markers import (
     mark_hooks,
     what_changed,
 )
-from balance_tools.hooks.model import FileOutcome, HookResult, Labels, Status, worst
+from balance_tools.hooks.model import FileVerdict, HookResult, Labels, Status, worst
 from balance_tools.hooks.moved import Candidate, find_moved
 from balance_tools.hooks.placement import Hook, check_placement, placement_of
 from balance_tools.hooks.reapply import NotWholeLinesError, reapply
@@ -57,7 +57,7 @@ def decide(
     sides: Sides,
     paths: Sequence[str],
     read_upstream: Callable[[str], bytes | None],
-) -> FileOutcome:
+) -> FileVerdict:
     """Return what to do with one file.
 
     Args:
@@ -86,27 +86,27 @@ def decide(
         return _not_placed(path, sides, Status.CONFLICT, str(error))
 
 
-def _created(path: str, sides: Sides) -> FileOutcome:
+def _created(path: str, sides: Sides) -> FileVerdict:
     if sides.upstream is None:
-        return FileOutcome(path, sides.patched, sides.patched, Status.CONTEXT_ONLY)
+        return FileVerdict(path, sides.patched, sides.patched, Status.CONTEXT_ONLY)
     if sides.upstream == sides.patched:
-        return FileOutcome(
+        return FileVerdict(
             path, sides.upstream, sides.upstream, Status.ALREADY_UPSTREAM
         )
     note = f"{path}, which the patch creates, exists in {sides.labels.new}"
     return _not_placed(path, sides, Status.CONFLICT, note)
 
 
-def _deleted(path: str, sides: Sides) -> FileOutcome:
+def _deleted(path: str, sides: Sides) -> FileVerdict:
     if sides.upstream is None:
-        return FileOutcome(path, None, None, Status.ALREADY_UPSTREAM)
+        return FileVerdict(path, None, None, Status.ALREADY_UPSTREAM)
     if sides.upstream == sides.base:
-        return FileOutcome(path, None, None, Status.CONTEXT_ONLY)
+        return FileVerdict(path, None, None, Status.CONTEXT_ONLY)
     note = f"{path}, which the patch deletes, was changed in {sides.labels.new}"
     return _not_placed(path, sides, Status.CONFLICT, note)
 
 
-def _text(path: str, sides: Sides) -> FileOutcome:
+def _text(path: str, sides: Sides) -> FileVerdict:
     if sides.upstream is None:
         note = f"{path} is gone in {sides.labels.new}"
         return _not_placed(path, sides, Status.TARGET_DELETED, note)
@@ -116,14 +116,14 @@ def _text(path: str, sides: Sides) -> FileOutcome:
     same = sides.merged == sides.upstream
     status = Status.ALREADY_UPSTREAM if same else Status.CONTEXT_ONLY
     note = f"{path} is not Python: placed by git alone, look at it"
-    return FileOutcome(path, sides.merged, sides.merged, status, notes=(note,))
+    return FileVerdict(path, sides.merged, sides.merged, status, notes=(note,))
 
 
-def _not_placed(path: str, sides: Sides, status: Status, note: str) -> FileOutcome:
+def _not_placed(path: str, sides: Sides, status: Status, note: str) -> FileVerdict:
     content = sides.upstream
     if sides.merged is not None and not sides.clean:
         content = label_conflicts(sides.merged, sides.labels, note)
-    return FileOutcome(path, content, sides.upstream, status, notes=(note,))
+    return FileVerdict(path, content, sides.upstream, status, notes=(note,))
 
 
 def _module(
@@ -131,7 +131,7 @@ def _module(
     sides: Sides,
     find: FindMoved,
     read_upstream: Callable[[str], bytes | None],
-) -> FileOutcome:
+) -> FileVerdict:
     base, patched = sides.base or b"", sides.patched or b""
     hooks = placement_of(base, patched, path)
     old_tree = parse_module(base, path)
@@ -144,7 +144,7 @@ def _module(
             _result(path, hook, Status.ALREADY_UPSTREAM, "found at its place")
             for hook in hooks
         )
-        return FileOutcome(
+        return FileVerdict(
             path, sides.upstream, sides.upstream, Status.ALREADY_UPSTREAM, results
         )
     refused: list[tuple[Hook, HookResult]] = []
@@ -168,13 +168,13 @@ def _module(
     results = tuple(replace(result, git=git) for result in results)
     if not refused:
         results = _with_lines(results, sides.upstream, content, path)
-        return FileOutcome(path, content, content, Status.CONTEXT_ONLY, results)
+        return FileVerdict(path, content, content, Status.CONTEXT_ONLY, results)
     bad = tuple(replace(result, git=git) for _, result in refused)
     marked = mark_hooks(
         content, base, patched, [(h, r.note) for h, r in refused], sides.labels
     )
     status = worst([result.status for result in bad])
-    return FileOutcome(path, marked, content, status, (*results, *bad))
+    return FileVerdict(path, marked, content, status, (*results, *bad))
 
 
 def _result(
@@ -275,7 +275,7 @@ def _file_gone(
     old_tree: ast.Module,
     find: FindMoved,
     read_upstream: Callable[[str], bytes | None],
-) -> FileOutcome:
+) -> FileVerdict:
     """Propose the file to which upstream moved the functions of a deleted one."""
     gone = f"{path} is gone in {sides.labels.new}"
     scopes = [hook.anchor.scope for hook in hooks if hook.anchor.scope]
@@ -283,7 +283,7 @@ def _file_gone(
     likely = [candidate for candidate in found if candidate is not None]
     if not likely:
         note = f"{gone}; nothing like it is left"
-        return FileOutcome(path, None, None, Status.TARGET_DELETED, notes=(note,))
+        return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
     target = likely[0].path
     upstream = read_upstream(target) or b""
     blocks = [(hook, f"{gone}; perhaps here") for hook in hooks]
@@ -295,7 +295,7 @@ def _file_gone(
         for hook in hooks
     )
     note = f"{gone}; perhaps its code moved: {'; '.join(map(str, likely))}"
-    return FileOutcome(
+    return FileVerdict(
         path, content, None, Status.TARGET_MOVED, results, (note,), target
     )
 
@@ -310,7 +310,7 @@ def check_edit(file: Path) -> None:
     if has_markers(content):
         raise ToolError(
             f"{file}: a conflict is left; edit the file until no <<<<<<< remains, "
-            "then run tools/rebase.sh --continue"
+            "then run tools/rebase.sh continue"
         )
     if file.suffix == ".py":
         parse_module(content, str(file))

@@ -1,4 +1,4 @@
-"""The command `rebase`, behind tools/rebase.sh."""
+"""The command `rebase`, behind tools/rebase.sh: one verb for each thing it does."""
 
 from __future__ import annotations
 
@@ -6,136 +6,108 @@ import argparse
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive
+from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.hooks.model import worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.derive import derive, renew
-from balance_tools.rebase.driver import accept, skip
-from balance_tools.rebase.finish import restore_former, throw_away
+from balance_tools.rebase.bump import go_on, start
+from balance_tools.rebase.export import install
+from balance_tools.rebase.journal import Work, in_progress, work_root
+from balance_tools.rebase.line import derive, find_line
+from balance_tools.rebase.patches import accept, skip
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, scan
-from balance_tools.rebase.scan_picture import scan_picture
+from balance_tools.rebase.scan import parse_range, releases, run_rows, scan
 from balance_tools.rebase.scan_rows import write_scan
-from balance_tools.rebase.scan_run import run_rows
-from balance_tools.rebase.session import Work, in_progress, work_root
-from balance_tools.rebase.steps import advance, start, verify_session
-from balance_tools.rebase.supported_release import SupportedRelease
+from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
+from balance_tools.verify.verify import ReleaseUnderTest, pinned_release, verify
+
+VERBS = {
+    "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
+    "it.",
+    "continue": "Go on with a bump: after an edit, or when it was killed.",
+    "skip": "Leave the patch that waits out of the series, and go on.",
+    "abort": "Go back to the state before the bump.",
+    "status": "Say what is done and what waits.",
+    "line": "Make the sources of a line, a further release in lines/, below build/.",
+    "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
+    "scan": "Try the series on every final release in a range; write scan.md.",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `rebase`."""
-    add = parser.add_argument
-    add("version", nargs="?", help="release of vllm; or a name for --sdist")
-    add("--ascend", metavar="VERSION", help="release of vllm-ascend")
+    """The verbs and their arguments."""
+    parser.prog = "tools/rebase.sh"
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add = {}
+    for name, text in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+        add[name] = verb.add_argument
+    add["bump"]("version", nargs="?", help="release of vllm; or a name for --sdist")
+    add["bump"]("--ascend", metavar="VERSION", help="release of vllm-ascend")
     for flag, name in (("--sdist", "vllm"), ("--ascend-sdist", "vllm-ascend")):
-        add(flag, type=Path, metavar="FILE|DIR", help=f"local source of {name}")
-    add("--stop-after", metavar="PATCH", help="stop after it; --continue goes on")
-    add("--root", type=Path, help="repository to work on (default: this one)")
-    add("--scan", metavar="A..B", help="try every final release in a range")
-    text = "with --scan: build each release that fits, and serve with each policy"
-    add("--run", dest="run_", action="store_true", help=text)
-    text = "with --run: take its newest release if the index has not what is required"
-    add("--newest", action="append", default=[], metavar="PROJECT", help=text)
-    add("--drift", action="store_true", help="compare vllm_ascend's copies of vLLM too")
-    text = "clone of upstream, to say which commit took a name or a place away"
-    add("--upstream-git", type=Path, metavar="PATH", help=text)
-    add("--line", metavar="NAME", help="write a supported release, lines/NAME")
-    add("--checkout-line", metavar="NAME", help="make the source root build/lines/NAME")
-    add("--renew-line", metavar="NAME", help="write the hashes of lines/NAME anew")
-    add("--verify", action="store_true", help="build the wheel and run the tests, too")
-    text = "interpreter that has the new release's requirements already"
-    add("--verify-python", type=Path, metavar="PYTHON", help=text)
-    text = 'engine tests of --verify (default: all); "" leaves them out'
-    add("--engine-tests", default="tests/engine", metavar="FILES", help=text)
-    what = parser.add_mutually_exclusive_group()
-    for flag, text in (
-        ("continue", "go on after an edit, a stop or a crash"),
-        ("skip", "leave the patch that waits out of the series, and go on"),
-        ("abort", "go back to the state before the rebase"),
-        ("status", "say what is done and what waits"),
-        ("dry-run", "report every patch; change and keep nothing else"),
-    ):
-        name = f"{flag.replace('-', '_')}_"
-        what.add_argument(f"--{flag}", dest=name, action="store_true", help=text)
+        text = f"local source of {name}"
+        add["bump"](flag, type=Path, metavar="FILE|DIR", help=text)
+    text = "write or renew lines/NAME; the pin stays"
+    add["bump"]("--line", metavar="NAME", default="", help=text)
+    text = "report every patch; change and keep nothing else"
+    add["bump"]("--dry-run", action="store_true", help=text)
+    add["line"]("name", help="folder below lines/")
+    add["verify"]("name", nargs="?", help="line to verify (default: the pin)")
+    text = "interpreter that has the release's requirements already"
+    add["verify"]("--python", type=Path, help=text)
+    text = 'our tests, files and folders (default: all); "" leaves them out'
+    add["verify"]("--tests", default="tests/engine", metavar="FILES", help=text)
+    add["scan"]("range", metavar="A..B", help="two versions, such as 0.23.0..0.33.0")
+    text = "build each release that fits, and serve with each policy"
+    add["scan"]("--run", dest="run_", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `rebase`."""
+    """Run one verb."""
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
+    does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
     with exclusive(root / ".lock"), disk_errors(root):
-        if args.checkout_line:
-            return _checkout(paths, args)
-        if args.renew_line:
-            return _renew(paths, args.renew_line)
-        if args.scan:
-            return _scan(paths, args)
+        if args.verb in does:
+            return does[args.verb](paths, args)
         work = in_progress(paths)
-        if args.status_:
-            return _status(paths, work)
-        if args.continue_ or args.skip_ or args.abort_:
-            if work is None:
-                raise ToolError(
-                    f"{root}: expected a rebase in progress, found none; start one "
-                    "with tools/rebase.sh VERSION"
-                )
-            if args.abort_:
-                return _abort(paths, work)
-            session = work.load()
-            session = skip(work, session) if args.skip_ else accept(work, session)
-            work.save(session)
-            return advance(paths, work, session, args)
-        if work is not None and not args.dry_run_:
+        if args.verb == "status":
+            return _status(work)
+        if work is None:
             raise ToolError(
-                f"{work.path}: expected no rebase in progress, found the one to "
-                f"{work.load().target}; finish it with --continue or drop it with "
-                "--abort"
+                f"{root}: expected a bump in progress, found none; start one with "
+                "tools/rebase.sh VERSION"
             )
-        return start(paths, args)
+        if args.verb == "abort":
+            return _abort(paths, work)
+        session = work.load()
+        session = (skip if args.verb == "skip" else accept)(work, session)
+        work.save(session)
+        return go_on(paths, work, session)
 
 
-def _checkout(paths: Paths, args: argparse.Namespace) -> int:
-    release = SupportedRelease.find(paths, args.checkout_line)
-    work, session = derive(paths, release)
-    series: dict[str, Path | None] = {
-        plan.package: work.final_series(plan.package) for plan in session.plans
-    }
-    folder = paths.build / "lines" / release.name
-    other = make_checkout(paths, folder, release.lock_text, series)
-    print(f"{other.root}: a source root for {release.name}; make wheel works there")
-    if args.verify:
-        verdict = verify_session(paths, work, session, args)
-        print(verdict.markdown(), end="")
-    return 0
-
-
-def _renew(paths: Paths, name: str) -> int:
-    release = SupportedRelease.find(paths, name)
-    for change in renew(paths, release) or [f"lines/{name}: nothing to renew"]:
-        print(change)
-    return 0
-
-
-def _scan(paths: Paths, args: argparse.Namespace) -> int:
+def _bump(paths: Paths, args: argparse.Namespace) -> int:
+    name = args.version or ""
+    if not name.replace(".", "").replace("-", "").replace("_", "").isalnum() and not (
+        not name and (args.sdist or args.ascend_sdist)
+    ):
+        raise ToolError(
+            "version: expected a release such as 0.30.0, of letters, digits, dots and "
+            f"hyphens, found {name!r}; see tools/rebase.sh bump --help"
+        )
     lock = load_lock(paths.lock)
-    artifacts = releases(paths, *parse_range(args.scan))
-    folder = work_root(paths) / "scan"
-    folder.mkdir(exist_ok=True)
-    rows = scan(paths, lock, artifacts)
-    if args.run_:
-        rows = run_rows(paths, lock, artifacts, rows, args.newest)
-    pin = lock.vllm.version
-    report = write_scan(folder, rows, pin, scan_picture(rows, pin))
-    print(report.read_text(), end="")
-    print(f"{report}: written, and {folder / 'scan.svg'}")
-    return worst([row.status for row in rows]).exit_code
+    if args.sdist or args.ascend_sdist:
+        new = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
+    else:
+        new = by_version(paths, lock, args.version, args.ascend)
+    return start(paths, new, args.dry_run, args.line)
 
 
-def _status(paths: Paths, work: Work | None) -> int:
+def _status(work: Work | None) -> int:
     if work is None:
-        print("no rebase in progress")
+        print("no bump in progress")
         return 0
     session = work.load()
     print(markdown(session), end="")
@@ -144,7 +116,48 @@ def _status(paths: Paths, work: Work | None) -> int:
 
 def _abort(paths: Paths, work: Work) -> int:
     session = work.load()
-    restore_former(paths, work, session)
-    throw_away(work)
-    print(f"rebase to {session.target} dropped; series and lock are as before")
+    if (work.former / paths.lock.name).is_file():
+        install(paths, work.former, [plan.package for plan in session.plans])
+    for path in work.path.iterdir():
+        if path != work.journal:  # goes last, so that a crash is seen
+            remove_tree(path)
+    remove_tree(work.path)
+    print(f"bump to {session.target} dropped; series and lock are as before")
     return 0
+
+
+def _line(paths: Paths, args: argparse.Namespace) -> int:
+    line = find_line(paths, args.name)
+    work, session = derive(paths, line)
+    series = {plan.package: work.final_series(plan.package) for plan in session.plans}
+    folder = paths.build / "lines" / line.name
+    other = make_checkout(paths, folder, session.lock, series)
+    print(f"{other.root}: a source root for {line.name}; make wheel works there")
+    return 0
+
+
+def _verify(paths: Paths, args: argparse.Namespace) -> int:
+    if args.name:
+        line = find_line(paths, args.name)
+        work, session = derive(paths, line)
+        plan, series = session.plan("vllm"), work.final / "patches"
+        release = ReleaseUnderTest(
+            line.name, plan.new_label, session.lock, series, plan.new_tree
+        )
+    else:
+        release = pinned_release(paths)
+    verdict = verify(paths, release, args.python, args.tests.split())
+    print(verdict.markdown(), end="")
+    return 0
+
+
+def _scan(paths: Paths, args: argparse.Namespace) -> int:
+    lock = load_lock(paths.lock)
+    artifacts = releases(paths, *parse_range(args.range))
+    rows = scan(paths, lock, artifacts)
+    if args.run_:
+        rows = run_rows(paths, lock, artifacts, rows)
+    report = write_scan(work_root(paths) / "scan", rows, lock.vllm.version)
+    print(report.read_text(), end="")
+    print(f"{report}: written")
+    return worst([row.status for row in rows]).exit_code

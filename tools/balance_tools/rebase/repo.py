@@ -14,7 +14,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.run import Outcome, capture, git
+from balance_tools.run import Ended, capture, git
 from balance_tools.series.apply import Series, patched_steps
 
 OLD, NEW, RESULT = "old-upstream", "new-upstream", "result"
@@ -68,7 +68,7 @@ class Repo:
 
     path: Path
 
-    def git(self, *arguments: str, check: bool = True, stdin: bytes = b"") -> Outcome:
+    def git(self, *arguments: str, check: bool = True, stdin: bytes = b"") -> Ended:
         """Run git here.
 
         Raises:
@@ -87,7 +87,7 @@ class Repo:
         if check and run.status:
             raise ToolError(
                 f"{self.path}: git {arguments[0]} failed: {run.tail}; start again with "
-                "tools/rebase.sh --abort"
+                "tools/rebase.sh abort"
             )
         return run
 
@@ -144,12 +144,8 @@ class Repo:
             else:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
-        self.stage(list(contents))
-
-    def stage(self, paths: list[str]) -> None:
-        """Stage paths as they are in the work tree, deleted ones too."""
-        if paths:
-            self.git("add", "--all", "--force", "--", *paths)
+        if contents:
+            self.git("add", "--all", "--force", "--", *contents)
 
     def commit(self, message: str) -> str:
         """Commit what is staged, also if it is nothing; return the commit."""

@@ -1,4 +1,4 @@
-"""The report of a rebase: Markdown for people, JSON for machines."""
+"""The report of a bump: Markdown for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -9,58 +9,45 @@ from pathlib import Path
 from balance_tools.drift.report import DriftReport
 from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
 from balance_tools.markdown import table
-from balance_tools.rebase.session import Session
-from balance_tools.verify.verdict import Verdict
+from balance_tools.rebase.journal import Session
 
 
 def exit_code(session: Session) -> int:
     """Return the exit code of the worst status; that of a dropped patch is 0."""
-    return worst(_statuses(session)).exit_code
+    return _worst(session).exit_code
 
 
-def _statuses(session: Session) -> list[Status]:
-    results = [r.status for r in session.results if not r.dropped]
-    return [*results, session.pending.result.status] if session.pending else results
+def _worst(session: Session) -> Status:
+    return worst([result.status for result in _all(session) if not result.dropped])
+
+
+def _all(session: Session) -> list[PatchResult]:
+    waiting = [session.pending.result] if session.pending else []
+    return [*session.results, *waiting]
 
 
 def write_report(
-    folder: Path,
-    session: Session,
-    drift: DriftReport | None = None,
-    verdict: Verdict | None = None,
+    folder: Path, session: Session, drift: DriftReport | None = None
 ) -> Path:
-    """Write report.md and report.json into `folder`; return the former.
-
-    Both hold the drift and the verification as far as they are known.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = {"drift": drift, "verification": verdict}
+    """Write report.md and report.json into `folder`; return the former."""
     data = {
-        "format": 1,
         "target": session.target,
-        "status": worst(_statuses(session)).label,
+        "status": _worst(session).label,
         "exit_code": exit_code(session),
-        "stage": session.stage,
         "packages": [
             {"name": p.package, "from": p.old_label, "to": p.new_label}
             for p in session.plans
         ],
         "patches": [asdict(result) for result in _all(session)],
         "waits_for": list(session.pending.files) if session.pending else [],
-        "seconds": dict(session.seconds),
-        **{name: part.data() if part else None for name, part in parts.items()},
+        "drift": drift and asdict(drift),
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
     report = folder / "report.md"
-    more = "".join(part.markdown() for part in parts.values() if part)
-    report.write_text(markdown(session) + more, encoding="utf-8")
+    text = markdown(session) + (drift.markdown() if drift else "")
+    report.write_text(text, encoding="utf-8")
     return report
-
-
-def _all(session: Session) -> list[PatchResult]:
-    waiting = [session.pending.result] if session.pending else []
-    return [*session.results, *waiting]
 
 
 def markdown(session: Session) -> str:
@@ -86,12 +73,7 @@ def markdown(session: Session) -> str:
     if session.pending:
         lines += ["", "## Waits for a decision", ""]
         lines += [f"- edit {path}" for path in session.pending.files]
-        lines.append(
-            "- then tools/rebase.sh --continue; --skip leaves the patch out; --abort "
-            "goes back"
-        )
-    seconds = [(name, f"{value:.1f}") for name, value in session.seconds.items()]
-    lines += ["", "## Time", "", *table(("step", "seconds"), seconds)]
+        lines.append("- then tools/rebase.sh continue; or skip; or abort")
     return "\n".join(lines) + "\n"
 
 

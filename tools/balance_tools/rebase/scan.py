@@ -1,4 +1,4 @@
-"""Try the series on every final release of vLLM in a range."""
+"""Try the series on every final release of vLLM in a range, and serve on what fits."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from balance_tools.contract.fit import Pin, findings, read_pin, status_of
+from balance_tools.distribution import Choice
+from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree
 from balance_tools.hooks.model import Status, placed_by
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.rebase.driver import make_trees, next_patch, rebase_patch
-from balance_tools.rebase.finish import export
-from balance_tools.rebase.fitting import Pin, findings, read_pin, status_of
-from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
-from balance_tools.rebase.session import PATCHES, TREES, Session, Work, work_root
+from balance_tools.rebase.export import export
+from balance_tools.rebase.journal import Session, Work, work_root
+from balance_tools.rebase.patches import place_all
+from balance_tools.rebase.scan_rows import RUNS, ScannedPatch, ScannedRelease
 from balance_tools.rebase.sources import PristineTree, plans_between
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.archive import check_tar, extract_member
-from balance_tools.upstream.fetch import default_index, fetch
-from balance_tools.upstream.lock import Artifact, Lock, release_of
+from balance_tools.upstream.fetch import fetch
+from balance_tools.upstream.index import default_index
+from balance_tools.upstream.lock import Artifact, Lock, dump_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import all_links, artifact_of_link
+from balance_tools.verify.serves import serves
+from balance_tools.verify.verify import Bench, ReleaseUnderTest
+from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
@@ -52,10 +58,10 @@ def parse_range(text: str) -> tuple[Version, Version]:
         first, last = (Version(part) for part in text.split(".."))
     except (ValueError, InvalidVersion):
         raise ToolError(
-            f"--scan: expected two versions as in 0.13.0..0.33.0, found {text!r}"
+            f"scan: expected two versions as in 0.13.0..0.33.0, found {text!r}"
         ) from None
     if first > last:
-        raise ToolError(f"--scan: expected the lower version first, found {text!r}")
+        raise ToolError(f"scan: expected the lower version first, found {text!r}")
     return first, last
 
 
@@ -74,10 +80,9 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
     index = default_index()
     found: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
-        release = release_of(link.filename)
-        if release is None or not link.filename.endswith(".tar.gz"):
+        version = link.release[1]
+        if version is None or not link.filename.endswith(".tar.gz"):
             continue
-        version = release[1]
         final = not version.is_prerelease and not version.is_postrelease
         if not final or not first <= version <= last:
             continue
@@ -90,7 +95,7 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
                 file=sys.stderr,
             )
     if not found:
-        raise ToolError(f"--scan: no final release with an sdist in {first}..{last}")
+        raise ToolError(f"scan: no final release with an sdist in {first}..{last}")
     artifacts = [found[version] for version in sorted(found)]
     known.parent.mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps([asdict(one) for one in artifacts], indent=1))
@@ -112,7 +117,8 @@ def scan(
         the touched files lies below build/rebase/scan/VERSION/patched.
     """
     folder = work_root(paths) / "scan"
-    pin = read_pin(paths, lock)
+    folder.mkdir(parents=True, exist_ok=True)
+    pin = read_pin(paths, lock, load_series(paths.patches(PACKAGE)))
     top = Path(__file__).resolve().parents[1]
     tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
     ours = [paths.root / name for name in pin.files] if pin else []
@@ -236,12 +242,8 @@ def _rebase(
     series: dict[str, Series] = {PACKAGE: load_series(paths.patches(PACKAGE))}
     old = {PACKAGE: PristineTree(f"{PACKAGE} {lock.vllm.version}", base)}
     new = {PACKAGE: PristineTree(f"{PACKAGE} {artifact.version}", tree)}
-    plans = plans_between(old, new)
-    session = Session(artifact.version, TREES, plans, lock="", dry_run=True)
-    session = make_trees(work, session, series, quiet=True)
-    while session.stage == PATCHES and (following := next_patch(session, series)):
-        session = rebase_patch(work, session, *following, quiet=True)
-    return export(work, session, series)
+    session = Session(artifact.version, plans_between(old, new), "", dry_run=True)
+    return export(work, place_all(work, session, series, quiet=True), series)
 
 
 def _write_patched(work: Work, series: Series, tree: Path) -> None:
@@ -263,3 +265,44 @@ def _cells(session: Session) -> list[ScannedPatch]:
         git = dict(Counter(hook.git or "right" for hook in result.hooks))
         cells.append(ScannedPatch(result.name, label, tuple(reasons), placed, git))
     return cells
+
+
+def run_rows(
+    paths: Paths,
+    lock: Lock,
+    artifacts: Sequence[Artifact],
+    rows: Sequence[ScannedRelease],
+) -> list[ScannedRelease]:
+    """Serve on every release that was placed and checked, one at a time.
+
+    What was done before with equal inputs is not done again.
+    """
+    base = make_env(paths, build_wheel(paths, Choice(), paths.dist)) / "bin" / "python"
+    found = []
+    with progress("serving on releases", len(rows), "release") as report:
+        for row, artifact in zip(rows, artifacts, strict=True):
+            said, seconds = "", 0.0
+            if row.checked:
+                said, seconds = _serve(paths, lock, artifact, base)
+            found.append(replace(row, runs=said, seconds=row.seconds + seconds))
+            report(len(found))
+    return found
+
+
+def _serve(
+    paths: Paths, lock: Lock, artifact: Artifact, base: Path
+) -> tuple[str, float]:
+    """Return what serving a model on one release showed, and how long it took."""
+    release = ReleaseUnderTest(
+        name=f"scan-{artifact.version}",
+        label=f"{PACKAGE} {artifact.version}",
+        lock=dump_lock(replace(lock, vllm=artifact)),
+        series=work_root(paths) / "scan" / artifact.version / "final" / "patches",
+        tree=ensure_pristine(artifact, paths),
+    )
+    bench = Bench(paths, release, paths.build / "verify" / release.name)
+    try:
+        failed, seconds = serves(bench, base)
+    except ToolError as error:
+        return f"no: {error}", 0.0
+    return (f"no: {failed[0]}" if failed else RUNS), seconds

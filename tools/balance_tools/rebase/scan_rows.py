@@ -52,8 +52,6 @@ class ScannedRelease:
     """What does not fit."""
     runs: str = ""
     """What serving a model on it showed; "" if that was not tried."""
-    instead: str = ""
-    """What it ran with, where the index has nothing as new as it requires."""
 
     @property
     def placed(self) -> bool:
@@ -64,11 +62,6 @@ class ScannedRelease:
     def checked(self) -> bool:
         """Whether everything has a place, and our files fit."""
         return self.placed and bool(self.fit) and not self.status.needs_human
-
-    @property
-    def needs_human(self) -> bool:
-        """Whether a person must decide something."""
-        return self.status.needs_human
 
     @property
     def status(self) -> Status:
@@ -172,17 +165,13 @@ def _alone(row: ScannedRelease) -> list[object]:
 def _cells(row: ScannedRelease) -> list[str]:
     statuses = [cell.status for cell in row.cells]
     checked = "yes" if row.checked else row.fit or NOT_TRIED
-    runs = ", with ".join(filter(None, (row.runs or NOT_TRIED, row.instead)))
-    told = [row.by(), checked, runs, f"{row.seconds:.1f}"]
+    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
     return [row.version, *statuses, *told]
 
 
-def write_scan(
-    folder: Path, rows: Sequence[ScannedRelease], pin: str, picture: str
-) -> Path:
-    """Write scan.md, scan.json and scan.svg; return the first."""
+def write_scan(folder: Path, rows: Sequence[ScannedRelease], pin: str) -> Path:
+    """Write scan.md and scan.json; return the former."""
     data = {"pin": pin, "rows": [asdict(row) for row in rows]}
     (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")
-    (folder / "scan.svg").write_text(picture)
     (folder / "scan.md").write_text(scan_markdown(rows, pin))
     return folder / "scan.md"

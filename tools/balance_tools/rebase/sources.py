@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
@@ -12,8 +11,8 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, replacing, sha256_of, write_atomically
 from balance_tools.paths import Paths
-from balance_tools.rebase.session import Plan
-from balance_tools.upstream.fetch import default_index
+from balance_tools.rebase.journal import Plan
+from balance_tools.upstream.index import default_index
 from balance_tools.upstream.lock import (
     Artifact,
     Lock,
@@ -27,7 +26,7 @@ from balance_tools.upstream.resolve import resolve
 
 @dataclass(frozen=True)
 class PristineTree:
-    """A pristine tree to rebase from or to; `label` is "vllm 0.23.0"."""
+    """A pristine tree to move from or to; `label` is "vllm 0.23.0"."""
 
     label: str
     tree: Path
@@ -35,18 +34,16 @@ class PristineTree:
 
 @dataclass(frozen=True)
 class NewUpstream:
-    """Where to rebase to.
-
-    `lock` is None if the new upstream is a folder, which no hash can name.
-    """
+    """Where to move the series to."""
 
     name: str
     lock: Lock | None
+    """None if the new upstream is a folder, which no hash can name."""
     trees: dict[str, PristineTree]
 
 
 def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
-    """Return the pristine trees that the series are made for, by package."""
+    """Return the pristine trees of a lock, by package."""
     return {
         name: PristineTree(f"{name} {artifact.version}", _tree(artifact, paths, name))
         for name, artifact in lock.packages.items()
@@ -54,29 +51,16 @@ def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
 
 
 def _tree(artifact: Artifact, paths: Paths, package: str) -> Path:
+    """Unpack an sdist that has the package where the series expects it."""
     tree = ensure_pristine(artifact, paths)
-    check_layout(tree, package, artifact.filename)
-    return tree
-
-
-def check_layout(tree: Path, package: str, archive: str) -> None:
-    """Check that an unpacked sdist has the package where the series expects it.
-
-    Args:
-        tree: Its top folder.
-        package: The folder of the package.
-        archive: For the message.
-
-    Raises:
-        ToolError: it has not.
-    """
     if not (tree / package).is_dir():
         found = sorted(path.name for path in tree.iterdir())
         raise ToolError(
-            f"{archive}: expected {package}/ at its top, found "
+            f"{artifact.filename}: expected {package}/ at its top, found "
             f"{named_in_part(found) or 'nothing'}; upstream has another layout, so "
             "give --sdist a folder in which the package is at the top"
         )
+    return tree
 
 
 def plans_between(
@@ -84,7 +68,7 @@ def plans_between(
 ) -> tuple[Plan, ...]:
     """Return what is to be done for each package, nothing of it done yet."""
     return tuple(
-        Plan(name, str(one.tree), str(new[name].tree), one.label, new[name].label)
+        Plan(name, one.tree, new[name].tree, one.label, new[name].label)
         for name, one in old.items()
     )
 
@@ -92,50 +76,23 @@ def plans_between(
 def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUpstream:
     """Return the target for two releases; without `ascend`, that one stays.
 
-    What was looked up once is kept, and archives in the cache are found by their
-    names, so a repeated rebase needs no network.
+    What was looked up once is kept, so that a second time needs no network.
 
     Raises:
         ToolError: a release cannot be found.
     """
-    wanted = ascend or lock.vllm_ascend.version
-    new = _lock_for(paths, lock, vllm, wanted)
+    wanted = (vllm, ascend or lock.vllm_ascend.version)
+    known = paths.cache / "locks" / f"{'+'.join(wanted)}.toml"
+    if wanted == (lock.vllm.version, lock.vllm_ascend.version):
+        new = lock
+    elif known.is_file():
+        new = parse_lock(known.read_text(encoding="utf-8"), str(known))
+    else:
+        new = resolve(*wanted, None, default_index())
+        write_atomically(known, dump_lock(new))
     if ascend is None:
         new = replace(lock, vllm=new.vllm)
     return NewUpstream(vllm, new, pinned_trees(paths, new))
-
-
-def _lock_for(paths: Paths, lock: Lock, vllm: str, ascend: str) -> Lock:
-    if (lock.vllm.version, lock.vllm_ascend.version) == (vllm, ascend):
-        return lock
-    known = paths.cache / "locks" / f"{vllm}+{ascend}.toml"
-    if known.is_file():
-        return parse_lock(known.read_text(encoding="utf-8"), str(known))
-    try:
-        found = resolve(vllm, ascend, None, default_index())
-    except ToolError as error:
-        found_offline = _from_cache(paths, lock, vllm, ascend)
-        if found_offline is None:
-            raise
-        print(f"note: {error}", file=sys.stderr)
-        print("note: taking the archives in build/cache, no kernels", file=sys.stderr)
-        return found_offline
-    write_atomically(known, dump_lock(found))
-    return found
-
-
-def _from_cache(paths: Paths, lock: Lock, vllm: str, ascend: str) -> Lock | None:
-    found: list[Artifact] = []
-    for pinned, version in ((lock.vllm, vllm), (lock.vllm_ascend, ascend)):
-        if pinned.version == version:
-            found.append(pinned)
-            continue
-        stem = pinned.project.replace("-", "_")
-        files = sorted(paths.cache.glob(f"*/{stem}-{version}.tar.gz"))
-        if not files:
-            return None
-        found.append(artifact_of(files[0]))
-    return Lock(vllm=found[0], vllm_ascend=found[1])
 
 
 def artifact_of(archive: Path) -> Artifact:
@@ -155,47 +112,6 @@ def artifact_of(archive: Path) -> Artifact:
     return Artifact(project, str(version), archive.name, sha256_of(archive), size)
 
 
-def local_source(
-    paths: Paths, package: str, given: Path
-) -> tuple[PristineTree, Artifact | None]:
-    """Return the tree of a local archive or folder, and its lock entry if it has one.
-
-    Raises:
-        ToolError: it is not there, or not a source of `package`.
-    """
-    if given.is_file():
-        artifact = artifact_of(given)
-        if artifact.project.replace("-", "_") != package:
-            raise ToolError(
-                f"{given}: expected an sdist of {package}, found one of "
-                f"{artifact.project}; give the right file"
-            )
-        cached = paths.cached(artifact.sha256, artifact.filename)
-        if not cached.is_file():
-            with replacing(cached) as part:
-                shutil.copyfile(given, part)
-        tree = _tree(artifact, paths, package)
-        return PristineTree(f"{package} {artifact.version}", tree), artifact
-    if not (given / package).is_dir():
-        raise ToolError(
-            f"{given}: expected an archive, or a folder with {package}/ in it; give "
-            "the top folder of an unpacked sdist"
-        )
-    return PristineTree(f"{package} {version_of(given)}", given.resolve()), None
-
-
-def version_of(tree: Path) -> str:
-    """Return the version in a tree's PKG-INFO, or the folder's name."""
-    info = tree / "PKG-INFO"
-    if info.is_file():
-        version = BytesParser().parsebytes(info.read_bytes(), headersonly=True)[
-            "Version"
-        ]
-        if version:
-            return str(version)
-    return tree.resolve().name
-
-
 def by_hand(
     paths: Paths, lock: Lock, name: str | None, vllm: Path | None, ascend: Path | None
 ) -> NewUpstream:
@@ -204,21 +120,45 @@ def by_hand(
     Raises:
         ToolError: a source is not usable.
     """
-    sources = pinned_trees(paths, lock)
+    trees = pinned_trees(paths, lock)
     new: Lock | None = lock
-    for package, given in (("vllm", vllm), ("vllm_ascend", ascend)):
-        if given is None:
-            continue
-        sources[package], artifact = local_source(paths, package, given)
-        if artifact is None:
-            new = None
-        elif new is not None:
-            new = (
-                replace(new, vllm=artifact)
-                if package == "vllm"
-                else replace(
-                    new, vllm_ascend=artifact, kernel_sdist=None, kernel_wheels=()
-                )
+    given = {"vllm": vllm, "vllm_ascend": ascend}
+    for package, source in given.items():
+        if source is not None:
+            trees[package], artifact = _local(paths, package, source)
+            new = _with(new, package, artifact) if new and artifact else None
+    label = trees["vllm" if vllm else "vllm_ascend"].label.split(" ", 1)[1]
+    return NewUpstream(name or label, new, trees)
+
+
+def _with(lock: Lock, package: str, artifact: Artifact) -> Lock:
+    if package == "vllm":
+        return replace(lock, vllm=artifact)
+    return replace(lock, vllm_ascend=artifact, kernel_sdist=None, kernel_wheels=())
+
+
+def _local(
+    paths: Paths, package: str, given: Path
+) -> tuple[PristineTree, Artifact | None]:
+    """Return the tree of an archive or folder, and its lock entry if it has one."""
+    if given.is_file():
+        artifact = artifact_of(given)
+        if artifact.project.replace("-", "_") != package:
+            raise ToolError(
+                f"{given}: expected an sdist of {package}, found one of "
+                f"{artifact.project}; give the right file"
             )
-    label = sources["vllm" if vllm else "vllm_ascend"].label.split(" ", 1)[1]
-    return NewUpstream(name or label, new, sources)
+        with replacing(paths.cached(artifact.sha256, artifact.filename)) as part:
+            shutil.copyfile(given, part)
+        tree = _tree(artifact, paths, package)
+        return PristineTree(f"{package} {artifact.version}", tree), artifact
+    if not (given / package).is_dir():
+        raise ToolError(
+            f"{given}: expected an archive, or a folder with {package}/ in it; give "
+            "the top folder of an unpacked sdist"
+        )
+    info, version = given / "PKG-INFO", given.resolve().name
+    if info.is_file():
+        found = BytesParser().parsebytes(info.read_bytes(), headersonly=True)["Version"]
+        version = str(found or version)
+    return PristineTree(f"{package} {version}", given.resolve()), None

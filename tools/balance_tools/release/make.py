@@ -15,8 +15,6 @@ from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.release.notes import CHANGELOG, release_notes
-from balance_tools.release.provenance import NAME as PROVENANCE
-from balance_tools.release.provenance import render_provenance
 from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
@@ -109,7 +107,7 @@ def build_wheels(paths: Paths, folder: Path) -> list[Path]:
 
 
 def complete(release: Release, wheels: list[Path], folder: Path) -> None:
-    """Add what is not a wheel: sources, bill of materials, notes, provenance, sums."""
+    """Add what is not a wheel: sources, bill of materials, notes, sums."""
     paths, version = release.paths, release.version
     sdist = write_sdist(paths.root, version, folder)
     time_s = commit_time_s(paths.root)
@@ -117,11 +115,6 @@ def complete(release: Release, wheels: list[Path], folder: Path) -> None:
     texts = {f"vllm-{version}.cdx.json": bill, NOTES: release.notes}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    built = [path for path in folder.iterdir() if path.is_file()]
-    state = source_state(paths.root)
-    commit = None if state.dirty else state.commit
-    statement = render_provenance(version, commit, built, release.lock)
-    (folder / PROVENANCE).write_text(statement, encoding="utf-8")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")

@@ -1,3 +1,3 @@
-"""The built wheel at work: an environment, a server, the demo, a container image."""
+"""A real `vllm serve` for the demo, the benchmarks and the tests."""
 
-DOORS = ("env", "server")
+DOORS = ("server",)

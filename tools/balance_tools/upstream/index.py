@@ -1,26 +1,49 @@
-"""Find files on the indexes and in the folders that pip is configured to use."""
+"""The indexes and folders that pip is configured to use: what they list and send.
+
+As pip does it: its proxy, certificates and retries, and a login in a URL for all of
+that host. No URL or login is in an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
 from urllib.request import url2pathname
 
+import requests
+import urllib3.exceptions
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pypi_simple import (
     ACCEPT_ANY,
-    DistributionPackage,
     ProjectPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
 
-from balance_tools.upstream.http import Http, RefusedError
+from balance_tools.files import CHUNK_BYTES
 from balance_tools.upstream.lock import release_of
-from balance_tools.upstream.pip_config import PipConfig, Source
+from balance_tools.upstream.pip_config import PipConfig, Source, read_pip_config
+
+T = TypeVar("T")
+
+NO_SUCH_PAGE = (404, 410)
+TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
+BACKOFF_S, LONGEST_PAUSE_S = 0.5, 8.0
+NOT_A_PAGE = (ValueError, UnsupportedContentTypeError, UnsupportedRepoVersionError)
+
+
+class RefusedError(Exception):
+    """A source cannot deliver; the text is a clause that says why."""
+
+
+class BrokenError(RefusedError):
+    """A source failed in a way that may pass: worth another try."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +53,7 @@ class Link:
     source: Source
     filename: str
     url: str
-    """http, https or file; without a login."""
+    """http, https or file."""
     sha256: str | None
     size: int | None
     """Bytes."""
@@ -43,12 +66,26 @@ class Link:
         return release_of(self.filename) or ("", None)
 
 
-class Index:
-    """The sources of pip's configuration, each asked over its own protocol."""
+@dataclass(frozen=True)
+class Body:
+    """What a link leads to."""
 
-    def __init__(self, config: PipConfig, http: Http | None = None) -> None:
+    size: int | None
+    """Bytes; None if the server does not say."""
+    chunks: Iterable[bytes]
+
+
+class Index:
+    """The sources of pip's configuration; pauses between tries begin with a backoff."""
+
+    def __init__(self, config: PipConfig, backoff_s: float = BACKOFF_S) -> None:
         self.sources = config.sources
-        self.http = http or Http(config)
+        self._config, self._backoff_s = config, backoff_s
+        self._session = requests.Session()
+        self._logins: dict[str, str] = {}
+        if config.proxy:  # replaces what the environment says
+            self._session.trust_env = False
+            self._session.proxies = dict.fromkeys(("http", "https"), config.proxy)
 
     def links(self, source: Source, project: str) -> tuple[Link, ...]:
         """The files of `project` that `source` lists; none is not an error.
@@ -60,26 +97,87 @@ class Index:
         flat, location = source.setting == "find-links", source.location
         if urlsplit(location).scheme in {"http", "https"}:
             url = location if flat else f"{location.rstrip('/')}/{name}/"
-            found = self._page(source, url, name)
+            found = self.retry(lambda: self._page(source, url, name))
         else:
-            found = (_folder if flat else _local_index)(
-                source, local_path(location), name
-            )
+            found = _folder(source, local_path(location), name, flat)
         return tuple(link for link in found if link.release[0] == name)
 
-    def _page(self, source: Source, url: str, name: str) -> Iterable[Link]:
-        response = self.http.page(url, ACCEPT_ANY)
-        if response is None:
-            return ()
+    def retry(self, attempt: Callable[[], T]) -> T:
+        """Repeat `attempt` while what breaks may pass, with growing pauses."""
+        for tries in range(self._config.retries):
+            try:
+                return attempt()
+            except BrokenError:
+                time.sleep(min(self._backoff_s * 2**tries, LONGEST_PAUSE_S))
+        return attempt()
+
+    @contextmanager
+    def open(self, url: str) -> Iterator[Body]:
+        """The bytes behind a link, as they are stored.
+
+        Raises:
+            BrokenError: it failed in a way that may pass.
+            RefusedError: it failed for good.
+        """
+        if url.startswith("file:"):
+            path = local_path(url)
+            try:
+                file = path.open("rb")
+            except OSError as error:
+                raise RefusedError(f"cannot read {path}: {error.strerror}") from error
+            with file:
+                yield Body(
+                    path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b"")
+                )
+            return
+        with self._get(url, {"Accept-Encoding": "identity"}) as response:
+            _refuse_status(response)
+            length = response.headers.get("Content-Length")
+            yield Body(None if length is None else int(length), _chunks(response))
+
+    def _page(self, source: Source, url: str, name: str) -> list[Link]:
+        with self._get(url, {"Accept": ACCEPT_ANY}) as response:
+            if response.status_code in NO_SUCH_PAGE:
+                return []
+            _refuse_status(response)
+            try:
+                return _links(source, ProjectPage.from_response(response, name))
+            except requests.RequestException as error:
+                raise _failure(error, self._config.timeout_s) from error
+            except NOT_A_PAGE as error:
+                text = "its answer is not a page of the simple API"
+                raise RefusedError(text) from error
+
+    def _get(self, url: str, headers: dict[str, str]) -> requests.Response:
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        if login:
+            self._logins[host] = parts.netloc
+        netloc = self._logins.get(host, host)
         try:
-            page = ProjectPage.from_response(response, name)
-        except (
-            ValueError,
-            UnsupportedContentTypeError,
-            UnsupportedRepoVersionError,
-        ) as error:
-            raise RefusedError("its answer is not a page of the simple API") from error
-        return _links(source, page.packages)
+            return self._session.get(
+                urlunsplit(parts._replace(netloc=netloc)),
+                headers=headers,
+                stream=True,
+                timeout=self._config.timeout_s,
+                verify=self.verify(url),
+                cert=self._config.client_cert,
+            )
+        except requests.RequestException as error:
+            raise _failure(error, self._config.timeout_s) from error
+
+    def verify(self, url: str) -> bool | str:
+        """What requests is told of TLS: certificates, or False for a trusted host."""
+        parts = urlsplit(url)
+        hosts = {parts.hostname, parts.netloc.rpartition("@")[2]}
+        if hosts & self._config.trusted_hosts:
+            return False
+        return self._config.cert or True
+
+
+def default_index() -> Index:
+    """The sources of the pip that belongs to this interpreter."""
+    return Index(read_pip_config())
 
 
 def local_path(location: str) -> Path:
@@ -89,37 +187,24 @@ def local_path(location: str) -> Path:
     return Path(location).expanduser()
 
 
-def _folder(source: Source, path: Path, name: str) -> Iterable[Link]:
-    """find-links on this machine: a folder of files, or an HTML page."""
-    if path.is_file():
-        return _local_page(source, path, name)
+def _folder(source: Source, path: Path, name: str, flat: bool) -> list[Link]:
+    """A folder of files (flat), or one with `<project>/index.html`."""
     if not path.is_dir():
         raise RefusedError("there is no such folder")
-    return [
-        Link(source, file.name, file.resolve().as_uri(), None, file.stat().st_size)
-        for file in sorted(path.iterdir())
-        if file.is_file()
-    ]
+    if flat:
+        files = [file.resolve() for file in sorted(path.iterdir()) if file.is_file()]
+        return [
+            Link(source, file.name, file.as_uri(), None, file.stat().st_size)
+            for file in files
+        ]
+    page = path / name / "index.html"
+    if not page.is_file():
+        return []
+    base = page.resolve().as_uri()
+    return _links(source, ProjectPage.from_html(name, page.read_bytes(), base_url=base))
 
 
-def _local_index(source: Source, root: Path, name: str) -> Iterable[Link]:
-    """A simple index on this machine: `<root>/<project>/index.html`."""
-    if not root.is_dir():
-        raise RefusedError("there is no such folder")
-    page = root / name / "index.html"
-    return _local_page(source, page, name) if page.is_file() else ()
-
-
-def _local_page(source: Source, path: Path, name: str) -> Iterable[Link]:
-    try:
-        html = path.read_bytes()
-    except OSError as error:
-        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
-    page = ProjectPage.from_html(name, html, base_url=path.resolve().as_uri())
-    return _links(source, page.packages)
-
-
-def _links(source: Source, packages: Iterable[DistributionPackage]) -> list[Link]:
+def _links(source: Source, page: ProjectPage) -> list[Link]:
     return [
         Link(
             source,
@@ -129,5 +214,36 @@ def _links(source: Source, packages: Iterable[DistributionPackage]) -> list[Link
             package.size,
             (package.yanked_reason or "") if package.is_yanked else None,
         )
-        for package in packages
+        for package in page.packages
     ]
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+    try:
+        yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
+    except (urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise BrokenError("the transfer broke off") from error
+
+
+def _refuse_status(response: requests.Response) -> None:
+    if not response.ok:
+        passes = response.status_code in TRANSIENT_STATUS
+        problem = f"it answered {response.status_code} {response.reason}"
+        raise (BrokenError if passes else RefusedError)(problem)
+
+
+def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
+    """What an exception means, without its text: that may hold a login."""
+    if isinstance(error, requests.exceptions.SSLError):
+        return RefusedError(
+            "its certificate was not accepted (pip's settings cert, proxy)"
+        )
+    if isinstance(error, requests.exceptions.ProxyError):
+        return BrokenError("the proxy did not let us through (pip's setting proxy)")
+    if isinstance(error, requests.Timeout):
+        return BrokenError(f"it did not answer within {timeout_s:g} s")
+    if isinstance(error, requests.ConnectionError):
+        return BrokenError("no connection")
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return BrokenError("the transfer broke off")
+    return RefusedError(f"the request is not possible ({type(error).__name__})")

@@ -11,11 +11,9 @@ from dataclasses import replace
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, sha256_of, write_atomically
+from balance_tools.files import disk_errors, write_atomically
 from balance_tools.paths import Paths
-from balance_tools.upstream.fetch import default_index
-from balance_tools.upstream.http import RefusedError
-from balance_tools.upstream.index import Index, Link, local_path
+from balance_tools.upstream.index import Index, Link, RefusedError, default_index
 from balance_tools.upstream.lock import Artifact, Lock, dump_lock
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -84,21 +82,6 @@ def all_links(index: Index, project: str) -> list[Link]:
     return list(found.values())
 
 
-def final_releases(index: Index, project: str) -> set[Version]:
-    """Return the final releases of a project that the index has.
-
-    Args:
-        index: Where pip looks.
-        project: Its name.
-
-    Raises:
-        ToolError: a source cannot be asked.
-    """
-    links = all_links(index, project)
-    versions = {link.release[1] for link in links if link.yanked is None}
-    return {one for one in versions if one is not None and not one.is_prerelease}
-
-
 def _version(flag: str, text: str) -> Version:
     try:
         return Version(text)
@@ -154,23 +137,18 @@ def artifact_of_link(index: Index, link: Link) -> Artifact:
 
 def _measure(index: Index, link: Link) -> tuple[int, str]:
     """Size in bytes and sha256 of a file; the body is read when it must be."""
-    if link.url.startswith("file:"):
-        path = local_path(link.url)
-        with disk_errors(path):
-            return path.stat().st_size, sha256_of(path)
 
     def once() -> tuple[int, str]:
-        with index.http.open(link.url, {}) as response:
-            length = response.headers.get("Content-Length")
-            if length is not None and link.sha256 is not None:
-                return int(length), link.sha256
+        with index.open(link.url) as body:
+            if body.size is not None and link.sha256 is not None:
+                return body.size, link.sha256
             digest, size = hashlib.sha256(), 0
-            for chunk in index.http.chunks(response):
+            for chunk in body.chunks:
                 digest.update(chunk)
                 size += len(chunk)
             return size, digest.hexdigest()
 
-    return index.http.retry(once)
+    return index.retry(once)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,27 +14,79 @@ from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, named_in_part, remove_tree
 from balance_tools.manifest import (
     MANIFEST_NAME,
+    Manifest,
     files_of_ours,
     same_content,
     take_manifest,
 )
 from balance_tools.paths import Paths
-from balance_tools.series.apply import apply_series
+from balance_tools.run import listed_by_git
+from balance_tools.series.apply import Series, apply_series, load_series
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.lock import Lock, load_lock
+from balance_tools.upstream.lock import Artifact, Lock, load_lock
 from balance_tools.upstream.pristine import Fetch, ensure_pristine
-from balance_tools.vendoring import swap
-from balance_tools.vendoring.vendored import Package, findings, look
+from vllm_balance.fingerprint import series_sha256
+
+# Raise it when the same inputs give another tree than before.
+TREE_FORMAT = "1"
 
 
 @dataclass(frozen=True)
-class Effects:
-    """What `vendor` does to the world, for tests to replace."""
+class Package:
+    """One vendored package as it is on the disk and as it should become."""
 
-    get: Fetch = fetch
-    exchange: Callable[[Path, Path], bool] = swap.exchange
-    step: Callable[[str], None] = lambda name: None
-    """Called with the name of each step as it begins."""
+    name: str
+    artifact: Artifact
+    series: Series
+    series_sha256: str
+    tree: Path
+    manifest: Manifest | None
+    """What the last run put there; None before the first run."""
+    tracked: frozenset[str]
+    """Paths below `tree` that git tracks: ours."""
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What decides the content of the tree."""
+        return {
+            "project": self.artifact.project,
+            "version": self.artifact.version,
+            "sdist": self.artifact.sha256,
+            "series": self.series_sha256,
+            "format": TREE_FORMAT,
+        }
+
+    @property
+    def label(self) -> str:
+        """Name and version, for messages."""
+        return f"{self.name} {self.artifact.version}"
+
+    def findings(self, *, thorough: bool = False) -> list[str]:
+        """What is not as the lock, the series and the manifest say, a line each."""
+        if self.manifest is None:
+            return [f"{self.name}/: not materialised"]
+        if self.manifest.inputs != self.inputs:
+            return [f"{self.name}/: made from another lock entry or patch series"]
+        edited = self.manifest.changed(self.tree, thorough=thorough)
+        missing = self.manifest.missing(self.tree)
+        return [f"{self.name}/{path}: edited" for path in edited] + [
+            f"{self.name}/{path}: missing" for path in missing
+        ]
+
+
+def look(paths: Paths, lock: Lock, name: str) -> Package:
+    """Read the state of one vendored package."""
+    tree, in_git = paths.vendored(name), (paths.root / ".git").exists()
+    tracked = listed_by_git(paths.root, "--", name) if in_git else []
+    return Package(
+        name=name,
+        artifact=lock.packages[name],
+        series=load_series(paths.patches(name)),
+        series_sha256=series_sha256(paths.root, name),
+        tree=tree,
+        manifest=Manifest.read(tree / MANIFEST_NAME),
+        tracked=frozenset(path.removeprefix(f"{name}/") for path in tracked),
+    )
 
 
 def vendor(
@@ -43,7 +95,7 @@ def vendor(
     names: Sequence[str],
     *,
     discard_edits: bool = False,
-    effects: Effects = Effects(),
+    get: Fetch = fetch,
 ) -> list[str]:
     """Bring the named packages up to date; returns one line on each.
 
@@ -56,7 +108,7 @@ def vendor(
         settle(paths, lock)
         try:
             return [
-                materialise(paths, look(paths, lock, name), discard_edits, effects)
+                materialise(paths, look(paths, lock, name), discard_edits, get)
                 for name in names
             ]
         finally:
@@ -64,46 +116,41 @@ def vendor(
 
 
 def settle(paths: Paths, lock: Lock) -> None:
-    """Recover from a run that was interrupted and clear what it left."""
+    """Put back what a run had moved away when it was stopped, and clear the rest."""
     for name in lock.packages:
-        swap.recover(paths.staging, paths.vendored(name), files_of_ours)
+        old, tree = paths.staging / "old" / name, paths.vendored(name)
+        if old.is_dir() and not tree.exists():
+            old.rename(tree)
     remove_tree(paths.staging)
 
 
-def materialise(
-    paths: Paths, package: Package, discard_edits: bool, effects: Effects
-) -> str:
-    """Make one tree: stage, patch, check, add what is ours, swap in."""
+def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch) -> str:
+    """Make one tree: stage upstream, patch it, add what is ours, swap it in."""
     start = time.monotonic()
-    if is_up_to_date(package, discard_edits):
+    if not package.findings() and not tracked_of_upstream(package):
         return f"{package.label}: up to date"
-    effects.step("extract")
-    pristine = ensure_pristine(package.artifact, paths, effects.get)
-    effects.step("stage")
-    new = stage(pristine, paths.staging, package)
-    effects.step("patch")
+    new = stage(ensure_pristine(package.artifact, paths, get), paths.staging, package)
     apply_series(package.series, new.parent)
     manifest = take_manifest(new, package.inputs)
-    effects.step("check")
-    ours = refuse_losses(package, new, discard_edits)
-    effects.step("copy ours")
-    swap.copy_files(package.tree, new, ours)
+    ours = refuse_losses(package, manifest, new, discard_edits)
+    for name in ours:
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(package.tree / name, new / name, follow_symlinks=False)
     manifest.write(new / MANIFEST_NAME)
-    swap.swap_in(paths.staging, package.tree, effects.step, effects.exchange)
+    swap_in(new, package.tree, paths.staging / "old" / package.name)
     return (
         f"{package.label}: {len(manifest.files)} files, {len(package.series.patches)} "
         f"patches, {len(ours)} files of ours, {time.monotonic() - start:.1f} s"
     )
 
 
-def is_up_to_date(package: Package, discard_edits: bool) -> bool:
-    """Whether nothing is to be done; what is in the way is refused."""
-    if not package.is_current or package.manifest is None:
-        return False
-    edited = [] if discard_edits else package.manifest.changed(package.tree)
-    refuse_edits(package, edited)
-    refuse_tracked(package, package.tracked & package.manifest.files.keys())
-    return not findings(package)
+def swap_in(new: Path, tree: Path, old: Path) -> None:
+    """Make `new` the folder `tree`: two renames, between which `settle` helps."""
+    old.parent.mkdir(exist_ok=True)
+    if tree.exists():
+        # Not a rename where `tree` is in a lower layer of an overlay file system.
+        shutil.move(tree, old)
+    new.rename(tree)
 
 
 def stage(pristine: Path, staging: Path, package: Package) -> Path:
@@ -120,31 +167,38 @@ def stage(pristine: Path, staging: Path, package: Package) -> Path:
     return new
 
 
-def refuse_losses(package: Package, new: Path, discard_edits: bool) -> list[str]:
+def tracked_of_upstream(package: Package) -> set[str]:
+    """Files of upstream that git tracks, although only what is ours may be."""
+    return set(package.manifest.files if package.manifest else ()) & package.tracked
+
+
+def refuse_losses(
+    package: Package, manifest: Manifest, new: Path, discard_edits: bool
+) -> list[str]:
     """Refuse to lose anything to the new tree; returns the files of ours to keep.
 
     A file that holds what the new tree holds is in nobody's way: so it is after an
     edit went into a patch, or when the manifest was lost.
     """
-    if package.manifest is not None and not discard_edits:
-        edited = [
-            path
-            for path in package.manifest.changed(package.tree)
-            if not _same(package.tree / path, new / path)
-        ]
-        refuse_edits(package, edited)
-    refuse_tracked(package, {path for path in package.tracked if in_the_way(path, new)})
-    ours = package.ours()
-    blocked = [path for path in ours if in_the_way(path, new)]
-    foreign = [p for p in blocked if not _same(package.tree / p, new / p)]
-    if foreign:
+    if tracked := sorted(package.tracked & manifest.files.keys()):
         raise ToolError(
-            f"{_list(package, foreign)}: expected no such file here, for upstream "
-            f"{package.label} has one, found one that `vendor` did not write; move it "
-            f"away (or, if nothing in {package.name}/ is yours, remove the folder and "
-            f"run `git checkout -- {package.name}`)"
+            f"{_named(package, tracked)}: expected only files of ours to be tracked by "
+            f"git, found that upstream {package.label} has it too; rename ours, or "
+            "untrack upstream's with `git rm --cached`"
         )
-    return [path for path in ours if path not in set(blocked)]
+    tree, before = package.tree, package.manifest
+    ours = files_of_ours(tree, package.tracked)
+    lost = [path for path in ours if in_the_way(path, new)]
+    if before is not None and not discard_edits:
+        lost += before.changed(tree)
+    if lost := [path for path in lost if not _same(tree / path, new / path)]:
+        raise ToolError(
+            f"{_named(package, lost)}: expected what `vendor` wrote, or no such file, "
+            f"for {package.label} has its own, found another content; refresh an edit "
+            f"into a patch of patches/{package.name} or drop it with --discard-edits, "
+            "and move a file of yours away"
+        )
+    return [path for path in ours if not in_the_way(path, new)]
 
 
 def in_the_way(path: str, new: Path) -> bool:
@@ -155,32 +209,12 @@ def in_the_way(path: str, new: Path) -> bool:
     return any(os.path.lexists(new / p) and not (new / p).is_dir() for p in parents)
 
 
-def refuse_edits(package: Package, edited: Sequence[str]) -> None:
-    """Refuse a tree in which upstream's files were edited."""
-    if edited:
-        raise ToolError(
-            f"{_list(package, edited)}: expected the content that `vendor` wrote, "
-            "found it edited by hand; refresh the edit into a patch of "
-            f"patches/{package.name}, or drop it with --discard-edits"
-        )
-
-
-def refuse_tracked(package: Package, both: frozenset[str] | set[str]) -> None:
-    """Refuse a repository that tracks files that upstream has too."""
-    if both:
-        raise ToolError(
-            f"{_list(package, sorted(both))}: expected only files of ours to be "
-            f"tracked by git, found that upstream {package.label} has it too; rename "
-            "ours, or untrack upstream's with `git rm --cached`"
-        )
+def _named(package: Package, paths: Sequence[str]) -> str:
+    return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
 def _same(one: Path, other: Path) -> bool:
     return os.path.lexists(one) and os.path.lexists(other) and same_content(one, other)
-
-
-def _list(package: Package, paths: Sequence[str]) -> str:
-    return named_in_part([f"{package.name}/{path}" for path in paths])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
     found = []
     with exclusive(paths.vendor_lock), disk_errors(paths.root):
         for name in names:
-            found += findings(look(paths, lock, name), thorough=True)
+            found += look(paths, lock, name).findings(thorough=True)
     for line in found or [f"{name}/: as the lock and the series say" for name in names]:
         print(line)
     return 1 if found else 0

@@ -11,21 +11,18 @@ from pathlib import Path
 
 from balance_tools.distribution import Choice
 from balance_tools.drift.replaced import PLUGIN, UPSTREAM
+from balance_tools.environment.layered import layered_environment
+from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
-from balance_tools.serving.env import make_env, pip
 from balance_tools.upstream.lock import load_lock, parse_lock
+from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
-from balance_tools.verify.environments import (
-    TEST_REQUIREMENTS,
-    layered_environment,
-)
-from balance_tools.verify.ledger import Data, Entry, Ledger
 from balance_tools.verify.model_cache import write_hub
 from balance_tools.verify.pytest_file import (
     FAILED,
@@ -34,6 +31,7 @@ from balance_tools.verify.pytest_file import (
     run_file,
     termination_interrupts,
 )
+from balance_tools.verify.stages import Data, Entry, Ledger, Verdict
 from balance_tools.verify.upstream_tests import (
     OFF,
     ON,
@@ -43,10 +41,11 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
-from balance_tools.verify.verdict import Verdict
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
+# What the conftest of upstream's tests imports.
+TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 # What of a checkout a wheel is made from, beside the upstream trees.
 _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
@@ -57,7 +56,7 @@ class ReleaseUnderTest:
     """What is verified."""
 
     name: str
-    """Of the release, also of lines/; the folder below build/verify."""
+    """Of the line, or "pin"; the folder below build/verify."""
     label: str
     """For people, "vllm 0.30.0"."""
     lock: str
@@ -66,6 +65,18 @@ class ReleaseUnderTest:
     """Folder with the series of each package."""
     tree: Path
     """Pristine tree of the same release."""
+
+
+def pinned_release(paths: Paths) -> ReleaseUnderTest:
+    """The release that the repository is made from, with the series that it has."""
+    lock = load_lock(paths.lock)
+    return ReleaseUnderTest(
+        name="pin",
+        label=f"vllm {lock.vllm.version}",
+        lock=paths.lock.read_text(encoding="utf-8"),
+        series=paths.root / "patches",
+        tree=ensure_pristine(lock.vllm, paths),
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,8 @@ def verify(
     bench = Bench(paths, release, paths.build / "verify" / release.name)
     with exclusive(bench.folder / ".lock"), termination_interrupts():
         found = _verdict(bench, base, engine)
-    report = found.write(bench.folder)
+    report = bench.folder / "verify.md"
+    report.write_text(found.markdown(), encoding="utf-8")
     if found.failing:
         raise ToolError(
             f"{report}: expected no newly failing test, found {len(found.failing)}, "
@@ -210,7 +222,7 @@ def _test_files(root: Path, word: str) -> list[str]:
     found = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
     if not found or not found[0].is_file():
         raise ToolError(
-            f"--engine-tests: expected test files or folders of this repository, found "
+            f"--tests: expected test files or folders of this repository, found "
             f"{word!r}; leave the option out to run all of tests/engine"
         )
     return [one.relative_to(root).as_posix() for one in found]

@@ -12,9 +12,9 @@ import yaml
 
 from balance_tools.distribution import SETTINGS_NAME, load_settings
 from balance_tools.errors import ToolError
+from balance_tools.image.image import CONSTRAINTS, DOCKERFILES, plan_image
 from balance_tools.kernels.socs import device_of, known_socs
 from balance_tools.paths import Paths
-from balance_tools.serving.image import CONSTRAINTS, DOCKERFILES, plan_image
 from balance_tools.upstream.lock import load_lock
 
 ROOT = Path(__file__).resolve().parents[3]

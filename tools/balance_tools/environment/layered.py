@@ -1,4 +1,4 @@
-"""Environments for a verification: the requirements once, the wheel of ours on top."""
+"""A wheel of ours on top of an environment that has its requirements."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import re
 import venv
 from pathlib import Path
 
+from balance_tools.environment.reference import pip
 from balance_tools.files import remove_tree
 from balance_tools.run import output_of
-from balance_tools.serving.env import pip
 
 OURS = re.compile(r"vllm(_ascend|_balance)?(-.*)?$")
 """Packages and dist-infos of a wheel of ours, and of a stock one."""
-# What the conftest of upstream's tests imports.
-TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 
 
 def layered_environment(

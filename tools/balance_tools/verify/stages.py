@@ -1,4 +1,4 @@
-"""What a verification has done, kept stage by stage, so that a killed one goes on."""
+"""The stages of a verification: kept one by one, so that a killed one goes on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from balance_tools.files import write_atomically
+from balance_tools.markdown import table
+from balance_tools.verify.pytest_file import count
 
 Data = dict[str, str]
 
@@ -50,3 +52,30 @@ class Ledger:
         text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
         write_atomically(file, text + "\n")
         return stage
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The stages of a verification, and the tests that speak against the series."""
+
+    label: str
+    stages: Sequence[Entry]
+    failing: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return a table with a row for each kind of stage, and what fails."""
+        groups: dict[str, list[Entry]] = {}
+        for stage in self.stages:
+            groups.setdefault(stage.name.split("/")[0], []).append(stage)
+        rows = []
+        for name, stages in groups.items():
+            tests = [stage for stage in stages if "path" not in stage.data]
+            results = {k: v for stage in tests for k, v in stage.data.items()}
+            said = (str(len(tests)), count(results)) if tests else ("–", "–")
+            rows.append((name, *said, f"{sum(s.seconds for s in stages):.0f}"))
+        lines = [f"# Verification on {self.label}", ""]
+        lines += table(("stage", "test files", "tests", "seconds"), rows)
+        total = sum(stage.seconds for stage in self.stages)
+        lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
+        lines += [f"- {one}" for one in self.failing]
+        return "\n".join(lines) + "\n"

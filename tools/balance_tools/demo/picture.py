@@ -7,8 +7,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from balance_tools.serving.demo_load import STEADY, Run
-from balance_tools.serving.demo_steps import Step, waiting_share
+from balance_tools.demo.load import STEADY, Run
+from balance_tools.demo.steps import Step, waiting_share
 
 mpl.use("Agg")
 

@@ -1,30 +1,25 @@
-"""The last step: write the new series, prove it, and put it in place of the old one."""
+"""Write the new series, prove it, and put it in place of the old one."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
+from balance_tools.files import remove_tree, replacing
 from balance_tools.hooks.check_placement import PatchedModule
 from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.paths import Paths
+from balance_tools.rebase.journal import Plan, Session, Work
 from balance_tools.rebase.repo import NEW, Repo
-from balance_tools.rebase.session import (
-    FINISH,
-    Plan,
-    Session,
-    Work,
-    install,
-    install_file,
-)
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.series.export import export_patch, export_series_file, sorted_paths
 from balance_tools.series.lint import lint_in_place
 from balance_tools.series.patchfile import Patch, parse_patch
+
+FAULT = "this is a fault of tools/rebase.sh, report it"
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
@@ -44,7 +39,7 @@ def export(work: Work, session: Session, series: Mapping[str, Series]) -> Sessio
         results += _export_package(work, plan, series[plan.package], mine)
     if session.lock:
         (work.final / "upstream.toml").write_text(session.lock, encoding="utf-8")
-    return replace(session, results=tuple(results), stage=FINISH)
+    return replace(session, results=tuple(results))
 
 
 def _export_package(
@@ -53,8 +48,7 @@ def _export_package(
     repo = Repo(work.repo(plan.package))
     folder = work.final_series(plan.package)
     folder.mkdir(parents=True)
-    new_tip = repo.commit_of(NEW)
-    parent, found = new_tip, []
+    parent, found = repo.commit_of(NEW), []
     for patch, result in zip(series.patches, results, strict=True):
         if not result.dropped:
             raw = _diff(repo, patch, parent, result.commit)
@@ -107,37 +101,42 @@ def _final(
 
 
 def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
-    tree = Path(plan.new_tree)
-    for path, content in patched_files(series, tree).items():
+    for path, content in patched_files(series, plan.new_tree).items():
         if content != repo.read(tip, path):
             raise ToolError(
-                f"{series.directory}: {path} is not what was proven; this is a fault "
-                "of tools/rebase.sh, report it"
+                f"{series.directory}: {path} is not what was proven; {FAULT}"
             )
-    problems = list(lint_in_place(series, tree))
+    problems = list(lint_in_place(series, plan.new_tree))
     if problems:
-        raise ToolError(f"{problems[0]}; this is a fault of tools/rebase.sh, report it")
+        raise ToolError(f"{problems[0]}; {FAULT}")
 
 
-def install_final(paths: Paths, work: Work, session: Session) -> None:
-    """Put the new series and lock in place; can be repeated after a crash."""
-    for plan in session.plans:
-        install(work.final_series(plan.package), paths.patches(plan.package))
-    install_file(work.final / paths.lock.name, paths.lock)
+def save_former(paths: Paths, work: Work, packages: Iterable[str]) -> None:
+    """Copy the series and the lock, for `abort`."""
+    for package in packages:
+        copy, source = work.former / "patches" / package, paths.patches(package)
+        if source.is_dir():
+            shutil.copytree(source, copy)
+        else:
+            copy.mkdir(parents=True)
+    shutil.copy2(paths.lock, work.former / paths.lock.name)
 
 
-def restore_former(paths: Paths, work: Work, session: Session) -> None:
-    """Put the series and the lock back as they were before the rebase."""
-    if not work.former.is_dir():
-        return
-    for plan in session.plans:
-        install(work.former / plan.package, paths.patches(plan.package))
-    install_file(work.former / paths.lock.name, paths.lock)
+def install(paths: Paths, source: Path, packages: Iterable[str]) -> None:
+    """Make series and lock those of a folder; can be repeated after a crash."""
+    for package in packages:
+        series, target = source / "patches" / package, paths.patches(package)
+        new = target.with_name(f".{package}.new")
+        remove_tree(new)
+        if _contents(series) != _contents(target):
+            shutil.copytree(series, new)
+            remove_tree(target)
+            new.rename(target)
+    with replacing(paths.lock) as part:
+        shutil.copy2(source / paths.lock.name, part)
 
 
-def throw_away(work: Work) -> None:
-    """Remove the work folder; the journal goes last but one, so a crash is seen."""
-    for path in sorted(work.path.iterdir()):
-        if path != work.state:
-            remove_tree(path)
-    shutil.rmtree(work.path)
+def _contents(folder: Path) -> dict[str, bytes] | None:
+    if not folder.is_dir():
+        return None
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

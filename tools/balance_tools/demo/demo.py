@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from balance_tools.demo.answers import answers, compare
+from balance_tools.demo.load import DEVICE, POLICIES, STEADY, Run, call, measure
+from balance_tools.demo.picture import plot
+from balance_tools.demo.steps import between_steps_s, waiting_share
 from balance_tools.distribution import Choice
+from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.serving.demo_answers import answers, compare
-from balance_tools.serving.demo_load import DEVICE, POLICIES, STEADY, Run, call, measure
-from balance_tools.serving.demo_plot import plot
-from balance_tools.serving.demo_steps import between_steps_s, waiting_share
-from balance_tools.serving.env import make_env
 from balance_tools.wheel.build import build_wheel
 
 SLOW_S = 0.02

@@ -12,9 +12,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from balance_tools.demo.steps import Step, read_steps
 from balance_tools.errors import ToolError
 from balance_tools.run import tail_of, to_log
-from balance_tools.serving.demo_steps import Step, read_steps
 from balance_tools.serving.server import Server
 
 RANKS = 4

@@ -1,0 +1,149 @@
+"""A line keeps only what differs from the pin, and the rest follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
+from balance_tools.rebase.line import all_lines, check_own, derive, find_line
+from balance_tools.wheel.plan import check_pair
+from rebase_samples import (
+    ENGINE,
+    UPSTREAM,
+    make_root,
+    make_sdist,
+    misplaced,
+    rebase,
+    replaced,
+    tracked,
+)
+
+# Upstream rewrote the statement that the exchange stands behind.
+NEWER = replaced(
+    ENGINE,
+    (
+        b"            self.active = self.sync(\n                executed,\n"
+        b"            )\n\n"
+        b"            if not self.active:\n                self.wave += 1\n",
+        b"            self.active = self.sync(self.finish(executed))\n",
+    ),
+)
+BEHIND = b"            self.active = self.sync(self.finish(executed))\n"
+EXCHANGE = b"            self.gate.exchange(self.active)\n"
+OWN = "patches/vllm/exchange.patch"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with the line `next`, whose exchange.patch a person placed."""
+    root = make_root(tmp_path)
+    archive = make_sdist(tmp_path, "vllm-2.0", {**UPSTREAM, "vllm/engine.py": NEWER})
+    code = rebase(root, "--sdist", str(archive), "--line", "next")
+    if code:
+        file = root / "build/rebase/2.0/vllm/vllm/engine.py"
+        lines = file.read_bytes().splitlines(keepends=True)
+        start = next(i for i, line in enumerate(lines) if line.startswith(b"<<<<<<<"))
+        end = next(i for i, line in enumerate(lines) if line.startswith(b">>>>>>>"))
+        text = b"".join(lines[:start] + lines[end + 1 :])
+        file.write_bytes(replaced(text, (BEHIND, BEHIND + EXCHANGE)))
+        assert rebase(root, "continue") == 0
+    return root
+
+
+def line_file(root: Path, name: str = OWN) -> Path:
+    return root / "lines" / "next" / name
+
+
+def edit(patch: Path, old: str, new: str) -> None:
+    text = patch.read_text()
+    assert old in text
+    patch.write_text(text.replace(old, new))
+
+
+def refusal(root: Path) -> str:
+    with pytest.raises(ToolError) as caught:
+        derive(Paths(root), find_line(Paths(root), "next"))
+    return str(caught.value)
+
+
+def test_the_pin_is_left_alone(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    assert tracked(root) == tracked(make_root(tmp_path / "other"))
+
+
+def test_it_holds_the_lock_and_what_a_person_changed(root: Path) -> None:
+    folder = root / "lines" / "next"
+    files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    assert sorted(files) == [OWN, "upstream.toml"]
+
+
+def test_the_rest_is_derived(root: Path) -> None:
+    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    series = work.final_series("vllm")
+    names = ["gate.patch", "hold.patch", "exchange.patch"]
+    assert (series / "series").read_text().split() == names
+    patched = (work.repo("vllm") / "vllm" / "engine.py").read_bytes()
+    assert misplaced(patched) == []
+    assert BEHIND + EXCHANGE in patched
+
+
+def test_a_change_of_the_pin_is_derived_too(root: Path) -> None:
+    change = ("create_gate(config)", "create_gate(config, 1)")
+    edit(root / "patches/vllm/gate.patch", *change)
+    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    assert change[1] in (work.final_series("vllm") / "gate.patch").read_text()
+
+
+def test_a_patch_that_does_not_follow_any_more_is_named(root: Path) -> None:
+    # Upstream's new release has this statement itself.
+    hook = "+            if self.gate.holds(request):\n+                break\n+\n"
+    patch = root / "patches/vllm/hold.patch"
+    edit(patch, hook, hook.replace("self.gate.holds(request)", "self.finish(request)"))
+    said = refusal(root)
+    assert "lines/next: hold.patch does not follow from the pin any more" in said
+    assert "tools/rebase.sh 2.0 --ascend 1.0 --line next" in said
+
+
+def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
+    change = ("gate.exchange(self.active)", "gate.exchange(self.active, 1)")
+    edit(root / "patches" / "vllm" / "exchange.patch", *change)
+    said = refusal(root)
+    assert said.startswith(f"lines/next/{OWN}: expected it to follow {OWN}")
+    field = said.partition("write the field ")[2]
+    own = line_file(root)
+    (before,) = [t for t in own.read_text().splitlines() if t.startswith("Adapted-")]
+    edit(own, before, field)
+    edit(own, *change)
+    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    assert change[1] in (work.final_series("vllm") / "exchange.patch").read_text()
+
+
+def test_a_patch_that_the_pin_no_longer_has_is_named(root: Path) -> None:
+    line_file(root).rename(line_file(root, "patches/vllm/other.patch"))
+    assert "patches/vllm/series: expected other.patch" in refusal(root)
+
+
+def test_a_line_that_is_not_there_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rebase(root, "line", "none") == 1
+    said = capsys.readouterr().err
+    assert "lines/none: expected a line, found none; there are next" in said
+
+
+def test_our_lines_follow_the_pin() -> None:
+    paths = Paths.find()
+    for line in all_lines(paths):
+        check_own(paths, line, line.own_patches())
+
+
+def test_our_lines_say_which_plugin_they_have() -> None:
+    paths = Paths.find()
+    locks = {line.name: line.lock for line in all_lines(paths)}
+    check_pair(locks["0.30"])
+    found = r"vllm-ascend for vllm 0\.33\.0, found 0\.23\.0\.post1; .* reference alone"
+    with pytest.raises(ToolError, match=found):
+        check_pair(locks["0.33"])

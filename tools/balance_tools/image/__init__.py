@@ -1,0 +1,3 @@
+"""A container image from a finished wheel."""
+
+DOORS = ()

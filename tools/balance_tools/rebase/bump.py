@@ -1,0 +1,199 @@
+"""One bump, from the sources to the new series in its place."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from balance_tools.contract.fit import OURS, Pin, findings, read_pin, status_of
+from balance_tools.drift.report import DriftReport, drift_report
+from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
+from balance_tools.hooks.model import PatchResult, Status
+from balance_tools.paths import Paths
+from balance_tools.rebase.export import export, install, save_former
+from balance_tools.rebase.journal import Session, Work, in_progress, work_root
+from balance_tools.rebase.line import write_line
+from balance_tools.rebase.patches import place_all
+from balance_tools.rebase.report import exit_code, write_report
+from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
+from balance_tools.series.apply import Series, load_series, patched_steps
+from balance_tools.upstream.lock import dump_lock, load_lock
+
+PACKAGE = "vllm"
+
+
+def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
+    """Begin a bump, and do all of it that needs no person.
+
+    Args:
+        paths: The repository.
+        new: Where to move the series to.
+        dry_run: Judge every patch, and change nothing.
+        line: Name of the line to write; "" replaces the pin.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ToolError: another one is in progress, or the series cannot be read.
+    """
+    if (other := in_progress(paths)) is not None and not dry_run:
+        raise ToolError(
+            f"{other.path}: expected no bump in progress, found the one to "
+            f"{other.load().target}; finish it with tools/rebase.sh continue or drop "
+            "it with tools/rebase.sh abort"
+        )
+    lock = load_lock(paths.lock)
+    old = pinned_trees(paths, lock)
+    text = dump_lock(new.lock) if new.lock else ""
+    plans = plans_between(old, new.trees)
+    session = Session(new.name, plans, text, dry_run=dry_run, line=line)
+    work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
+    remove_tree(work.path)
+    work.path.mkdir(parents=True)
+    if broken := _broken(paths, session):
+        session = replace(session, done=True, results=(broken,))
+        print(f"error: {broken.notes[0]}", file=sys.stderr)
+        print(f"{write_report(work.path, session)}: written")
+        return exit_code(session)
+    if not dry_run:
+        save_former(paths, work, lock.packages)
+        work.save(session)
+    return go_on(paths, work, session)
+
+
+def go_on(paths: Paths, work: Work, session: Session) -> int:
+    """Do every step of a bump that is left; stop where a person must decide.
+
+    Each step can be done again, so a bump that was killed goes on from its journal.
+
+    Returns:
+        The exit code.
+    """
+    series = _former_series(paths, work, session)
+    # Two trees and the patches on them, one by one; the journal is written after each.
+    session = place_all(work, session, series)
+    if session.pending:
+        return _ask(work, session)
+    # The new series as quilt writes it, applied to the new tree, and compared.
+    session = export(work, session, series)
+    # What upstream changed around it, and whether our files still fit.
+    with ThreadPoolExecutor(1) as beside:  # the type checker, on the second processor
+        pin = beside.submit(_read_pin, paths, work, session)
+        drift = _drift(session, series)
+        misfit = _misfit(pin.result(), work, session)
+    if misfit.needs_human:
+        return _refuse(work, session, drift, misfit)
+    # One last step puts it in place.
+    said = _put_in_place(paths, work, session)
+    session = replace(session, done=True)
+    report = write_report(work.path, session, drift)
+    work.save(session)
+    print(f"{said}{report}: written")
+    return exit_code(session)
+
+
+def _broken(paths: Paths, session: Session) -> PatchResult | None:
+    """Return the first patch that does not fit the release it was made for."""
+    for plan in session.plans:
+        series, fits = load_series(paths.patches(plan.package)), 0
+        try:
+            for _ in patched_steps(series, plan.old_tree):
+                fits += 1
+        except ToolError as error:
+            name = series.patches[fits].name
+            return PatchResult(plan.package, name, Status.BROKEN, notes=(str(error),))
+    return None
+
+
+def _former_series(paths: Paths, work: Work, session: Session) -> dict[str, Series]:
+    """Load the series that is moved; what is in its place may be new already."""
+    root = paths if session.dry_run else Paths(work.former)
+    return {p.package: load_series(root.patches(p.package)) for p in session.plans}
+
+
+def _ask(work: Work, session: Session) -> int:
+    """Say what waits for a person, and where."""
+    assert session.pending is not None
+    report, result = write_report(work.path, session), session.pending.result
+    print(f"{report}: {result.name}: {result.status.label}", file=sys.stderr)
+    why = [hook.note for hook in result.hooks if hook.status.needs_human]
+    for note in (*result.notes, *why):
+        print(f"  {note}", file=sys.stderr)
+    for path in session.pending.files:
+        print(f"  edit {work.repo(result.package) / path}", file=sys.stderr)
+    print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
+    return exit_code(session)
+
+
+def _drift(session: Session, series: dict[str, Series]) -> DriftReport:
+    labels = ", ".join(plan.new_label for plan in session.plans)
+    print(f"comparing what the series need with {labels}", file=sys.stderr)
+    trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
+    return drift_report(trees, series)
+
+
+def _read_pin(paths: Paths, work: Work, session: Session) -> Pin | None:
+    """Read what our files expect; not asked of a dry run that got stuck."""
+    if exit_code(session) != 0:
+        return None
+    # Of the pin that the bump began with: a killed one may have replaced it.
+    root = paths if session.dry_run else Paths(work.former)
+    return read_pin(paths, load_lock(root.lock), load_series(root.patches(PACKAGE)))
+
+
+def _misfit(pin: Pin | None, work: Work, session: Session) -> Status:
+    """Hold our files against the release; the findings go into the work folder."""
+    if exit_code(session) != 0:
+        return Status.UNTOUCHED
+    plan = session.plan(PACKAGE)
+    print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
+    if pin is None:
+        print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
+        return Status.UNTOUCHED
+    series = load_series(work.final_series(PACKAGE))
+    scratch = pin.paths.build / "contract" / session.target
+    version = plan.new_label.rpartition(" ")[2]
+    found = findings(pin, series, plan.new_tree, scratch, version)
+    (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
+    for one in found:
+        print(f"  {one}", file=sys.stderr)
+    return status_of(found)
+
+
+def _refuse(work: Work, session: Session, drift: DriftReport, misfit: Status) -> int:
+    """Stop before anything is replaced: the hooks have places, and will not work."""
+    report = write_report(work.path, session, drift)
+    found = (work.path / "findings.txt").read_text().splitlines()
+    with report.open("a", encoding="utf-8") as file:
+        file.write(f"\n## What does not fit: {misfit.label}\n\n")
+        file.write("".join(f"- {line}\n" for line in found))
+    print(
+        f"{report}: {misfit.label}: {len(found)} findings; correct our files and run "
+        "tools/rebase.sh continue, or abort, correct the Relies-On lines and begin "
+        "again; nothing is replaced",
+        file=sys.stderr,
+    )
+    return misfit.exit_code
+
+
+def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
+    """Put the new series where it belongs; return a line that says where, or ""."""
+    if session.dry_run or not session.lock:
+        for plan in session.plans:
+            remove_tree(work.repo(plan.package))
+        if session.dry_run:
+            return ""
+        return (
+            f"{work.final}: the new series; the new upstream is a folder, which no "
+            "lock can name, so patches/ and upstream.toml are as before\n"
+        )
+    if session.line:
+        folder = write_line(paths, session, work)
+        return (
+            f"{folder}: written; tools/rebase.sh line {folder.name} makes its sources\n"
+        )
+    install(paths, work.final, [plan.package for plan in session.plans])
+    return f"{paths.lock.name} and patches/ are now for {session.target}\n"

@@ -1,0 +1,129 @@
+"""The journal of a bump: what is done, what waits, and everything to go back with."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.files import replacing
+from balance_tools.hooks.model import PatchResult
+from balance_tools.paths import Paths
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One package: from which tree to which, and how far its series is.
+
+    `tip` is the commit of new upstream with the patches that are done, "" before the
+    repository is made; `commits` is one commit for each patch done ("" if dropped).
+    """
+
+    package: str
+    old_tree: Path
+    new_tree: Path
+    old_label: str
+    new_label: str
+    tip: str = ""
+    commits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A patch that waits for a person, and the files to look at."""
+
+    result: PatchResult
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The state of one bump, written after each patch."""
+
+    target: str
+    plans: tuple[Plan, ...]
+    lock: str
+    """Text of the new lock; "" if the new upstream cannot be locked."""
+    results: tuple[PatchResult, ...] = ()
+    pending: Pending | None = None
+    dry_run: bool = False
+    done: bool = False
+    line: str = ""
+    """Name of the line to write; "" replaces the pin."""
+
+    def plan(self, package: str) -> Plan:
+        """Return the plan of a package."""
+        return next(plan for plan in self.plans if plan.package == package)
+
+    def with_plan(self, plan: Plan) -> Session:
+        """Return the session with one plan replaced."""
+        plans = tuple(plan if p.package == plan.package else p for p in self.plans)
+        return replace(self, plans=plans)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folder of one bump below build/rebase/."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        """The journal."""
+        return self.path / "journal"
+
+    def repo(self, package: str) -> Path:
+        """The two-tree repository of one package."""
+        return self.path / package
+
+    @property
+    def former(self) -> Path:
+        """Copies of the lock and the series as they were, laid out as in a checkout."""
+        return self.path / "former"
+
+    @property
+    def final(self) -> Path:
+        """The new lock and series, complete, laid out in the same way."""
+        return self.path / "final"
+
+    def final_series(self, package: str) -> Path:
+        """The new series of one package."""
+        return self.final / "patches" / package
+
+    def load(self) -> Session:
+        """Read the journal.
+
+        Raises:
+            ToolError: it is damaged or of another version of the tools.
+        """
+        try:
+            session = pickle.loads(self.journal.read_bytes())
+            assert isinstance(session, Session)
+            return session
+        # Of damaged bytes, unpickling may raise nearly anything.
+        except Exception as error:
+            raise ToolError(
+                f"{self.journal}: expected the journal of a bump, found {error!r}; "
+                f"remove {self.path} and begin again"
+            ) from error
+
+    def save(self, session: Session) -> None:
+        """Write the journal: either the old or the new one survives a crash."""
+        with replacing(self.journal) as part:
+            part.write_bytes(pickle.dumps(session))
+
+
+def work_root(paths: Paths) -> Path:
+    """Return the folder of all bumps."""
+    return paths.build / "rebase"
+
+
+def in_progress(paths: Paths) -> Work | None:
+    """Return the bump that is not finished, if there is one."""
+    for journal in sorted(work_root(paths).glob("*/journal")):
+        work = Work(journal.parent)
+        session = work.load()
+        if not session.done and not session.dry_run:
+            return work
+    return None
