@@ -44,20 +44,17 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -m "not slow" -n 2 --dist loadfile
+	.venv/bin/python -m pytest tests/unit -n 2 --dist loadfile
 
 test-wheel: vendor  ## build, install, inspect and uninstall wheels
-	.venv/bin/python -m pytest tests/wheel -m "not slow" -n 2 --dist loadfile
+	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadgroup
 
-test-slow: $(VENV)  ## what takes minutes: more seeds, states, waves and ways to stop
-	.venv/bin/python -m pytest tests/unit -m slow
-	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow
-
 test-slow: vendor  ## what takes minutes, or needs releases that the build does not
 	.venv/bin/python -m pytest tests/unit tests/wheel -m slow
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
