@@ -178,7 +178,7 @@ def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> N
 
 
 def test_changed_policies_make_every_result_older(renewed: Path) -> None:
-    with (renewed / POLICIES / "adaptive.py").open("a") as file:
+    with (renewed / POLICIES / "policies" / "adaptive.py").open("a") as file:
         file.write("# changed\n")
     assert "make it again, or list it" in table(renewed, "--check")
 
