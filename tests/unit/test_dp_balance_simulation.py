@@ -176,11 +176,17 @@ def test_budget_is_charged_to_prompts_in_order() -> None:
     assert row.wait_us == (750_000, 0), "counted from sending"
     assert row.pending_age_us == (0, 0), "counted from when it was first seen"
     engine.decide(HOLD)
+    for step in (2, 3, 4, 5):
+        engine.schedule()
+        engine.update()
+        row = engine.exchange(0, step, 0.5 + step / 2)
+        assert row.pending_age_us == (500_000 * (step - 1), 0)
+        assert row.held_steps == (step, 0)
+    engine.add(0, SimRequest(9, 30, 5))
     engine.schedule()
     engine.update()
-    row = engine.exchange(0, 2, 1.5)
-    assert row.pending_age_us == (500_000, 0)
-    assert row.held_steps == (2, 0)
+    row = engine.exchange(0, 6, 4.0)
+    assert (row.held_steps, row.pending) == ((6, 0), (3, 0))
 
 
 def test_hold_stops_prompts_in_progress_too() -> None:
