@@ -105,7 +105,7 @@ def main() -> None:
 
 
 POLICY = load_policies()
-SNAPSHOT = sys.modules["balance.rows"].Snapshot
+SNAPSHOT = sys.modules["balance.policies.rows"].Snapshot
 ROW_FIELDS = SNAPSHOT._fields
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ import math
 
 _MEMORY = 256
 """Ended requests that the share is a mean of; both sums are halved beyond it."""
-_SURPRISE = 8.0
-"""Requests that should have ended since one has; by chance there are e^8 times fewer
-such gaps than others."""
+_SURPRISE = 32.0
+"""Requests that should have ended since one has, for answers to have become longer."""
 _LONGEST = 1e4
 """Steps over which the stretch is a mean, while no request has ended yet."""
 
