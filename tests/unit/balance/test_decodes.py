@@ -44,3 +44,16 @@ def test_both_follow_a_traffic_that_changes():
             decodes.observe(100, 900, 0.04 + share, 0.04)
     assert decodes.ending == pytest.approx(0.05, rel=0.05)
     assert decodes.stretch == pytest.approx((0.08 + 0.09) / 0.12, rel=0.05)
+
+
+def test_short_answers_are_forgotten_once_none_ends_where_many_should():
+    """Else a lone request waits long for decodes that do not end."""
+    decodes = Decodes()
+    for _ in range(300):
+        decodes.reset()
+        decodes.observe(100, 0, 0.04, 0.04)
+        decodes.observe(50, 0, 0.04, 0.04)
+    assert decodes.ending == pytest.approx(0.5)
+    for _ in range(30):
+        decodes.observe(10, 0, 0.04, 0.04)
+    assert decodes.ending < 0.05

@@ -1,7 +1,6 @@
-"""Worlds that are not kind to a policy, by seed, and what must hold in every one.
+"""Judges a policy beside off in worlds that are not kind to it.
 
-A world is a plain device with plain requests, and troubles on top; `draw` composes one
-at random. As a program, it judges a policy in many worlds and prints where it harms:
+As a program, prints the worlds in which it harms:
 `python tests/unit/helpers/hostile.py --seeds 0..1000`.
 """
 
@@ -12,8 +11,8 @@ import random
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pure_vllm  # noqa: F401  before vllm
@@ -24,18 +23,18 @@ from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BY_TOKENS,
     BlindBalancer,
-    load_balancer_of,
     make_load_balancers,
 )
 from vllm.benchmarks.dp_balance.loop import StepRecord, run
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.engine import Engine, Outcome, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest, parse_lengths
+from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
-from vllm.benchmarks.dp_balance.step_time.model import CostModel, Loads
+from vllm.benchmarks.dp_balance.step_time.model import Loads
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
+
+from hostile_worlds import World, draw, parse
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
 """Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds
@@ -47,241 +46,6 @@ RECENT, KNOWN = 200, 20
 must not, for costs to be known."""
 AGAIN = (4, 12)
 """Runs more, with other noise, before a world counts as harm: then more of them."""
-
-
-class Phase(NamedTuple):
-    """Requests that come by a Poisson process for a while."""
-
-    seconds: float
-    rate: float
-    """Requests per second; 0 for silence."""
-    prompt: str = "lognormal:1500:0.8:16000"
-    output: str = "lognormal:100:0.8:1500"
-
-
-Factor = Callable[[float], float]
-"""By virtual seconds."""
-
-
-@dataclass(frozen=True)
-class World:
-    """Everything but the policy and the noise."""
-
-    seed: int
-    troubles: tuple[str, ...]
-    limits: RankLimits
-    cost: CostModel
-    phases: list[Phase]
-    first_decode: float = 0.0
-    """Seconds that the first step without prefill takes longer."""
-    speed: Factor = lambda now: 1.0
-    """Of every step."""
-    decode_speed: Factor = lambda now: 1.0
-    """Of what a step takes without its prefill."""
-    slow_rank: float = 1.0
-    """Factor of the work of the last rank."""
-    pauses: Sequence[tuple[float, float]] = ()
-    """When, and for how many seconds, some rank stops, and so all."""
-    outliers: float = 1.0
-    """Factor of one step in a hundred."""
-    equal: bool = False
-    """Whether every request comes once for each rank."""
-    bursts: float = 0.0
-    """Seconds between bursts in which requests come."""
-    tiny: str | None = None
-    """Prompts of a tenant who sends half of the requests, with two-token answers."""
-    patience: float = 0.0
-    """Mean seconds after which a third of the clients go away; 0 for never."""
-    balancer: str = "0.23"
-    api_servers: int = 1
-    asynchronous: bool = False
-    concurrency: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.seed}:{'+'.join(self.troubles)}"
-
-    def requests(self) -> list[SimRequest]:
-        rng, found, start = random.Random(f"requests {self.seed}"), [], 0.0
-        for phase in self.phases:
-            prompt, output = (parse_lengths("", text) for text in phase[2:])
-            now = start
-            start += phase.seconds
-            while phase.rate and (now := now + rng.expovariate(phase.rate)) < start:
-                lengths = prompt(rng), output(rng)
-                if self.tiny and rng.random() < 0.5:
-                    lengths = parse_lengths("", self.tiny)(rng), rng.choice([1, 2])
-                due = now - now % self.bursts if self.bursts else now
-                for _ in range(self.limits.ranks if self.equal else 1):
-                    found.append(SimRequest(len(found), *lengths))
-                    found[-1].due = 0.0 if self.concurrency else due
-        return found
-
-    def leaving(self) -> dict[int, float]:
-        """Of the requests whose clients go away, after how many seconds."""
-        rng = random.Random(f"patience {self.seed}")
-        return {
-            request.index: rng.expovariate(1 / self.patience)
-            for request in (self.requests() if self.patience else ())
-            if rng.random() < 1 / 3
-        }
-
-
-def each(world: World, **fields: str) -> list[Phase]:
-    """The phases, with other lengths."""
-    return [phase._replace(**fields) for phase in world.phases]
-
-
-def slower(world: World, factor: float) -> list[Phase]:
-    """The phases, with fewer requests per second."""
-    return [phase._replace(rate=phase.rate / factor) for phase in world.phases]
-
-
-def review(world: World, rng: random.Random) -> dict[str, object]:
-    """Quiet with slow decodes, quiet with faster ones, then many requests."""
-    lengths = ("lognormal:600:0.8", "lognormal:200:0.8")
-    return {
-        "cost": CostModel(0.03, 1e-3, 2e-4, 0.0, noise=0.03),
-        "decode_speed": lambda t: 2.0 if t < 360 else 1.0 if t < 960 else 4 / 3,
-        "phases": [Phase(960, 0.5, *lengths), Phase(90, 8, *lengths)],
-        "limits": RankLimits(8, 256, 8192),
-    }
-
-
-def night(world: World, rng: random.Random) -> dict[str, object]:
-    """A sixteenth of the requests before, and again between."""
-    seconds = rng.uniform(60, 240)
-    quiet = [p._replace(seconds=seconds, rate=p.rate / 16) for p in world.phases[:1]]
-    return {"phases": 2 * [*quiet, *world.phases]}
-
-
-def long_prompts(world: World, rng: random.Random) -> dict[str, object]:
-    """Prompts of 100 tokens, then of 100,000."""
-    few = replace(world, phases=slower(world, 50))
-    long = each(few, prompt="100000", output="lognormal:50:0.5:400")
-    return {"phases": [*each(world, prompt="100"), *long]}
-
-
-def lone(world: World, rng: random.Random) -> dict[str, object]:
-    """Short answers are remembered, it gets quiet, and few requests come, alone."""
-    silence = Phase(rng.choice([5, 900]), 0.0)
-    few = Phase(30, 0.5, "4000", "600")
-    return {"phases": [*each(world, output="2"), silence, few]}
-
-
-def kv_full(world: World, rng: random.Random) -> dict[str, object]:
-    """The KV cache holds little more than the longest request."""
-    longest = max(r.prompt_len + r.output_len for r in world.requests())
-    return {"limits": replace(world.limits, kv_blocks=longest // 16 + 500)}
-
-
-def drift(world: World, rng: random.Random) -> dict[str, object]:
-    """Steps take half as long again in the end."""
-    at, seconds = moment(world, rng), rng.uniform(20, 300)
-    return {"speed": lambda now: 1 + min(0.5, max(0.0, (now - at) / seconds))}
-
-
-def modes(world: World, rng: random.Random) -> dict[str, object]:
-    """Decodes take either of two times, in turn."""
-    period, slow = rng.uniform(5, 60), rng.uniform(1.5, 3)
-    return {"decode_speed": lambda now: slow if now // period % 2 else 1.0}
-
-
-def faster(world: World, rng: random.Random) -> dict[str, object]:
-    """Decodes take less time from some moment on."""
-    at, factor = moment(world, rng), rng.uniform(0.3, 0.7)
-    return {"decode_speed": lambda now: factor if now > at else 1.0}
-
-
-def pauses(world: World, rng: random.Random) -> dict[str, object]:
-    """Some rank stops for 2 to 60 s, up to three times."""
-    times = sorted(moment(world, rng) for _ in range(rng.randint(1, 3)))
-    return {"pauses": [(time, 2 * 30 ** rng.random()) for time in times]}
-
-
-def moment(world: World, rng: random.Random) -> float:
-    """Some time in the first part of the world, in seconds."""
-    return rng.uniform(0.1, 0.6) * sum(phase.seconds for phase in world.phases)
-
-
-def cost(world: World, **fields: float) -> dict[str, object]:
-    """The world with other costs."""
-    return {"cost": replace(world.cost, **fields)}
-
-
-TROUBLES: dict[str, Callable[[World, random.Random], dict[str, object]]] = {
-    # What changes the requests comes first.
-    "review": review,
-    "equal": lambda w, rng: {
-        "equal": True,
-        "balancer": "round-robin",
-        "phases": slower(w, w.limits.ranks),
-    },
-    "night": night,
-    "long_prompts": long_prompts,
-    "short_answers": lambda w, rng: {"phases": each(w, output="2")},
-    "lone": lone,
-    "one_seq": lambda w, rng: {
-        "limits": replace(w.limits, max_num_seqs=1),
-        "phases": slower(w, 8),
-    },
-    "tiny": lambda w, rng: {"tiny": rng.choice(["uniform:1:20", "1500"])},
-    "bursts": lambda w, rng: {"bursts": rng.uniform(2, 20)},
-    "closed": lambda w, rng: {
-        "concurrency": w.limits.ranks * rng.choice([1, 8, 40]),
-        "phases": [p._replace(seconds=3 * p.seconds) for p in w.phases],
-    },
-    "aborts": lambda w, rng: {"patience": rng.choice([0.2, 2.0, 20.0])},
-    "kv_full": kv_full,
-    "pinned": lambda w, rng: {"balancer": "pinned"},
-    "starved": lambda w, rng: {"balancer": "starved"},
-    "as-served": lambda w, rng: {"balancer": "as-served"},
-    "0.30": lambda w, rng: {"balancer": "0.30"},
-    "two_servers": lambda w, rng: {"api_servers": 2},
-    "async": lambda w, rng: {"asynchronous": True},
-    "first_decode": lambda w, rng: {"first_decode": rng.uniform(2, 3)},
-    "drift": drift,
-    "modes": modes,
-    "faster": faster,
-    "pauses": pauses,
-    "slow_rank": lambda w, rng: {"slow_rank": rng.uniform(1.3, 3)},
-    "outliers": lambda w, rng: {"outliers": rng.uniform(5, 50)},
-    "batch": lambda w, rng: cost(w, a=1e-3, context=1e-6),
-    "experts": lambda w, rng: cost(w, experts=0.03),
-    "attention": lambda w, rng: cost(w, attention=w.cost.b / 5000),
-    "padded": lambda w, rng: cost(w, padded=1.0),
-    "noise": lambda w, rng: cost(w, noise=0.4),
-}
-
-
-def make(troubles: Sequence[str], seed: int) -> World:
-    """The world with these troubles; what else there is to choose is drawn."""
-    rng = random.Random(f"world {seed}")
-    ranks, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
-    t0, b = rng.uniform(0.02, 0.06), 10 ** rng.uniform(-4.5, -3.5)
-    c, phi = rng.choice([0.0, 0.5, 1.0]) * t0, rng.choice([0.0, 0.0, 0.3, 0.6])
-    costs = CostModel(t0, 2e-4, b, c, 6e-8, phi=phi, noise=0.06)
-    load = rng.choice([0.05, 0.3, 0.6, 0.9, 1.2])  # of what the ranks can serve
-    rate = load * ranks / (2000 * b + 140 * t0 * max(1 / slots, 0.02))
-    limits = RankLimits(ranks, slots, rng.choice([2048, 8192]))
-    phase = Phase(min(150.0, 200 / rate), rate)
-    world = World(seed, tuple(troubles), limits, costs, [phase])
-    for trouble in sorted(set(troubles), key=list(TROUBLES).index):
-        chance = random.Random(f"{trouble} {seed}")
-        world = replace(world, **TROUBLES[trouble](world, chance))
-    return world
-
-
-def parse(name: str) -> World:
-    """The world of a name, as `World.name` gives it."""
-    seed, _, troubles = name.partition(":")
-    return make([trouble for trouble in troubles.split("+") if trouble], int(seed))
-
-
-def draw(seed: int) -> World:
-    """A random world: one to five troubles."""
-    rng = random.Random(f"draw {seed}")
-    return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)
 
 
 class Step(NamedTuple):
@@ -328,7 +92,7 @@ class Device:
 class Leaving:
     """Ranks whose clients may go away, in whatever state their requests are."""
 
-    def __init__(self, engine: Engine, device: Device, after: dict[int, float]) -> None:
+    def __init__(self, engine, device: Device, after: dict[int, float]) -> None:
         self._engine, self._device, self._after = engine, device, after
         self._patient: list[SimRequest] = []
         self._gone: list[SimRequest] = []
@@ -362,13 +126,14 @@ class Leaving:
             rank._step -= 1
         rank._waiting.remove(work)
         del rank._requests[work.name]
+        getattr(rank, "_note_change", int)()
         self._gone.append(request)
 
-    def update(self) -> Outcome:
+    def update(self) -> tuple[list[SimRequest], list[SimRequest]]:
         """Ends a step."""
         first, done = self._engine.update()
         gone, self._gone = self._gone, []
-        return Outcome(first, [*done, *gone])
+        return first, [*done, *gone]
 
 
 class Clock(Dispatcher):
@@ -458,7 +223,9 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     scenario = Scenario(limits, world.cost, async_scheduling=world.asynchronous)
     engine = Leaving(make_engine(scenario, requests, None), device, leaving)
     rng = random.Random(f"routing {world.seed} {noise}")
-    balancer = load_balancer_of(world.balancer, policy)
+    balancer = world.balancer
+    if balancer == "as-served":
+        balancer = "0.23" if policy == "off" else BY_TOKENS
     if balancer in ("pinned", "starved"):
         only = range(1) if balancer == "pinned" else range(1, ranks)
         balancers = [BlindBalancer(lambda: rng.choice(only))] * world.api_servers
@@ -496,17 +263,6 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     )
 
 
-class Verdict(NamedTuple):
-    """A policy beside off, in a world."""
-
-    world: World
-    off: Figures
-    policy: Figures | None
-    """None if it did not come to an end."""
-    harm: str
-    """Empty if there is none."""
-
-
 def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
     """What is worse than may be, and than twice the standard error of off's noise.
 
@@ -523,26 +279,25 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
     return found
 
 
-def judge(world: World, policy: str) -> Verdict:
-    """Runs a policy beside off; again with other noise before it finds harm."""
-    offs = [serve(world, "off")]
+def judge(world: World, policy: str) -> tuple[Figures, Figures | None, str]:
+    """The figures of off and of a policy, and what is harm; empty if nothing is.
+
+    Before it finds harm, it runs both again with other noise.
+    """
+    offs, policies = [serve(world, "off")], []
     until = 5 * offs[0].end + 100
-    found = None
     try:
-        policies = [found := serve(world, policy, until=until)]
+        policies.append(serve(world, policy, until=until))
         harm = harms(offs, policies) if policy == "adaptive" else []
         for more in AGAIN:
-            if not harm:
-                break
-            for noise in range(len(offs), len(offs) + more):
+            for noise in range(len(offs), len(offs) + (more if harm else 0)):
                 offs.append(serve(world, "off", noise))
                 policies.append(serve(world, policy, noise, until))
-            harm = harms(offs, policies)
-        wrong = [found.costs] if found.costs else []
-        return Verdict(world, offs[0], found, ", ".join(harm + wrong))
+            harm = harm and harms(offs, policies)
+        harm += [policies[0].costs] if policies[0].costs else []
     except Exception as error:
-        harm = f"{type(error).__name__}: {error}"
-        return Verdict(world, offs[0], found, harm)
+        harm = [f"{type(error).__name__}: {error}"]
+    return offs[0], policies[0] if policies else None, ", ".join(harm)
 
 
 def main() -> None:
@@ -558,7 +313,7 @@ def main() -> None:
     harmed = 0
     tqdm.write("world | mean off → policy | factor | TTFT p99 off → policy | harm")
     for world in tqdm(worlds, disable=None):
-        off, policy, harm = judge(world, args.policy)[1:]
+        off, policy, harm = judge(world, args.policy)
         harmed += bool(harm)
         if harm or args.worlds:
             mean, tail = (policy.mean, policy.tail) if policy else (math.nan, math.nan)

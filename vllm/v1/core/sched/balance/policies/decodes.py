@@ -6,6 +6,8 @@ import math
 
 _MEMORY = 256
 """Ended requests that the share is a mean of; both sums are halved beyond it."""
+_SURPRISE = 32.0
+"""Requests that should have ended since one has, for answers to have become longer."""
 _LONGEST = 1e4
 """Steps over which the stretch is a mean, while no request has ended yet."""
 
@@ -17,6 +19,7 @@ class Decodes:
         self._ended = 0.0
         self._decoded = 0.0
         self._before: int | None = None
+        self._expected = 0.0
         self._seconds = 0.0
         self._decode_seconds = 0.0
 
@@ -51,10 +54,14 @@ class Decodes:
             decode: seconds of a step without prefill; None if they are not known.
         """
         if self._before and not prefilled:
+            share = self.ending
             # Without prefill nobody joins, so whoever is missing has ended.
-            self._ended += max(0, self._before - decoding)
+            ended = max(0, self._before - decoding)
+            self._ended += ended
             self._decoded += self._before
-            if self._ended > _MEMORY:
+            self._expected = 0.0 if ended else self._expected + self._before * share
+            # Answers have become longer if none ends where many should.
+            if self._ended > _MEMORY or self._expected > _SURPRISE:
                 self._ended /= 2
                 self._decoded /= 2
         self._before = decoding

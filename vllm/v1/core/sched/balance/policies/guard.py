@@ -54,9 +54,8 @@ class Guard:
         self._max_hold_steps = max_hold_steps
         self._ended = deque([0.0], maxlen=max_hold_steps + 1)
         """When the last steps ended, in seconds."""
-        self._decodes: deque[float] = deque(maxlen=_RECENT)
-        self._prefills: deque[float] = deque(maxlen=_RECENT)
-        self._lone_rates: deque[float] = deque(maxlen=_RECENT)
+        self._decode, self._prefill = _Median(), _Median()
+        self._lone_rate = _Median()
         self._credit = float("inf")
         self._losing = False
         self._delayed = 0.0
@@ -72,9 +71,10 @@ class Guard:
         The policy sees every snapshot, also those that it does not decide on.
         """
         decision = self._policy.decide(snapshot)
-        self._account(snapshot)
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        self._account(snapshot, requests)
         self._delayed = 0.0 if decision.admit or self._losing else _delayed(snapshot)
-        if self._is_held_too_long(snapshot):
+        if self._is_held_too_long(max(snapshot.held_steps), requests):
             return BOUND_REACHED
         return LOSING if self._losing else decision
 
@@ -85,26 +85,23 @@ class Guard:
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
-        return _median(self._prefills or self._decodes)
+        return self._prefill.value or self._decode.value
 
-    def _is_held_too_long(self, snapshot: Snapshot) -> bool:
-        steps = max(snapshot.held_steps)
+    def _is_held_too_long(self, steps: int, requests: int) -> bool:
         if not steps:
             return False
         if steps >= self._max_hold_steps:
             return True
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
         bound = min(requests, _LONGEST) * self._usual()
         return bool(bound) and self._ended[-1] - began >= bound
 
-    def _account(self, snapshot: Snapshot) -> None:
+    def _account(self, snapshot: Snapshot, requests: int) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * _SECONDS
         self._ended.append(self._ended[-1] + seconds)
         if not seconds:  # the first step of a wave
             return
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
         saved = self._saved(snapshot.prefill_tokens, seconds) * requests
         usual = self._usual()
         # A pause of the device is not the hold's fault.
@@ -121,15 +118,15 @@ class Guard:
         """Seconds that the ranks' prompts would have taken more, one after another."""
         tokens = [n for n in tokens if n]
         if not tokens:
-            self._decodes.append(seconds)
+            self._decode.add(seconds)
             return 0.0
-        self._prefills.append(seconds)
-        longer = max(0.0, seconds - _median(self._decodes))
+        self._prefill.add(seconds)
+        longer = max(0.0, seconds - self._decode.value)
         rate = longer / max(tokens)
         if len(tokens) == 1:
-            self._lone_rates.append(rate)
-        if self._lone_rates:
-            rate = min(rate, _median(self._lone_rates))
+            self._lone_rate.add(rate)
+        if self._lone_rate.known:
+            rate = min(rate, self._lone_rate.value)
         return max(0.0, rate * sum(tokens) - longer)
 
 
@@ -139,18 +136,33 @@ def _delayed(snapshot: Snapshot) -> float:
     Those that are pending, and where all slots are taken those that wait for theirs.
     """
     return sum(
-        pending * max(1.0, (running + waiting) / max(1, slots))
-        for pending, running, waiting, slots in zip(
-            snapshot.pending,
-            snapshot.running,
-            snapshot.waiting,
-            snapshot.max_running,
-            strict=True,
-        )
+        [
+            n if running + waiting <= slots else n * (running + waiting) / max(1, slots)
+            for n, running, waiting, slots in zip(
+                snapshot.pending,
+                snapshot.running,
+                snapshot.waiting,
+                snapshot.max_running,
+                strict=True,
+            )
+            if n
+        ]
     )
 
 
-def _median(values: Iterable[float]) -> float:
-    """The lower one of an even number; 0 of none."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+class _Median:
+    """Of the recent values; the lower one of an even number."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self.value = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any value."""
+        return bool(self._recent)
+
+    def add(self, value: float) -> None:
+        """Adds the newest value."""
+        self._recent.append(value)
+        self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Learns from step times what a prefill costs the ranks that step in lock step."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -141,15 +142,19 @@ class CostLearner:
 
     def _solve(self, decode: float) -> None:
         state = self._state
+        # A launch or a graph break costs at most about one decode step.
+        highest = (decode, math.inf, math.inf, math.inf)
+        priors = [1 / (deviation * decode) ** 2 for deviation in _DEVIATIONS]
+        rows = list(
+            zip(self._information, self._weighted, priors, highest, strict=True)
+        )
         for _ in range(_SWEEPS):
-            for i, row in enumerate(self._information):
-                prior = 1 / (_DEVIATIONS[i] * decode) ** 2
-                free = self._weighted[i] - _dot(row, state) + row[i] * state[i]
-                state[i] = max(0.0, free / (row[i] + prior))
-                # A launch or a graph break costs at most about one decode step.
-                if i == 0:
-                    state[i] = min(state[i], decode)
+            for i, (row, weighted, prior, top) in enumerate(rows):
+                free = weighted - _dot(row, state) + row[i] * state[i]
+                state[i] = min(max(0.0, free / (row[i] + prior)), top)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum([x * y for x, y in zip(one, other, strict=True)])
+    a, b, c, d = one
+    e, f, g, h = other
+    return a * e + b * f + c * g + d * h
