@@ -184,15 +184,17 @@ def test_a_rank_that_is_stopped_at_the_first_decode(
     fresh: Load, tmp_path: Path, moe_model: Path
 ) -> None:
     with serve(tmp_path, moe_model, *options()) as stopped:
-        body = {"prompt": [5] * 20, "max_tokens": 20, "stop": None}
         pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", stopped.log.read_text()))
-        stream(stopped, body | {"max_tokens": 1}, {"X-data-parallel-rank": "1"})
-        os.kill(int(pids["1"]), signal.SIGSTOP)
-        with ThreadPoolExecutor() as pool:
-            asked = pool.submit(stream, stopped, body)
+        body = {"model": str(moe_model), "prompt": [5], "stream": True}
+        with requests.post(
+            f"{stopped.url}/v1/completions", json=body, stream=True, timeout=END_S
+        ) as answer:
+            tokens = answer.iter_lines()
+            assert next(tokens).startswith(b"data: {")
+            os.kill(int(pids["1"]), signal.SIGSTOP)
             time.sleep(3)
             os.kill(int(pids["1"]), signal.SIGCONT)
-            assert asked.result() is not None
+            assert b"data: [DONE]" in list(tokens)
         print(measure(stopped))
         assert_as_fresh(stopped, fresh)
 
@@ -218,6 +220,7 @@ def test_a_damaged_row_ends_the_server_with_one_clear_error(
             time.sleep(0.1)
         (tmp_path / DAMAGE).touch()
         assert all(status >= 500 for status in answers)
-        psutil.wait_procs(server.processes(), END_S)
+        _, alive = psutil.wait_procs(server.processes(), END_S)
+        assert not alive
         log = server.log.read_text()
     assert "the row of rank 1 arrived damaged" in log
