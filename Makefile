@@ -50,7 +50,7 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	"$$($(TOOL) env)"/bin/pytest tests/engine
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m "not slow"
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
