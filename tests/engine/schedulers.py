@@ -1,29 +1,45 @@
 """Real schedulers in this process, without an engine around them."""
 
+import copy
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.by_name import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
 
 import bare_schedulers
 from bare_schedulers import BLOCK_SIZE
 
 ROOT = Path(__file__).parents[2]
 make_request = bare_schedulers.make_request
+init_none_hash(sha256)
+
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK_SIZE,
+    num_kv_heads=1,
+    head_size=8,
+    dtype=torch.float32,
+    sliding_window=48,
+)
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
@@ -39,6 +55,12 @@ def engine_config(model: Path, **arguments: Any) -> VllmConfig:
         "enable_prefix_caching": False,
     }
     return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
+
+
+def as_if_eagle(config: VllmConfig) -> None:
+    """Makes n-gram drafts those of an EAGLE head: there is none for the tiny models."""
+    assert config.speculative_config is not None
+    config.speculative_config.method = "eagle"
 
 
 def make_scheduler(
@@ -72,22 +94,89 @@ def give_gate(
     return gate
 
 
+def prompt_request(
+    name: str, prompt: list[int], output: int, **arguments: Any
+) -> Request:
+    """A request whose blocks can be found by the requests after it."""
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
+        **arguments,
+    )
+
+
+def row_of(scheduler: Any, now: float = 1.0) -> Any:
+    """What the rank would tell the others."""
+    return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
+
+
 def step(scheduler: Any) -> Any:
     """Schedules, answers every complete prompt with one token, and updates."""
     output = scheduler.schedule()
+    answer(scheduler, output, complete(scheduler, output))
+    return output
+
+
+def complete(scheduler: Any, output: Any) -> dict[str, int]:
+    """A token for each request of a step whose prompt is complete."""
+    scheduled = output.num_scheduled_tokens
+    chunks = [name for name in scheduled if scheduler.requests[name].is_prefill_chunk]
+    return {name: 1 for name in scheduled if name not in chunks}
+
+
+def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> None:
+    """Gives the scheduler so many tokens for each of these requests of a step."""
     ids = list(output.num_scheduled_tokens)
     scheduler.update_from_output(
         output,
         ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={req_id: index for index, req_id in enumerate(ids)},
-            sampled_token_ids=[
-                [] if scheduler.requests[req_id].is_prefill_chunk else [7]
-                for req_id in ids
-            ],
+            sampled_token_ids=[[7] * tokens.get(req_id, 0) for req_id in ids],
         ),
     )
-    return output
+
+
+def upstream_copy(scheduler: Any) -> Any:
+    """A copy of the scheduler, with all that it has, and without a gate."""
+    shared = (
+        scheduler.vllm_config,
+        scheduler.kv_cache_config,
+        scheduler.structured_output_manager,
+    )
+    memo: dict[int, Any] = {id(each): each for each in shared}
+    memo[id(scheduler.balance_gate)] = None
+    deepest = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)  # its free blocks are a chain
+    try:
+        return copy.deepcopy(scheduler, memo)
+    finally:
+        sys.setrecursionlimit(deepest)
+
+
+def prefills(scheduler: Any) -> dict[str, int]:
+    """Schedules; the tokens of requests that were started or continued."""
+    decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
+    scheduled = scheduler.schedule().num_scheduled_tokens
+    return {name: n for name, n in scheduled.items() if name not in decoding}
+
+
+@contextmanager
+def nothing_cached(scheduler: Any) -> Iterator[None]:
+    """What a step computes is not found in that step: the manager's own switch, with
+    which connectors delay the caching of what they load."""
+    manager = scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+
+    def allocate_slots(*args: Any, **kwargs: Any) -> Any:
+        return allocate(*args, **kwargs | {"delay_cache_blocks": True})
+
+    manager.allocate_slots = allocate_slots
+    yield
+    del manager.allocate_slots
 
 
 @contextmanager

@@ -1,31 +1,31 @@
 """The row says what upstream's scheduler would do next, with prefixes in the cache."""
 
-import random
-from contextlib import contextmanager, nullcontext
-from itertools import product
-from typing import NamedTuple
-
 import pytest
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.balance.measure.pending import PendingWork
+from vllm.v1.core.sched.balance.measure.prefix_hits import PrefixHits
 from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
+from bare_schedulers import FULL_ATTENTION
 from schedulers import (
     BLOCK_SIZE,
+    WINDOW,
+    as_if_eagle,
     engine_config,
     give_gate,
     make_request,
     make_scheduler,
+    nothing_cached,
+    prefills,
+    prompt_request,
+    row_of,
     step,
-    steps_of_any_size,
+    upstream_copy,
 )
 
-init_none_hash(sha256)
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 HOLD = Decision(admit=False, prefill_budget=0, reason="test")
 
 
@@ -37,31 +37,6 @@ def config_of(model, **arguments):
         data_parallel_balance="cap",
         **defaults | arguments,
     )
-
-
-def prompt_request(name, prompt, output, **arguments):
-    """A request whose blocks can be found by the requests after it."""
-    return Request(
-        request_id=name,
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
-        pooling_params=None,
-        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
-        **arguments,
-    )
-
-
-def row_of(scheduler, now=1.0):
-    return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
-
-
-def upstream_prefills(scheduler):
-    """Tokens by request that are started or continued in a step without a gate."""
-    decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
-    gate, scheduler.balance_gate = scheduler.balance_gate, None
-    scheduled = step(scheduler).num_scheduled_tokens
-    scheduler.balance_gate = gate
-    return {name: n for name, n in scheduled.items() if name not in decoding}
 
 
 class SameRows:
@@ -105,112 +80,100 @@ def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
     pytest.fail("held for 80 steps")
 
 
-@contextmanager
-def nothing_cached(scheduler):
-    """What a step computes is not found in that step: the manager's own switch, with
-    which connectors delay the caching of what they load."""
-    manager = scheduler.kv_cache_manager
-    allocate = manager.allocate_slots
-
-    def allocate_slots(*args, **kwargs):
-        return allocate(*args, **kwargs | {"delay_cache_blocks": True})
-
-    manager.allocate_slots = allocate_slots
-    yield
-    del manager.allocate_slots
-
-
-class Examined(NamedTuple):
-    """One state in which the row was compared with a step without a gate."""
-
-    hits: int
-    """Tokens of the pending requests that are in the KV cache."""
-    exactly: bool
-    """Whether requests and tokens were compared, too."""
-
-
-def add_requests(scheduler, rng, number, hit_rate):
-    for index in range(rng.choice([0, 0, 1, 3])):
-        length = rng.randint(1, 200)
-        shared = int(length * hit_rate)
-        prompt = [1] * shared + rng.choices(range(2, 90), k=length - shared)
-        scheduler.add_request(
-            prompt_request(
-                f"{number}-{index}",
-                prompt,
-                rng.randint(1, 20),
-                priority=rng.randint(0, 2),
-            )
-        )
+@pytest.mark.parametrize(
+    "layers",
+    [(FULL_ATTENTION,), (FULL_ATTENTION, WINDOW), (WINDOW, FULL_ATTENTION, WINDOW)],
+    ids=len,
+)
+@pytest.mark.parametrize("speculates", [False, True])
+def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(
+    moe_model, layers, speculates
+):
+    """With EAGLE the first of the queue used up all searches, and what was found was
+    forgotten: 200 requests said 263,104 tokens instead of 16,000."""
+    arguments = {"speculative_config": DRAFTS} if speculates else {}
+    config = config_of(moe_model, max_num_seqs=64, **arguments)
+    if speculates:
+        as_if_eagle(config)
+    scheduler = make_scheduler(config, num_blocks=2000, layers=layers)
+    prefix = [1] * (8 * BLOCK_SIZE)
+    scheduler.add_request(prompt_request("first", prefix + [2] * 32, 90))
+    while not scheduler.requests["first"].num_output_tokens:
+        step(scheduler)
+    own, dropped = 24, BLOCK_SIZE * speculates
+    for number in range(50):
+        prompt = prefix + [3 + number] * own
+        scheduler.add_request(prompt_request(f"held-{number}", prompt, 5))
+    said = []
+    for number in range(30):
+        said.append(row_of(scheduler, now=float(number)).pending_tokens)
+        scheduler.balance_gate.apply(HOLD)
+        step(scheduler)
+    assert said[-1] == 50 * (own + dropped)
+    assert said[12:] == said[-1:] * 18
 
 
-def hit_tokens(scheduler):
-    requests, tokens = PendingWork(scheduler).read({})
-    return sum(
-        request.num_tokens - request.num_computed_tokens - left
-        for request, left in zip(requests, tokens, strict=True)
-    )
+def test_two_groups_without_prefix_caching_are_measured(moe_model):
+    """The default for hybrid models: once every rank died of the first request."""
+    config = config_of(moe_model, enable_prefix_caching=False)
+    scheduler = make_scheduler(config, layers=(FULL_ATTENTION, WINDOW))
+    scheduler.add_request(prompt_request("first", [1] * 40, 5))
+    assert row_of(scheduler).pending_tokens == 40
+    assert step(scheduler).num_scheduled_tokens == {"first": 40}
 
 
-def compare_60_steps(scheduler, rng, hit_rate, chunked):
-    """Random holds and budgets lead to the states; then a step without a gate tells
-    what is true of them."""
-    for number in range(60):
-        add_requests(scheduler, rng, number, hit_rate)
-        row = row_of(scheduler, now=float(number))
-        kind = rng.choice(["real", "large", "gated", "gated"])
-        if kind == "gated":
-            budget = rng.choice([0, 0, 5, 40, None])
-            decision = Decision(admit=budget != 0, prefill_budget=budget, reason="t")
-            scheduler.balance_gate.apply(decision)
-            step(scheduler)
-            continue
-        hits = hit_tokens(scheduler)
-        scheduler.balance_gate.apply(OPEN)
-        chunks = any(request.is_prefill_chunk for request in scheduler.running)
-        large = kind == "large" and chunked and not chunks
-        exactly = large and rng.random() < 0.7
-        cached = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
-        before = len(cached)
-        with (
-            steps_of_any_size(scheduler) if large else nullcontext(),
-            nothing_cached(scheduler) if exactly else nullcontext(),
-        ):
-            done = upstream_prefills(scheduler)
-        assert (row.pending > 0) == bool(done), (number, row, done)
-        if exactly:
-            assert row.pending == len(done), (number, row, done)
-            if len(cached) == before:  # the step evicted none of the hits
-                assert row.pending_tokens == sum(done.values()), (number, row, done)
-        elif large:
-            assert row.pending <= len(done), (number, row, done)
-        yield Examined(hits, exactly)
+def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
+    """As when its KV cache was loaded meanwhile: its blocks are there already, and
+    upstream's count of them ended the engine."""
+    config = config_of(moe_model)
+    scheduler = make_scheduler(config, layers=(FULL_ATTENTION, WINDOW))
+    scheduler.add_request(prompt_request("first", [1] * 60, 5))
+    step(scheduler)
+    again = prompt_request("again", [1] * 60, 5)
+    hits = PrefixHits(scheduler)
+    for computed, tokens in ((0, 48), (48, 0)):
+        again.num_computed_tokens = computed
+        hits.begin_step()
+        assert [hit.tokens for hit in hits.of_each([again])] == [tokens]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("chunked", [True, False])
-def test_the_row_says_what_upstream_would_do(moe_model, policy, chunked):
-    """Whether anything is pending holds without condition. Which requests and how many
-    tokens holds without what a step computes and hits at once: the row counts a prefix
-    that two new requests share for both."""
-    arguments = {} if chunked else {"max_num_batched_tokens": 256}
+def test_copies_of_a_prefix_that_nobody_uses_take_room(moe_model):
+    """Upstream finds the first copy of each block: seven that are free, and three that
+    are used. Whoever uses those uses copies of the others, too."""
+    config = config_of(moe_model, max_num_batched_tokens=512)
+    scheduler = make_scheduler(config, num_blocks=1 + 27)
+    prompt = [5] * (10 * BLOCK_SIZE)
+    for name in ("first", "second"):
+        scheduler.add_request(prompt_request(name, prompt, 60))
+    with nothing_cached(scheduler):
+        step(scheduler)
+    step(scheduler)
+    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
+    pool = scheduler.kv_cache_manager.block_pool
+    filler = [6] * ((pool.get_num_free_blocks() - 7) * BLOCK_SIZE - 8)
+    scheduler.add_request(prompt_request("third", filler, 60))
+    step(scheduler)
+    assert pool.get_num_free_blocks() == 7
+    scheduler.add_request(prompt_request("again", [*prompt, *[7] * 8], 5))
+    assert not prefills(upstream_copy(scheduler))
+    assert row_of(scheduler).pending == 0
+
+
+def test_a_step_of_decodes_without_drafts_has_room_for_a_whole_prompt(moe_model):
+    """Once as many drafts as there may be were counted, and it was not in the row."""
     config = config_of(
         moe_model,
-        scheduling_policy=policy,
-        enable_chunked_prefill=chunked,
-        **arguments,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=256,
+        speculative_config=DRAFTS,
     )
-    examined = []
-    for seed, num_blocks, hit_rate in product(
-        range(4), [18, 24, 40, 100, 400], [0.0, 0.5, 0.9, 0.95]
-    ):
-        scheduler = make_scheduler(config, num_blocks=num_blocks)
-        rng = random.Random(seed)
-        examined += compare_60_steps(scheduler, rng, hit_rate, chunked)
-    with_hits = [each for each in examined if each.hits]
-    assert len(with_hits) > len(examined) / 10
-    if chunked:
-        assert sum(each.exactly for each in with_hits) > 100
+    scheduler = make_scheduler(config)
+    for name in "abc":
+        scheduler.add_request(prompt_request(name, [1] * 20, 60))
+    step(scheduler)
+    scheduler.add_request(prompt_request("whole", [2] * 250, 5))
+    assert row_of(scheduler).pending_tokens == 250
+    assert prefills(upstream_copy(scheduler)) == {"whole": 250}
 
 
 def test_a_held_request_blocks_none_that_is_not_held(moe_model):
@@ -303,3 +266,33 @@ def test_a_request_with_a_token_no_longer_presses_the_ttft_budget(moe_model):
     gate.measure(0, 0, now=0.0, wall=0.0)
     row = gate.measure(0, 1, now=9.0, wall=9.0)
     assert (row.pending, row.wait_us) == (1, 0)
+
+
+def test_what_waits_is_not_pending_in_a_pause(moe_model):
+    scheduler, prompt = make_scheduler(config_of(moe_model)), list(range(30))
+    scheduler.add_request(prompt_request("new", prompt, 5))
+    assert row_of(scheduler).pending == 1
+    for paused in (PauseState.PAUSED_NEW, PauseState.PAUSED_ALL):
+        scheduler.set_pause_state(paused)
+        assert row_of(scheduler).pending == 0
+        assert prefills(upstream_copy(scheduler)) == {}
+
+
+def test_what_holds_kv_blocks_is_pending_where_upstream_drains_it(moe_model):
+    """From 0.32 on. On an earlier release this test gives its queue the later name."""
+    scheduler, prompt = make_scheduler(config_of(moe_model)), list(range(30))
+    drains = not hasattr(scheduler, "skipped_waiting")
+    if not drains:
+        scheduler.kv_holding_waiting = scheduler.skipped_waiting
+        del scheduler.skipped_waiting
+    held = prompt_request("holds blocks", prompt, 5)
+    scheduler.requests[held.request_id] = held
+    scheduler.kv_holding_waiting.add_request(held)
+    scheduler.waiting.add_request(prompt_request("new", prompt, 5))
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    row = row_of(scheduler)
+    assert (row.pending, row.pending_tokens) == (1, len(prompt))
+    if drains:
+        assert prefills(upstream_copy(scheduler)) == {"holds blocks": len(prompt)}
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    assert row_of(scheduler).pending == 0

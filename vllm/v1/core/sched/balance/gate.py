@@ -210,7 +210,7 @@ class BalanceGate:
             wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler, permit = self._scheduler, self._permit
-        pending = self._pending.read(permit.known_computed)
+        pending = self._pending.read(permit.known_computed, permit.unanswered)
         names = [request.request_id for request in pending.requests]
         pending_ids = frozenset(names)
         new = self._arrivals.observe(scheduler.requests, now, wall)

@@ -3,9 +3,12 @@
 """What a decision allows the scheduler in one step."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.sched.balance.measure.blocks import blocks_of
+from vllm.v1.core.sched.balance.measure.queues import is_first
 from vllm.v1.core.sched.balance.measure.releases import max_admitted
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -18,19 +21,24 @@ if TYPE_CHECKING:
 class PrefillPermit:
     """Holds and clips the prefills of a step, and knows what became of them.
 
-    A waiting request whose KV cache a connector has loaded, up to one block, is never
-    held: next to nothing of its prompt is left to compute. With a connector, a hold
-    comes after its lookup, so that it delays no load; what the lookup found is kept
-    until the request is let pass, and nobody is asked again in every step.
+    A waiting request whose KV cache a connector has loaded, up to one block, is exempt
+    from a hold: next to nothing of its prompt is left to compute. But only if that
+    takes away neither slot nor adapter nor KV cache blocks that a held one before it
+    needs. With a connector, a hold comes after its lookup, so that it delays no load;
+    what the lookup found is kept until the request is let pass, and nobody is asked
+    again in every step.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
         self._set_aside: list[tuple[RequestQueue, Request]] = []
         self.known_computed: dict[str, int] = {}
-        """Tokens that need not be computed, as told at the lookup, of held requests."""
-        self.held_ids: set[str] = set()
-        """Requests that were held in this step, and had a slot."""
+        """Tokens that need not be computed of waiting requests that were looked up."""
+        self.unanswered: set[str] = set()
+        """Requests of which a connector could not tell when it was asked last."""
+        self._asked: dict[str, Request] = {}
+        self._held: dict[str, Request] = {}
+        self._clipped: list[tuple[Request, int, int]] = []
         self.apply(OPEN)
 
     def apply(self, decision: Decision) -> None:
@@ -38,13 +46,23 @@ class PrefillPermit:
         self.decision = decision
         budget = decision.prefill_budget
         self._budget_left = sys.maxsize if budget is None else budget
-        self._clipped: list[tuple[Request, int, int]] = []
+        found_no_room = {
+            request.request_id
+            for request, *_ in self._clipped
+            if request.status != RequestStatus.RUNNING
+        }
         self.known_computed = {
             request_id: tokens
             for request_id, tokens in self.known_computed.items()
-            if request_id in self.held_ids
+            if request_id in self._held or request_id in found_no_room
         }
-        self.held_ids = set()
+        self._clipped, self._held = [], {}
+        self._num_passed_over = 0
+
+    @property
+    def held_ids(self) -> Set[str]:
+        """Requests that were held in this step, and had a slot."""
+        return self._held.keys()
 
     @property
     def _closed(self) -> bool:
@@ -53,26 +71,29 @@ class PrefillPermit:
     @property
     def held(self) -> bool:
         """Whether work was kept back in this step."""
-        return bool(self.held_ids)
+        return bool(self._held)
 
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
-        computed = request.num_computed_tokens
-        if not self._closed or self._is_loaded(request, computed):
-            return False
+        name, computed = request.request_id, request.num_computed_tokens
+        looks_on = self._looks_on
         asks = self._scheduler.connector is not None and not computed
-        if asks and self._looks_on and request.request_id not in self.known_computed:
-            return False
-        if self._looks_on:
-            self.held_ids.add(request.request_id)
-        return True
+        closed = self._closed and not self._is_exempt(request, computed)
+        if closed and not (asks and looks_on and name not in self.known_computed):
+            if looks_on:
+                self._held[name] = request
+            return True
+        if asks and self._has_adapter(request):
+            self._asked[name] = request
+            self.known_computed.pop(name, None)
+        return False
 
     @property
     def _looks_on(self) -> bool:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return len(self._set_aside) < slots
+        return self._num_passed_over < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -92,10 +113,18 @@ class PrefillPermit:
             self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
+        self._num_passed_over += 1
         return True
 
     def put_back(self) -> None:
         """Ends the pass: what was taken goes back to the head of its queue."""
+        waiting = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        for name, request in self._asked.items():
+            told = request.status not in waiting or name in self.known_computed
+            if not told and not is_first(request, self._scheduler):
+                self.unanswered.add(name)
+        self._asked = {}
+        self.unanswered &= self._scheduler.requests.keys()
         while self._set_aside:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
@@ -116,9 +145,11 @@ class PrefillPermit:
             the least that the scheduler can run of the request is rounded up.
         """
         waits = request.status != RequestStatus.RUNNING
-        loaded = waits and self._is_loaded(request, num_computed_tokens)
-        if waits and self._closed and not loaded:
+        if waits and self._scheduler.connector is not None:
             self.known_computed[request.request_id] = num_computed_tokens
+            self.unanswered.discard(request.request_id)
+        loaded = waits and self._is_exempt(request, num_computed_tokens)
+        if waits and self._closed and not loaded:
             num_new_tokens = 0
         elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
             budget = self._budget_left
@@ -129,7 +160,7 @@ class PrefillPermit:
                 budget = num_new_tokens if padded else max(budget, least)
             num_new_tokens = min(num_new_tokens, budget)
         if num_new_tokens == 0:
-            self.held_ids.add(request.request_id)
+            self._held[request.request_id] = request
         self._budget_left = max(0, self._budget_left - num_new_tokens)
         self._clipped.append((request, num_computed_tokens, num_new_tokens))
         return num_new_tokens
@@ -145,15 +176,36 @@ class PrefillPermit:
             for request, before, tokens in self._clipped
         )
 
-    def _is_loaded(self, request: Request, num_computed_tokens: int) -> bool:
+    def _is_exempt(self, request: Request, computed: int) -> bool:
         """Whether the KV cache came from elsewhere, up to one block.
 
-        A preempted request has lost what was computed.
+        And nothing that a held request needs is taken away. A preempted request has
+        lost what was computed.
         """
-        if self._scheduler.connector is None and not request.num_computed_tokens:
+        scheduler = self._scheduler
+        if scheduler.connector is None and not request.num_computed_tokens:
             return False
-        left = request.num_tokens - num_computed_tokens
-        return num_computed_tokens > 0 and left <= self._scheduler.block_size
+        left = request.num_tokens - computed
+        if not computed or left > scheduler.block_size:
+            return False
+        return not self._held or (
+            self._looks_on
+            and self._has_adapter(request)
+            and blocks_of([request, *self._held.values()], scheduler)
+            <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        )
+
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether its adapter has a place beside those that run or are held."""
+        if not self._scheduler.lora_config or not request.lora_request:
+            return True
+        adapters = {
+            each.lora_request.lora_int_id
+            for each in chain(self._scheduler.running, self._held.values(), [request])
+            if each.lora_request
+        }
+        most: int = self._scheduler.lora_config.max_loras
+        return len(adapters) <= most
 
     def _least(self, request: Request, computed: int) -> int:
         """The fewest tokens of a prompt that the scheduler can run in one step."""

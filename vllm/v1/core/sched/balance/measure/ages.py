@@ -7,7 +7,7 @@ Pure Python; the clock is given.
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 
@@ -115,7 +115,7 @@ class Holds:
         self,
         requests: dict[str, Any],
         pending: frozenset[str],
-        held: set[str],
+        held: Set[str],
         new: Iterable[str],
         began: float,
     ) -> list[tuple[int, float]]:
@@ -132,6 +132,8 @@ class Holds:
             Steps and seconds of the holds that had ended when the step began.
         """
         steps, computed = self._steps, self._computed
+        for name in computed.keys() & requests.keys():  # a preemption loses them
+            computed[name] = min(computed[name], requests[name].num_computed_tokens)
         held_on = held & pending & self._pending.union(new)
         ended = [
             self._end(name, began)

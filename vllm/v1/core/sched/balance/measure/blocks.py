@@ -3,20 +3,24 @@
 """Whether requests fit in the KV cache, counted with upstream's own functions."""
 
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.balance.measure.prefix_hits import Hit, PrefixHits
 from vllm.v1.core.sched.balance.measure.releases import (
     blocks_to_allocate,
     long_prefill_threshold,
     looks_past_preempted,
+    processed_tokens,
+    step_room,
 )
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -38,15 +42,13 @@ class FreeBlocks:
     at most `EXACT_COUNTS` requests in a step.
     """
 
-    def __init__(self, scheduler: "Scheduler", hits: PrefixHits, budget: int) -> None:
+    def __init__(self, scheduler: "Scheduler", hits: PrefixHits) -> None:
         """Starts with what is free now.
 
         Args:
             scheduler: the rank's.
             hits: what requests find in the KV cache.
-            budget: prompt tokens that fit in the next step.
         """
-        self.budget = budget
         self._scheduler = scheduler
         self._hits = hits
         self._cache = scheduler.kv_cache_manager.coordinator
@@ -61,7 +63,8 @@ class FreeBlocks:
         self._nothing = scheduler.kv_cache_manager.empty_kv_cache_blocks.blocks
         self._ahead = scheduler.num_lookahead_tokens
         self._free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        per_decode = 1 - (-self._ahead // scheduler.block_size)
+        more = scheduler.num_spec_tokens + self._ahead
+        per_decode = 1 + more // min(self._sizes, default=1)
         self._roomy = self._free - (
             len(self._managers) * len(scheduler.running) * per_decode
         )
@@ -73,6 +76,18 @@ class FreeBlocks:
         """Requests that were taken with all their blocks."""
         self._exact_left = sys.maxsize if self._one_full_attention else EXACT_COUNTS
         self._revived: set[int] = set()
+        self._first = True
+
+    @cached_property
+    def budget(self) -> int:
+        """Tokens that the next step has left for prompts, if decodes come first."""
+        scheduler = self._scheduler
+        decodes = [
+            tokens_of(request, scheduler)
+            for request in scheduler.running
+            if not request.is_prefill_chunk
+        ]
+        return step_room(scheduler, sum(decodes), len(decodes))
 
     def preempted(self) -> set[Request]:
         """Running requests that upstream would preempt, and then admit nothing."""
@@ -138,11 +153,17 @@ class FreeBlocks:
 
     def _need(self, request: Request, computed: int, hit: Hit | None) -> int:
         need = self._exact(request, hit, computed)
+        if request.status == RequestStatus.RUNNING:
+            return need - self._frees[request]
         if hit is None or request.num_computed_tokens:
-            return need - self._left_behind(request)
-        for block in self._hits.unused(request, hit):
-            again = block.block_id in self._revived
-            need += self._one_full_attention - again
+            return need - sum(
+                block.ref_cnt == 1 for block in self._left_behind(request)
+            )
+        first, self._first = self._first, False
+        for block in self._hits.unused(request, hit, self._freed, first):
+            # What is used, and freed in the step, upstream counts only then.
+            counted = not self._one_full_attention and not block.ref_cnt
+            need += 1 - counted - (block.block_id in self._revived)
             self._revived.add(block.block_id)
         return need
 
@@ -207,38 +228,58 @@ class FreeBlocks:
 
         It is less than 0 if more blocks leave its window.
         """
-        return self._needed(request) - self._left_behind(request)
+        return self._needed(request) - self._frees[request]
 
-    def _left_behind(self, request: Request) -> int:
-        """Blocks of a running request that upstream frees when it schedules it.
+    @cached_property
+    def _freed(self) -> dict[int, Request]:
+        """Blocks that become free when upstream schedules the requests that run.
 
-        Only it uses them, and no window of attention will reach them again; nor needs
-        a Mamba layer its state of two steps ago.
+        Each is freed by the last of those that use it.
         """
-        computed, left = request.num_computed_tokens, {}
+        freed: dict[int, Request] = {}
+        uses: Counter[int] = Counter()
+        for request in self._scheduler.running if self._windows else ():
+            if self._new_tokens(request) > 0:
+                for block in self._left_behind(request):
+                    uses[block.block_id] += 1
+                    if uses[block.block_id] == block.ref_cnt:
+                        freed[block.block_id] = request
+        return freed
+
+    @cached_property
+    def _frees(self) -> Counter[Request]:
+        return Counter(self._freed.values())
+
+    def _left_behind(self, request: Request) -> list[KVCacheBlock]:
+        """Blocks that a request gives up when it is scheduled.
+
+        No window of attention will reach them again; nor needs a Mamba layer its state
+        of two steps ago.
+        """
+        left = {}
         for manager in self._windows:
+            computed = processed_tokens(request, manager)
             tokens = manager.get_num_skipped_tokens(computed)
             blocks = manager.req_to_blocks.get(request.request_id, ())
-            for block in reversed(blocks[: tokens // manager.block_size]):
+            for block in reversed(blocks[: max(0, tokens) // manager.block_size]):
                 if block.is_null:
                     break
                 left[block.block_id] = block
             state = getattr(manager, "last_state_block_idx", {}).get(request.request_id)
             if state is not None and state < -(-computed // manager.block_size) - 1:
                 left[blocks[state].block_id] = blocks[state]
-        return sum(block.ref_cnt == 1 and not block.is_null for block in left.values())
+        return [block for block in left.values() if not block.is_null]
+
+    def _new_tokens(self, request: Request) -> int:
+        """Tokens of a running request that the next step has room for."""
+        room = min(tokens_of(request, self._scheduler), max(self.budget, 1))
+        return self._cut(request, room)
 
     def _needed(self, request: Request) -> int:
-        scheduler = self._scheduler
+        scheduler, new = self._scheduler, self._new_tokens(request)
         computed = request.num_computed_tokens
-        tokens = request.num_tokens_with_spec + request.num_output_placeholders
-        new = min(tokens - computed, max(self.budget, 1))
-        threshold = long_prefill_threshold(scheduler)
-        if 0 < threshold < new:
-            new = threshold
-        new = self._cut(request, min(new, scheduler.max_model_len - 1 - computed))
-        if new <= 0:
-            return 0
+        if new <= 0 or (request.is_prefill_chunk and request.has_encoder_inputs):
+            return 0  # of the latter, an encoder's cache may leave room for less
         most = min(computed + new + self._ahead, scheduler.max_model_len)
         allocated = [
             len(manager.req_to_blocks.get(request.request_id, ()))
@@ -281,3 +322,29 @@ class FreeBlocks:
             if not (by_priority and looks_past_preempted(self._scheduler)):
                 return preempted | set(running[index:])
         return preempted
+
+
+def blocks_of(requests: Iterable[Request], scheduler: "Scheduler") -> int:
+    """The most blocks that these requests take, with those that they have."""
+    ahead = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return sum(
+        2 - (-(request.num_tokens + ahead) // manager.block_size)
+        for request in requests
+        for manager in managers
+    )
+
+
+def tokens_of(request: Request, scheduler: "Scheduler") -> int:
+    """Tokens of a running request that a step with room for them schedules."""
+    computed, coming = request.num_computed_tokens, request.num_output_placeholders
+    most = request.num_prompt_tokens + request.max_tokens
+    if coming and computed + 2 - coming >= most:
+        return 0  # asynchronous scheduling: its last token is on its way
+    if scheduler.current_step + 1 < request.next_decode_eligible_step:
+        return 0
+    tokens: int = request.num_tokens_with_spec + coming - computed
+    threshold = long_prefill_threshold(scheduler)
+    if 0 < threshold < tokens:
+        tokens = threshold
+    return max(0, min(tokens, scheduler.max_model_len - 1 - computed))

@@ -3,7 +3,7 @@
 """What the scheduler could prefill in its next step, by upstream's own rules."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,8 +55,8 @@ class PendingWork:
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
         self._in_turn = InTurn(scheduler)
-        self._budget = 0
         self._known: Mapping[str, int] = {}
+        self._unanswered: Set[str] = frozenset()
         self._before = _NOTHING
 
     @cached_property
@@ -64,20 +64,21 @@ class PendingWork:
         # A scheduler makes its gate before its KV cache.
         return PrefixHits(self._scheduler)
 
-    def read(self, known_computed: Mapping[str, int]) -> Pending:
+    def read(self, known_computed: Mapping[str, int], unanswered: Set[str]) -> Pending:
         """All pending requests: those in progress first, then in upstream's order.
 
         Args:
             known_computed: tokens that a connector has, or the KV cache, of the waiting
                 requests that were looked up by the scheduler and held.
+            unanswered: requests of which a connector cannot tell yet.
         """
-        self._known = known_computed
+        self._known, self._unanswered = known_computed, unanswered
         scheduler = self._scheduler
         if scheduler.pause_state == PauseState.PAUSED_ALL:
             return Pending([], [])
+        scheduler.kv_cache_manager.new_step_starts()  # as upstream's step does first
         self._hits.begin_step()
-        self._budget = self._step_budget()
-        free = FreeBlocks(scheduler, self._hits, self._budget)
+        free = FreeBlocks(scheduler, self._hits)
         in_progress = [
             request for request in scheduler.running if request.is_prefill_chunk
         ]
@@ -85,7 +86,7 @@ class PendingWork:
             in_progress = [
                 each
                 for each in in_progress
-                if self._can_start(each, _left(each), each.num_computed_tokens)
+                if self._can_start(each, _left(each), each.num_computed_tokens, free)
             ]
         preempted = free.preempted()
         if preempted:
@@ -96,25 +97,10 @@ class PendingWork:
         requests, tokens = self._admissible(free)
         return Pending(in_progress + requests, [*map(_left, in_progress), *tokens])
 
-    def _step_budget(self) -> int:
-        """Tokens that a step has left for prompts, if only decodes come before."""
-        scheduler = self._scheduler
-        most = scheduler.max_num_scheduled_tokens
-        per_decode = 1 + scheduler.num_spec_tokens
-        if len(scheduler.running) * per_decode < most:
-            return most - len(scheduler.running) * per_decode
-        return most - sum(
-            request.num_tokens_with_spec
-            + request.num_output_placeholders
-            - request.num_computed_tokens
-            for request in scheduler.running
-            if not request.is_prefill_chunk
-        )
-
     def _admissible(self, free: FreeBlocks) -> Pending:
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        if self._budget <= 0 or slots <= 0:
+        if slots <= 0 or free.budget <= 0:
             return Pending([], [])
         in_turn = self._ready()
         if scheduler.lora_config:
@@ -164,20 +150,28 @@ class PendingWork:
         ):
             have = max(mine or hit.tokens, known.get(request.request_id, 0))
             left = total - have
-            if not of_any_size and not self._can_start(request, left, have):
-                break
-            if not free.take(request, have, hit):
+            starts = of_any_size or self._can_start(request, left, have, free)
+            if not starts or not free.take(request, have, hit):
+                if self._is_in_doubt(request):
+                    tokens.append(left)
                 break
             tokens.append(left)
         return Pending(requests[: len(tokens)], tokens)
 
+    def _is_in_doubt(self, request: Request) -> bool:
+        """Whether a connector may have what the request finds no room for."""
+        asked = request.num_computed_tokens or request.request_id in self._known
+        return self._scheduler.connector is not None and not asked
+
     def _ready(self) -> Iterator[Request]:
         """Waiting requests that wait for nothing but a slot. The others take none."""
+        unanswered = self._unanswered
         arrived = self._scheduler.finished_recving_kv_req_ids
         for request in self._in_turn.admitted():
             status = request.status
             if status is _WAITING or status is _PREEMPTED:
-                yield request
+                if request.request_id not in unanswered or request.num_computed_tokens:
+                    yield request
             elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 if request.request_id in arrived:
                     yield request
@@ -203,9 +197,11 @@ class PendingWork:
                 adapters.add(adapter)
             yield request
 
-    def _can_start(self, request: Request, tokens: int, computed: int) -> bool:
+    def _can_start(
+        self, request: Request, tokens: int, computed: int, free: FreeBlocks
+    ) -> bool:
         """Whether a part that upstream can run fits in a step of decodes."""
-        scheduler, budget = self._scheduler, self._budget
+        scheduler, budget = self._scheduler, free.budget
         waits = request.status != RequestStatus.RUNNING
         if waits and not scheduler.scheduler_config.enable_chunked_prefill:
             return tokens <= budget

@@ -3,11 +3,12 @@
 """Which blocks of waiting prompts are in the KV cache already, without touching it."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vllm.v1.core.sched.balance.measure.releases import dropping_groups
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
@@ -34,8 +35,11 @@ class Hit(NamedTuple):
     blocks: tuple[Sequence[Any], ...]
     """Their blocks, for each group of the KV cache; with one group of full attention
     only the last."""
+    found: int
+    """Blocks of the prompt that were there. With speculation by EAGLE upstream drops
+    the last of them from the hit."""
     marks: list[Any]
-    """Those of them that are there only if all are."""
+    """Blocks that are there only if all are."""
     hashes: list[Any]
     """The hashes that these had."""
 
@@ -58,12 +62,14 @@ class PrefixHits:
         self._cache = manager.coordinator
         self._has_block = self._cache.block_pool.get_cached_block
         self._enabled = manager.enable_caching
-        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, [], [])
+        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, 0, [], [])
         managers = self._cache.single_type_managers
         self._full = [isinstance(each, FullAttentionManager) for each in managers]
         self._size = managers[0].block_size if self._full == [True] else 0
-        self._dropped = len(self._cache.eagle_group_ids)
-        self._can_tell = any(self._full) and not self._dropped
+        self._dropping = sorted(dropping_groups(self._cache))
+        # Only there upstream looks further than the last block that can be hit.
+        self._beyond = bool(self._dropping) and not self._size
+        self._can_tell = self._enabled and any(self._full)
         if self._can_tell:
             self._full_group = self._full.index(True)
             self._full_size = managers[self._full_group].block_size
@@ -97,7 +103,10 @@ class PrefixHits:
     def _look_up(self, requests: Sequence[Request], start: int) -> list[Hit]:
         requests = requests[start : start + AT_A_TIME]
         names = [request.request_id for request in requests]
-        hits = list(map(self._found.get, names))
+        hits = [
+            self._nothing if request.num_computed_tokens else self._found.get(name)
+            for request, name in zip(requests, names, strict=True)
+        ]
         for index, hit in enumerate(hits, start):
             if index and (self._searches <= 0 or self._blocks <= 0):
                 break
@@ -133,20 +142,30 @@ class PrefixHits:
         self._next = found
         return True
 
-    def unused(self, request: Request, hit: Hit) -> Iterator[Any]:
-        """Those blocks of a hit that no request uses: upstream could evict them."""
+    def unused(
+        self, request: Request, hit: Hit, freed: Container[int], whole: bool
+    ) -> Iterator[Any]:
+        """Those blocks of a hit that no request uses: upstream could evict them.
+
+        Args:
+            request: the request.
+            hit: what was found of it.
+            freed: numbers of blocks that those who use them are about to give up.
+            whole: look at all blocks, which takes long; else only at those behind the
+                last that is used. Mostly who uses a block uses those before it, too,
+                but it may use a copy of them.
+        """
         if not self._size:
-            for blocks in hit.blocks:
-                for block in blocks:
-                    if block.ref_cnt == 0 and not block.is_null:
-                        yield block
+            for block in chain.from_iterable(hit.blocks):
+                if (not block.ref_cnt or block.block_id in freed) and not block.is_null:
+                    yield block
             return
-        # Who uses a block uses those before it, too.
         for index in reversed(range(hit.tokens // self._size)):
-            found = self._has_block(request.block_hashes[index], [0])
-            if not found or found[0].ref_cnt:
-                return
-            yield found[0]
+            for block in self._block(request.block_hashes, index + 1, 0):
+                if not block.ref_cnt:
+                    yield block
+                elif not whole:
+                    return
 
     def _search(self, request: Request, charged: bool) -> Hit:
         if _reads_nothing(request):
@@ -157,28 +176,47 @@ class PrefixHits:
         hashes = request.block_hashes
         if self._size:
             end = min(len(hashes), (request.num_tokens - 1) // self._size)
-            count = self._end_of_hit(hashes, end) - self._dropped
-            if count <= 0:
-                return self._nothing
-            last = self._has_block(hashes[count - 1], [0])
-            hit = _hit(count * self._size, (last,), last)
+            found = self._end_of_hit(hashes, end)
+            count = max(0, found - len(self._dropping))
+            blocks = (self._block(hashes, count, 0),) if count else self._nothing.blocks
+            marks = self._block(hashes, found, 0)
+            hit = _hit(count * self._size, blocks, found, marks)
         else:
             # From 0.30 on there is a third value, of which we need nothing.
             blocks, tokens = self._cache.find_longest_cache_hit(
                 hashes, request.num_tokens - 1
             )[:2]
             self._blocks -= charged * (1 + sum(map(len, blocks)))
-            marks = [
-                block
-                for full, group in zip(self._full, blocks, strict=True)
-                for block in (group[-1:] if full else group)
-                if not block.is_null
-            ]
-            hit = _hit(tokens, blocks, marks)
-        if self._can_tell and hit.tokens:
-            self._last = hit
-            self._last_hash = hashes[hit.tokens // self._full_size - 1]
+            hit = self._marked(hashes, blocks, tokens)
+        if self._can_tell and hit.found:
+            self._last, self._last_hash = hit, hashes[hit.found - 1]
         return hit
+
+    def _marked(
+        self, hashes: Sequence[Any], blocks: tuple[Sequence[Any], ...], tokens: int
+    ) -> Hit:
+        """What upstream found in several groups."""
+        if not self._can_tell:
+            return _hit(tokens, blocks, 0, [])
+        found = tokens // self._full_size
+        marks = [
+            block
+            for full, group in zip(self._full, blocks, strict=True)
+            for block in (group[-1:] if full else group)
+            if not block.is_null
+        ]
+        if self._dropping:
+            dropped = self._block(hashes, found + 1, self._full_group)
+            found += bool(dropped)
+            for group in self._dropping:
+                marks += self._block(hashes, found, group)
+        return _hit(tokens, blocks, found, marks)
+
+    def _block(self, hashes: Sequence[Any], number: int, group: int) -> list[Any]:
+        """The block of a group with which so many blocks of a prompt are there."""
+        if not 0 < number <= len(hashes):
+            return []
+        return self._has_block(hashes[number - 1], [group]) or []
 
     def _shares_last(self, request: Request) -> bool:
         """Whether a request has the prefix that was found last, and no longer one.
@@ -186,11 +224,10 @@ class PrefixHits:
         The hash of a block is that of all tokens before it, too.
         """
         last, hashes = self._last, request.block_hashes
-        count = last.tokens // self._full_size if self._can_tell else 0
         return (
-            0 < count <= len(hashes)
-            and hashes[count - 1] == self._last_hash
-            and count <= (request.num_tokens - 1) // self._full_size
+            0 < last.found <= len(hashes)
+            and hashes[last.found - 1] == self._last_hash
+            and last.found <= (request.num_tokens - 1) // self._full_size
             and self._still_holds(request, last)
         )
 
@@ -203,24 +240,25 @@ class PrefixHits:
 
     def _still_holds(self, request: Request, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
-        # With speculation by EAGLE, upstream drops the last block that it finds.
         if not self._can_tell:
             return _reads_nothing(request)
         if hit is not self._held:
             if [block.block_hash for block in hit.marks] != hit.hashes:
                 return False
             self._held = hit
-        hashes, after = request.block_hashes, hit.tokens // self._full_size
+        hashes, after = request.block_hashes, hit.found
         return (
             after >= len(hashes)
             or not self._has_block(hashes[after], [self._full_group])
-            or after >= (request.num_tokens - 1) // self._full_size
+            or after >= (request.num_tokens - 1) // self._full_size + self._beyond
             or _reads_nothing(request)
         )
 
 
-def _hit(tokens: int, blocks: tuple[Sequence[Any], ...], marks: list[Any]) -> Hit:
-    return Hit(tokens, blocks, marks, [block.block_hash for block in marks])
+def _hit(
+    tokens: int, blocks: tuple[Sequence[Any], ...], found: int, marks: list[Any]
+) -> Hit:
+    return Hit(tokens, blocks, found, marks, [block.block_hash for block in marks])
 
 
 def _reads_nothing(request: Request) -> bool:

@@ -90,6 +90,40 @@ def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) ->
     return blocks
 
 
+def step_room(scheduler: "Scheduler", tokens: int, requests: int) -> int:
+    """Tokens that a step has left beside so many of so many requests.
+
+    From 0.28 on each request can take slots for drafting, beside its tokens.
+    """
+    room: int = scheduler.max_num_scheduled_tokens - tokens
+    if not _reads(type(scheduler).schedule, "max_num_new_slots_for_drafting"):
+        return room
+    speculation = scheduler.vllm_config.speculative_config
+    slots = speculation.max_num_new_slots_for_drafting if speculation else 0
+    most = scheduler.scheduler_config.max_num_batched_tokens
+    return min(room, most - tokens - slots * (requests + 1))
+
+
+def processed_tokens(request: Any, manager: Any) -> int:
+    """Computed tokens of which a manager of blocks assumes that they will stay.
+
+    From 0.30 on those of steps that have not ended do not count, in no manager.
+    """
+    computed: int = request.num_computed_tokens
+    if hasattr(request, "num_in_flight_tokens"):
+        return computed - request.num_in_flight_tokens
+    return computed - getattr(manager, "num_speculative_blocks", 0)
+
+
+def dropping_groups(coordinator: Any) -> set[int]:
+    """Groups of the KV cache in which speculation drops the last block of a hit.
+
+    From 0.33 on not all that speculation uses.
+    """
+    groups: set[int] = first_of(coordinator, "drop_eagle_group_ids", "eagle_group_ids")
+    return groups
+
+
 @cache
 def _reads(function: Any, name: str) -> bool:
     """Whether the function's own code uses the name."""

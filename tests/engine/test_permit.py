@@ -5,6 +5,8 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
@@ -17,9 +19,9 @@ from schedulers import (
     give_gate,
     make_request,
     make_scheduler,
+    prompt_request,
     step,
 )
-from test_pending import prompt_request
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
@@ -156,6 +158,34 @@ def test_a_loaded_request_starts_and_goes_on_without_allowance(config):
     assert not gate.holds(loaded)
     assert gate.clip(loaded, 12, 48) == 12
     assert gate.holds(scheduler.requests["fresh"])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "slots", "num_blocks", "exempt"),
+    [
+        (1, 4, 100, True),
+        (3, 4, 100, False),  # the place of an adapter that was not scheduled
+        (1, 3, 100, False),
+        (1, 4, 24, False),
+    ],
+    ids=["nothing", "adapter", "slot", "blocks"],
+)
+def test_a_loaded_request_takes_nothing_that_a_held_one_needs(
+    moe_model, adapter, slots, num_blocks, exempt
+):
+    """An adapter too many ended the engine when the held prompts went on."""
+    config = config_of(moe_model, max_num_seqs=slots, long_prefill_token_threshold=16)
+    config.lora_config = LoRAConfig(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
+    scheduler = make_scheduler(config, num_blocks=num_blocks)
+    adapters = {each: LoRARequest(str(each), each, "/none") for each in (1, 2, 3)}
+    for each in (1, 2):
+        add(scheduler, (f"adapter {each}", 100), lora_request=adapters[each])
+    assert len(scheduled(scheduler, 64)) == 2
+    add(scheduler, ("held", 100))
+    assert scheduled(scheduler, 0) == {}
+    loaded = make_request("loaded", 60, 5, lora_request=adapters[adapter])
+    loaded.num_computed_tokens = 48
+    assert scheduler.balance_gate.holds(loaded) is not exempt
 
 
 def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
