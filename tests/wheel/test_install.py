@@ -131,7 +131,6 @@ def test_uninstalling_the_plugin_leaves_vllm(
     assert bare.listing() == before
 
 
-@pytest.mark.parametrize("empty", ["pip"], indirect=True)
 def test_reinstalling_repairs_and_another_target_replaces(
     bare: Environment, ascend_wheel: Path, reference_wheel: Path
 ) -> None:

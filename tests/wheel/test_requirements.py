@@ -74,6 +74,7 @@ def index_variables() -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
+@pytest.mark.slow  # asks the index
 @pytest.mark.parametrize("choice", ASCEND, ids=lambda choice: choice.name)
 def test_one_set_pleases_both_upstreams(
     choice: Choice, build: Build, stand_ins: dict[str, Path], paths: Paths
@@ -102,6 +103,7 @@ def test_one_set_pleases_both_upstreams(
             assert requirement.specifier.contains(chosen[package]), requirement
 
 
+@pytest.mark.slow  # asks the index
 @pytest.mark.parametrize(
     "choice", [c for c in ASCEND if c.python == "cp312"], ids=lambda choice: choice.name
 )

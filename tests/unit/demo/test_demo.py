@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from balance_tools.errors import ToolError
-from balance_tools.serving import demo, demo_plot
-from balance_tools.serving.demo_answers import compare
-from balance_tools.serving.demo_load import (
+from balance_tools.demo import demo, picture
+from balance_tools.demo.answers import compare
+from balance_tools.demo.load import (
     DEVICE,
     RANKS,
     STEADY,
@@ -20,12 +19,13 @@ from balance_tools.serving.demo_load import (
     check,
     steady_throughput,
 )
-from balance_tools.serving.demo_steps import (
+from balance_tools.demo.steps import (
     Step,
     between_steps_s,
     read_steps,
     waiting_share,
 )
+from balance_tools.errors import ToolError
 
 BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
 LINE = (
@@ -124,13 +124,13 @@ def test_a_machine_that_is_too_slow_is_named() -> None:
 
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path: Path) -> None:
     runs = [a_run("off", 200), a_run("adaptive", 260)]
-    assert demo_plot.window(runs) == 10
+    assert picture.window(runs) == 10
     short = replace(runs[1], steps=tuple(s for s in runs[1].steps if s.end < 12))
-    assert demo_plot.window([runs[0], short]) == pytest.approx(2, abs=0.2)
-    pixels = image.imread(demo_plot.plot(runs, tmp_path / "demo.png"))
+    assert picture.window([runs[0], short]) == pytest.approx(2, abs=0.2)
+    pixels = image.imread(picture.plot(runs, tmp_path / "demo.png"))
     assert pixels.shape[1] > 1000
     # Both colours of work are there.
-    for colour in (demo_plot.PROMPT, demo_plot.TOKENS):
+    for colour in (picture.PROMPT, picture.TOKENS):
         wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from balance_tools.paths import Paths
+from balance_tools.rebase.command import VERBS
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from index_samples import SampleIndex
@@ -234,12 +234,21 @@ def test_without_a_bump_there_is_nothing_to_go_on_with(
     assert "expected a bump in progress, found none" in capsys.readouterr().err
 
 
-def test_a_version_alone_is_a_bump() -> None:
-    """The shell script says so; the path is no version, so nothing is asked for."""
-    script = Path(__file__).parents[3] / "tools" / "rebase.sh"
-    run = subprocess.run([script, "../1"], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr.startswith("error: version: expected a release such as 0.30.0")
+def test_the_script_knows_the_verbs_and_takes_all_else_for_a_bump() -> None:
+    script = (Path(__file__).parents[3] / "tools" / "rebase.sh").read_text()
+    (verbs,) = [line for line in script.splitlines() if line.endswith(") ;;")]
+    words = {word.strip(" ')") for word in verbs.removesuffix(") ;;").split("|")}
+    assert words == {*VERBS, "-h", "--help", ""}
+    assert '*) set -- bump "$@" ;;' in script
+
+
+@pytest.mark.parametrize("version", ["../1", "", "1 0"])
+def test_what_is_no_version_is_refused(
+    version: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rebase(root, "bump", version) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: version: expected a release such as 0.30.0")
 
 
 def test_a_series_that_does_not_fit_its_own_lock_is_refused(
