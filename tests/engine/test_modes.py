@@ -1,7 +1,7 @@
 """Adaptive balance in every way to run vLLM that the reference platform has.
 
 Every case writes what Hugging Face writes, and the gate must have taken part.
-`docs/balance.md` names the test of each mode.
+`docs/modes.md` names the test of each mode.
 """
 
 import contextlib

@@ -1,33 +1,51 @@
-"""What the documentation names exists."""
+"""What the pages name exists; the figures of the README are those of the results."""
 
+import json
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TESTS = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_a_page_names_exist(page):
-    named = re.findall(r"`((?:\w+/)*test_\w+\.py)(?:::(\w+))?", page.read_text())
-    for file, function in named:
-        (found,) = (ROOT / "tests").rglob(file.removeprefix("tests/"))
+def tracked_and_vendored() -> Iterator[Path]:
+    """Files and folders that git tracks, and those of the patched upstream trees."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        yield from (ROOT / name, *(ROOT / name).parents[: name.count("/")])
+    for package in ("vllm", "vllm_ascend"):
+        yield from (ROOT / package).rglob("*.py")
+
+
+FILES = [f"/{path.relative_to(ROOT)}" for path in tracked_and_vendored()]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@each_page
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    for file, function in re.findall(
+        r"`(?:[\w/]+/)?(test_\w+\.py)?(?:::)?(test_\w+)?[\[`]", page.read_text()
+    ):
+        text = TESTS.get(file, "") if file else "".join(TESTS.values())
+        assert text, f"{page.name}: no {file} in tests"
         if function:
-            assert f"def {function}(" in found.read_text(), f"{file}::{function}"
+            assert f"def {function}(" in text, f"{page.name}: no {file}::{function}"
 
 
-def test_some_page_names_tests():
-    assert any("test_waves.py::test_waves" in page.read_text() for page in PAGES)
-
-
-@pytest.mark.parametrize(
-    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
-)
-def test_links_lead_to_files(page):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+@each_page
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for file, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), f"{page.name}: {file}"
+        if heading:
+            assert heading in anchors(target), f"{page.name}: {file}#{heading}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -38,36 +56,38 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name
+    "page",  # that of the results names programs of the past
+    [page for page in PAGES if page.name not in ("results.md", "past-bumps.md")],
+    ids=lambda page: page.name,
 )
-def test_links_lead_to_headings(page):
-    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`([a-z][\w./-]*(?:/|\.py|\.toml))`", page.read_text())
     assert [
-        (file, heading)
-        for file, heading in links
-        if heading not in anchors(page.parent / file if file else page)
+        name
+        for name in named
+        if not name.startswith(("csrc/", "dist/", "build/"))
+        and not any(path.endswith(f"/{name.rstrip('/')}") for path in FILES)
     ] == []
 
 
-def test_some_links_lead_to_headings():
-    assert any("](operations.md#" in page.read_text() for page in PAGES)
+def test_newcomers_find_every_page_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
+    pages = {str(page.relative_to(ROOT)) for page in PAGES}
+    assert pages - linked <= {"README.md"}
 
 
-def test_the_readme_has_the_figures_of_the_results():
+@pytest.mark.parametrize(
+    ("result", "figure", "says"),
+    [
+        ("wall_clock_dp4", "steady_output_throughput", "{} times the tokens per"),
+        ("wall_clock_replay4", "mean_e2el_ms", "a request took {} times as long"),
+    ],
+)
+def test_the_readme_has_the_figures_of_the_results(
+    result: str, figure: str, says: str
+) -> None:
+    path = ROOT / "bench" / "results" / f"{result}.json"
+    measured = json.loads(path.read_text())["measured"]
+    ours, off = (measured[policy]["mean"][figure] for policy in ("adaptive", "off"))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    results = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    all_slots, replayed = results.split("## Wall clock, ")[1:]
-    gain, *_ = re.findall(r"\| adaptive \| ([\d.]+)", all_slots)
-    assert f"gave [{gain} times](docs/results.md#wall-clock-all-slots)" in readme
-    time, *_ = re.findall(r"\| adaptive \| ([\d.]+)", replayed)
-    assert f"a request took {time} times as long on average" in readme
-    published = re.search(
-        r"`cap` gains (\+\d+ %) as published and (\+\d+ %) simulated\..*? the same "
-        r"lengths give `cap` (\+\d+ %) and `adaptive` (\+\d+ %)",
-        results,
-    )
-    for figure in published.groups():
-        assert figure in readme
-    (mean,) = re.findall(r"\| phi 0.9 \| \+(\d+)%", results)
-    for page in (readme, (ROOT / "docs" / "simulate.md").read_text()):
-        assert f"{mean} % on the average" in " ".join(page.split())
+    assert says.format(f"{ours / off:.2f}") in readme

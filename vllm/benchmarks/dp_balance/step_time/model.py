@@ -2,19 +2,18 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How long the ranks' common step takes, from what each of them computes.
 
-The options, `calibrate` and `CostModel` say seconds per token. `adaptive` learns the
-same model in seconds per full step of N tokens (`max_num_batched_tokens`), and the
-pages use its names:
+The options, `calibrate` and `CostModel` say seconds per token. `adaptive` and the pages
+say the same in seconds per full step of N tokens (`max_num_batched_tokens`):
 
-=========================================== ======= ============================
-here                                        pages   `balance/policies/step_cost`
-=========================================== ======= ============================
-t0 + a·decodes + context·tokens (+ experts) decode  decode
-c                                           c       fixed
-(1 − phi)·b                                 b₁ / N  own / N
-phi·b                                       b₂ / N  shared / N
-padded·phi·b                                b₃ / N  padding / N
-=========================================== ======= ============================
+=========================================== ============================
+here                                        `balance/policies/step_cost`
+=========================================== ============================
+t0 + a·decodes + context·tokens (+ experts) decode
+c                                           fixed
+(1 − phi)·b                                 own / N
+phi·b                                       shared / N
+padded·phi·b                                padding / N
+=========================================== ============================
 """
 
 import math

@@ -66,8 +66,8 @@ class RowExchange:
         self._watch.end_step(row.wave, row.step)
         self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
         try:
-            # Every row goes straight to its reader, one hop for all of them; the
-            # all-gather of gloo is a ring of as many hops as there are other ranks.
+            # Every row goes straight to its reader, two hops for all of them (gloo
+            # sends once the reader is ready); its all-gather takes 2(N - 1) in a ring.
             work = group.alltoall_base(self._received, self._sent, [], [])
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
