@@ -181,7 +181,7 @@ def test_several_api_servers_load_all_ranks(moe_model: Path, tmp_path: Path) -> 
     have gone away in the middle."""
     options = (
         *("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "8"),
-        *("--api-server-count", "3", "--max-model-len", "256"),
+        *("--api-server-count", "2", "--max-model-len", "256"),
         *("--no-enable-prefix-caching", "--additional-config"),
         json.dumps(device(0.02)),
     )
