@@ -26,13 +26,11 @@ KEPT = [
     "27:two_servers+lone",
     "30:slow_rank+experts+equal+modes+first_decode",
     "75:pinned",
-    *(
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason))
-        for name, reason in {
-            "2:short_answers+closed": "decode steps where full prefills decode too",
-            "237:starved+slow_rank+short_answers": "decode steps while a queue grows",
-            "13:long_prompts+first_decode+0.30+tiny+attention": "costs not learned",
-        }.items()
+    "2:short_answers+closed",
+    "237:starved+slow_rank+short_answers",
+    pytest.param(
+        "13:long_prompts+first_decode+0.30+tiny+attention",
+        marks=pytest.mark.xfail(strict=True, reason="costs not learned"),
     ),
 ]
 """Worlds that some policy harmed."""

@@ -2,6 +2,7 @@
 
 import pytest
 from balance.policies.by_name import OPEN, create_policy
+from balance.policies.cap import Cap, CapParameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot
@@ -22,7 +23,7 @@ def freezes(counts, limit, margin):
 def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
     counts = [min(count, limit) for count in shares]
     pending, tokens, held, age = fields
-    decision = create_policy("cap", {"margin": margin}).decide(
+    decision = Cap(CapParameters(margin)).decide(
         snapshot(
             IDLE._replace(
                 running=count,

@@ -257,7 +257,9 @@ class Adaptive:
         decoding = sum(snapshot.decoding)
         undecoded = sum(snapshot.running) + sum(snapshot.waiting) - decoding
         behind = max(0.0, undecoded - started)
-        ends = decoding * self._decodes.ending / cost.decode * seconds
+        # Those that end in the step of the release as well do not count.
+        ending = self._decodes.ending * (1 - self._decodes.ending)
+        ends = decoding * ending / cost.decode * seconds
         return ends > started * math.sqrt(self._decodes.stretch) + _BEHIND * behind
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
