@@ -22,7 +22,6 @@ COMMANDS = {
     "lint-series": ("series.lint", "Check the rules for patches."),
     "check-placement": ("hooks.check_placement", "Show and prove where hooks stand."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
-    "kernels": ("kernels.prebuilt", "Fetch kernels; prove that they fit the sources."),
     "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
     "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
     "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-# Its own process dies at the n-th rename, removal, new folder or program. The number
-# of all of them is the last line of the output.
-KILLER = """
+RENAMES = {"os.rename"}
+ALL = {*RENAMES, "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
+
+
+def killer(events: set[str]) -> str:
+    """A program whose own process dies just before the n-th of these audit events.
+
+    Its arguments are n and a command of the tools; the number of all of them is the
+    last line of the output.
+    """
+    return f"""
 import os, signal, sys
 from balance_tools.__main__ import main
-EFFECTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
 last, seen = int(sys.argv[1]), 0
 def hook(event, arguments):
     global seen
-    if event in EFFECTS:
+    if event in {events!r}:
         seen += 1
         if seen == last:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import in_progress
-from killed import KILLER
+from killed import ALL, killer
 from rebase_samples import ENGINE, UPSTREAM, make_root, make_sdist, rebase, tracked
 
 NEWER = ENGINE.replace(b"class Engine", b"LIMIT = 8\n\n\nclass Engine")
@@ -24,7 +24,7 @@ def run(root: Path, kill_at: int, *arguments: str) -> subprocess.CompletedProces
         [
             sys.executable,
             "-c",
-            KILLER,
+            killer(ALL),
             str(kill_at),
             "rebase",
             arguments[0],

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.errors import ToolError
 from balance_tools.hooks.placement import Hook, check_placement, placement_of
 from balance_tools.paths import Paths
 from balance_tools.series.apply import Series, load_series, patched_steps
@@ -50,53 +49,20 @@ def patched_modules(series: Series, tree: Path) -> Iterator[PatchedModule]:
         before = after
 
 
-def compare_placement(
-    intended: list[PatchedModule], found: list[PatchedModule]
-) -> Iterator[str]:
-    """Yield each hook of one series that does not stand there in the other."""
-    by_name = {(module.patch.name, module.path): module for module in found}
-    for module in intended:
-        where = f"{module.patch.name}: {module.path}"
-        other = by_name.pop((module.patch.name, module.path), None)
-        if other is None:
-            yield f"{where}: not patched in the other series"
-            continue
-        problems = check_placement(module.hooks, other.base, other.patched, module.path)
-        yield from (f"{where}: {problem}" for problem in problems)
-    yield from (f"{name}: {path}: patched only there" for name, path in by_name)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check-placement`."""
-    parser.add_argument("--package", choices=("vllm", "vllm_ascend"))
-    parser.add_argument(
-        "--series", type=Path, help="another series of --package, made for --tree"
-    )
-    parser.add_argument(
-        "--tree", type=Path, help="the pristine tree that --series was made for"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Run `check-placement`."""
-    if bool(args.series) != bool(args.tree) or (args.series and not args.package):
-        raise ToolError(
-            "--series: expected with --tree and --package; give all three to check "
-            "a series that was moved to another release"
-        )
     paths = Paths.find()
-    lock = load_lock(paths.lock)
     problems: list[str] = []
-    for name in [args.package] if args.package else list(lock.packages):
-        tree = ensure_pristine(lock.packages[name], paths)
-        pinned = list(patched_modules(load_series(paths.patches(name)), tree))
-        shown = pinned
-        if args.series:
-            shown = list(patched_modules(load_series(args.series), args.tree))
-        problems += compare_placement(pinned, shown)
-        for module in shown:
+    for name, artifact in load_lock(paths.lock).packages.items():
+        tree = ensure_pristine(artifact, paths)
+        for module in patched_modules(load_series(paths.patches(name)), tree):
+            where = f"{module.patch.name}: {module.path}"
             for hook in module.hooks:
-                print(f"{module.patch.name}: {module.path}:{hook.line}: {hook.anchor}")
+                print(f"{where}:{hook.line}: {hook.anchor}")
+            found = check_placement(
+                module.hooks, module.base, module.patched, module.path
+            )
+            problems += [f"{where}: {problem}" for problem in found]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -7,13 +7,11 @@ Python files in the wheel are those of that sdist.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
@@ -23,7 +21,7 @@ from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.archive import check_wheel
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.lock import Artifact, Lock, load_lock
+from balance_tools.upstream.lock import Artifact, Lock
 from balance_tools.upstream.pristine import Fetch, ensure_pristine
 
 PACKAGE = "vllm_ascend"
@@ -188,22 +186,3 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
         stage.clear()
         extract_kernels(kernels, stage.folder)
         stage.finish()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `kernels`."""
-    parser.add_argument("--python", default="cp311", help="interpreter tag: cp311")
-    parser.add_argument("--arch", default="x86_64", help="machine: x86_64, aarch64")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `kernels`."""
-    paths = Paths.find()
-    lock = load_lock(paths.lock)
-    wheel = fetch_kernels(lock, args.python, args.arch, paths=paths)
-    kinds = Counter(PurePosixPath(name).suffix or "other" for name in wheel.compiled)
-    print(f"{wheel.artifact.filename}: belongs to {kernel_sdist(lock).filename}")
-    print(f"csrc of both sdists: tree sha256 {wheel.csrc_sha256}")
-    print("compiled: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
-    print("written by its build: " + (", ".join(wheel.generated) or "nothing"))
-    return 0
