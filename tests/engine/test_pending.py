@@ -1,7 +1,6 @@
 """The row says what upstream's scheduler would do next, with prefixes in the cache."""
 
 import pytest
-from vllm.v1.core.sched.balance.measure.prefix_hits import PrefixHits
 from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
@@ -125,16 +124,19 @@ def test_two_groups_without_prefix_caching_are_measured(moe_model):
 def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
     """As when its KV cache was loaded meanwhile: its blocks are there already, and
     upstream's count of them ended the engine."""
-    config = config_of(moe_model)
-    scheduler = make_scheduler(config, layers=(FULL_ATTENTION, WINDOW))
+    layers = (FULL_ATTENTION, WINDOW)
+    scheduler = make_scheduler(config_of(moe_model), num_blocks=17, layers=layers)
     scheduler.add_request(prompt_request("first", [1] * 60, 5))
     step(scheduler)
     again = prompt_request("again", [1] * 60, 5)
-    hits = PrefixHits(scheduler)
-    for computed, tokens in ((0, 48), (48, 0)):
-        again.num_computed_tokens = computed
-        hits.begin_step()
-        assert [hit.tokens for hit in hits.of_each([again])] == [tokens]
+    scheduler.add_request(again)
+    assert row_of(scheduler).pending_tokens == 12
+    manager = scheduler.kv_cache_manager
+    assert manager.allocate_slots(again, 0, num_external_computed_tokens=32)
+    again.num_computed_tokens = 32
+    scheduler.add_request(prompt_request("behind", [2] * 60, 5))
+    assert row_of(scheduler).pending_tokens == 28
+    assert prefills(upstream_copy(scheduler)) == {"again": 28}
 
 
 def test_copies_of_a_prefix_that_nobody_uses_take_room(moe_model):

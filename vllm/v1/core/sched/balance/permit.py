@@ -7,7 +7,6 @@ from collections.abc import Iterable, Set
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.measure.blocks import blocks_of
 from vllm.v1.core.sched.balance.measure.queues import is_first
 from vllm.v1.core.sched.balance.measure.releases import max_admitted
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
@@ -124,7 +123,12 @@ class PrefillPermit:
             if not told and not is_first(request, self._scheduler):
                 self.unanswered.add(name)
         self._asked = {}
-        self.unanswered &= self._scheduler.requests.keys()
+        requests = self._scheduler.requests
+        self.unanswered = {
+            name
+            for name in self.unanswered
+            if name in requests and not requests[name].num_computed_tokens
+        }
         while self._set_aside:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
@@ -188,12 +192,21 @@ class PrefillPermit:
         left = request.num_tokens - computed
         if not computed or left > scheduler.block_size:
             return False
-        return not self._held or (
-            self._looks_on
-            and self._has_adapter(request)
-            and blocks_of([request, *self._held.values()], scheduler)
-            <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if not self._held:
+            return True
+        return self._looks_on and self._has_adapter(request) and self._fits(request)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether all blocks of it and of those that are held are free, at most."""
+        scheduler = self._scheduler
+        ahead = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+        cache = scheduler.kv_cache_manager
+        blocks = sum(
+            2 - (-(each.num_tokens + ahead) // manager.block_size)
+            for each in chain(self._held.values(), [request])
+            for manager in cache.coordinator.single_type_managers
         )
+        return blocks <= cache.block_pool.get_num_free_blocks()
 
     def _has_adapter(self, request: Request) -> bool:
         """Whether its adapter has a place beside those that run or are held."""

@@ -4,7 +4,7 @@
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -77,6 +77,13 @@ class FreeBlocks:
         self._exact_left = sys.maxsize if self._one_full_attention else EXACT_COUNTS
         self._revived: set[int] = set()
         self._first = True
+
+    @property
+    def any_budget(self) -> bool:
+        """Whether `budget` is more than 0, mostly without counting it."""
+        scheduler = self._scheduler
+        most = len(scheduler.running) * (1 + scheduler.num_spec_tokens)
+        return step_room(scheduler, most, len(scheduler.running)) > 0 or self.budget > 0
 
     @cached_property
     def budget(self) -> int:
@@ -322,17 +329,6 @@ class FreeBlocks:
             if not (by_priority and looks_past_preempted(self._scheduler)):
                 return preempted | set(running[index:])
         return preempted
-
-
-def blocks_of(requests: Iterable[Request], scheduler: "Scheduler") -> int:
-    """The most blocks that these requests take, with those that they have."""
-    ahead = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    return sum(
-        2 - (-(request.num_tokens + ahead) // manager.block_size)
-        for request in requests
-        for manager in managers
-    )
 
 
 def tokens_of(request: Request, scheduler: "Scheduler") -> int:

@@ -100,7 +100,7 @@ class PendingWork:
     def _admissible(self, free: FreeBlocks) -> Pending:
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        if slots <= 0 or free.budget <= 0:
+        if slots <= 0 or not free.any_budget:
             return Pending([], [])
         in_turn = self._ready()
         if scheduler.lora_config:
@@ -151,7 +151,8 @@ class PendingWork:
             have = max(mine or hit.tokens, known.get(request.request_id, 0))
             left = total - have
             starts = of_any_size or self._can_start(request, left, have, free)
-            if not starts or not free.take(request, have, hit):
+            # What was found may be remembered from before its KV cache was loaded.
+            if not starts or not free.take(request, have, None if mine else hit):
                 if self._is_in_doubt(request):
                     tokens.append(left)
                 break
@@ -170,8 +171,9 @@ class PendingWork:
         for request in self._in_turn.admitted():
             status = request.status
             if status is _WAITING or status is _PREEMPTED:
-                if request.request_id not in unanswered or request.num_computed_tokens:
-                    yield request
+                if unanswered and request.request_id in unanswered:
+                    continue
+                yield request
             elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 if request.request_id in arrived:
                     yield request

@@ -89,7 +89,7 @@ class PrefixHits:
         self._blocks = SEARCHED_BLOCKS
 
     def of_each(self, requests: Sequence[Request]) -> Iterator[Hit]:
-        """What the KV cache has of requests, and nothing of those that began.
+        """What the KV cache has of requests; not to be asked of those that began.
 
         Args:
             requests: in their turn. They are looked up a few at a time, as far as the
@@ -103,10 +103,7 @@ class PrefixHits:
     def _look_up(self, requests: Sequence[Request], start: int) -> list[Hit]:
         requests = requests[start : start + AT_A_TIME]
         names = [request.request_id for request in requests]
-        hits = [
-            self._nothing if request.num_computed_tokens else self._found.get(name)
-            for request, name in zip(requests, names, strict=True)
-        ]
+        hits = list(map(self._found.get, names))
         for index, hit in enumerate(hits, start):
             if index and (self._searches <= 0 or self._blocks <= 0):
                 break
@@ -160,12 +157,13 @@ class PrefixHits:
                 if (not block.ref_cnt or block.block_id in freed) and not block.is_null:
                     yield block
             return
+        has_block, hashes, group = self._has_block, request.block_hashes, [0]
         for index in reversed(range(hit.tokens // self._size)):
-            for block in self._block(request.block_hashes, index + 1, 0):
-                if not block.ref_cnt:
-                    yield block
-                elif not whole:
-                    return
+            found = has_block(hashes[index], group)
+            if found and not found[0].ref_cnt:
+                yield found[0]
+            elif not whole:
+                return
 
     def _search(self, request: Request, charged: bool) -> Hit:
         if _reads_nothing(request):
@@ -178,8 +176,9 @@ class PrefixHits:
             end = min(len(hashes), (request.num_tokens - 1) // self._size)
             found = self._end_of_hit(hashes, end)
             count = max(0, found - len(self._dropping))
-            blocks = (self._block(hashes, count, 0),) if count else self._nothing.blocks
             marks = self._block(hashes, found, 0)
+            last = marks if count == found else self._block(hashes, count, 0)
+            blocks = (last,) if last else self._nothing.blocks
             hit = _hit(count * self._size, blocks, found, marks)
         else:
             # From 0.30 on there is a third value, of which we need nothing.
