@@ -43,6 +43,7 @@ def pytest_sessionstart() -> None:
         )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With xdist, one worker runs all tests with servers, one server at a time."""
     for item in items:

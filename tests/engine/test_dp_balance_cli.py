@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-VERBS = ("simulate", "calibrate", "recommend", "report")
+VERBS = ("simulate", "calibrate", "recommend")
 SMALL = [
     *("--num-prompts", "40", "--data-parallel-size", "2", "--max-num-seqs", "4"),
     *("--input-len", "200", "--output-len", "uniform:5:30"),
@@ -29,24 +27,13 @@ def test_every_verb_has_help_and_the_siblings_are_still_there(tmp_path: Path) ->
     assert "--save-result" in run(tmp_path, "simulate", "--help=all").stdout
 
 
-@pytest.mark.parametrize("engine", ["fast", "real"])
-def test_simulate_saves_a_result(engine: str, tmp_path: Path) -> None:
+def test_simulate_saves_a_result(tmp_path: Path) -> None:
     save = ["--save-result", "--result-filename", "result.json"]
-    done = run(tmp_path, "simulate", *SMALL, *save, "--engine", engine)
+    done = run(tmp_path, "simulate", *SMALL, *save)
     assert done.returncode == 0, done.stderr
     assert "adaptive" in done.stdout
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["results"][0]["policy"] == "off"
-
-
-def test_both_engines_report_the_same(tmp_path: Path) -> None:
-    tables = [
-        run(tmp_path, "simulate", *SMALL, "--engine", engine).stdout.splitlines()
-        for engine in ("fast", "real")
-    ]
-    assert [line for line in tables[0] if line.startswith("adaptive")] == [
-        line for line in tables[1] if line.startswith("adaptive")
-    ]
 
 
 def test_error_is_one_line_and_a_status(tmp_path: Path) -> None:
@@ -58,10 +45,7 @@ def test_error_is_one_line_and_a_status(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_report_and_calibration_through_the_command(tmp_path: Path) -> None:
-    done = run(tmp_path, "report", *SMALL, "--output", "page.html")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+def test_calibration_through_the_command(tmp_path: Path) -> None:
     done = run(tmp_path, "calibrate", "-dp", "2", "--server-log", "none.log")
     assert done.returncode == 2
     assert "none.log: cannot be read" in done.stderr

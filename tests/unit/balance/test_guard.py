@@ -8,6 +8,7 @@ from balance.policies.adaptive import Adaptive, AdaptiveParameters
 from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
 from balance.policies.decision import OPEN, Decision
 from balance.policies.guard import Guard
+from balance.policies.hold_bound import HoldBound
 from balance.policies.step_cost import CostLearner, StepCost
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,9 +40,9 @@ def timed(*rows, seconds=STEP, **fields):
     return snapshot(row._replace(step_time_us=us, **fields) for row in rows)
 
 
-def measured(policy=None, ranks=4, max_hold_steps=MAX_HOLD_STEPS):
+def measured(policy=None, ranks=4):
     """A guard that has seen decodes, and prefills of 100 tokens by one rank each."""
-    guard = Guard(policy or AlwaysHolds(), max_hold_steps)
+    guard = HoldBound(Guard(policy or AlwaysHolds()), MAX_HOLD_STEPS)
     for _ in range(40):
         guard.decide(timed(*[running(6)] * ranks))
         alone = [running(6, prefill_tokens=100), *[running(6)] * (ranks - 1)]
@@ -187,7 +188,7 @@ def test_costs_that_were_learned_wrong_hold_no_request_longer(cost, monkeypatch)
 
 def test_the_policy_sees_every_snapshot():
     policy = AlwaysHolds()
-    guard = Guard(policy, max_hold_steps=1)
+    guard = HoldBound(Guard(policy), max_hold_steps=1)
     guard.decide(snapshot([IDLE._replace(held_steps=1)]))
     assert len(policy.seen) == 1
     guard.reset()

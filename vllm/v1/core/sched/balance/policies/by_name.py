@@ -14,18 +14,24 @@ from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
 from .guard import Guard
+from .hold_bound import HoldBound
 
 __all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "Decision", "Policy", "create_policy"]
 
 MAX_HOLD_STEPS = 1000
-"""Default bound of every hold, in steps, beside the one in time; see `Guard`."""
+"""Default bound of every hold, in steps; `adaptive` has one in time, too."""
+
+
+def _guarded(parameters: AdaptiveParameters) -> Policy:
+    return Guard(Adaptive(parameters))
+
 
 POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {
     "cap": (Cap, CapParameters),
     "align": (Align, AlignParameters),
-    "adaptive": (Adaptive, AdaptiveParameters),
+    "adaptive": (_guarded, AdaptiveParameters),
 }
-"""Class and parameters of each policy; "off" has none."""
+"""What makes each policy, and its parameters; "off" has none."""
 
 
 def create_policy(
@@ -51,4 +57,4 @@ def create_policy(
                 f"{parameter!r} is not a parameter of balance policy {name!r}; "
                 f"it has {', '.join(known)}"
             )
-    return Guard(policy(parameters_of(**(parameters or {}))), max_hold_steps)
+    return HoldBound(policy(parameters_of(**(parameters or {}))), max_hold_steps)

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Bounds what the holds of any policy can cost, by what was measured alone."""
+"""Bounds what holds can cost, by what was measured alone."""
 
 from collections import deque
 from collections.abc import Iterable
 
 from .decision import OPEN, Decision, Learned, Policy
+from .hold_bound import BOUND_REACHED
 from .rows import Snapshot
 
-BOUND_REACHED = OPEN._replace(reason="hold_bound")
 LOSING = OPEN._replace(reason="losing")
 
 _LONGEST = 32
 """Steps with a prefill that could be made one after another while a request is held."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
+_REMEMBERED = 1001
+"""Ends of steps; `HoldBound` ends longer holds."""
 _RECENT = 31
 """Steps that a median is of."""
 _SECONDS = 1e-6
@@ -27,11 +29,8 @@ class Guard:
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
     request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
-    duration of the recent steps with a prefill, nor for more than `max_hold_steps`.
-    Each rank reports for how many steps in a row it has held an admissible request
-    (`Row.held_steps`, counted from when it could have been admitted, not from its
-    arrival). At the bound, all ranks schedule one step as if there were no balance
-    scheduling.
+    duration of the recent steps with a prefill. At the bound, all ranks schedule one
+    step as if there were no balance scheduling.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
     holds delay requests is taken from it; what releases save is added, and 1 % of the
@@ -47,12 +46,9 @@ class Guard:
     the same step without the other ranks' prompts would not have been longer.
     """
 
-    def __init__(self, policy: Policy, max_hold_steps: int) -> None:
-        if max_hold_steps < 1:
-            raise ValueError(f"max_hold_steps must be 1 or more, not {max_hold_steps}")
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._max_hold_steps = max_hold_steps
-        self._ended = deque([0.0], maxlen=max_hold_steps + 1)
+        self._ended = deque([0.0], maxlen=_REMEMBERED)
         """When the last steps ended, in seconds."""
         self._decode, self._prefill = _Median(), _Median()
         self._lone_rate = _Median()
@@ -90,8 +86,6 @@ class Guard:
     def _is_held_too_long(self, steps: int, requests: int) -> bool:
         if not steps:
             return False
-        if steps >= self._max_hold_steps:
-            return True
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
         bound = min(requests, _LONGEST) * self._usual()
         return bool(bound) and self._ended[-1] - began >= bound
