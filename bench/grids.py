@@ -180,26 +180,23 @@ PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
 
 @dataclass(frozen=True)
 class Drawn:
-    """A workload of drawn lengths on any number of ranks, a closed loop or an open one.
-
-    Attributes:
-        workload: the lengths.
-        share: requests in flight per slot.
-        slots: of each rank.
-        turns: at least so many requests per one in flight.
-        kv_blocks: of each rank; None for as many as it can use.
-        open_share: with Poisson arrivals instead: of the rate that perfectly balanced
-            ranks could serve.
-        skew: of the routing; 0 for the load balancers of the servers.
-    """
+    """A workload of drawn lengths on any number of ranks, closed loop or open."""
 
     workload: Workload
+    """The lengths."""
     share: float = 1.0
+    """Requests in flight per slot."""
     slots: int = 32
+    """Of each rank."""
     turns: int = 4
+    """At least so many requests per one in flight."""
     kv_blocks: int | None = None
+    """Of each rank; None for as many as it can use."""
     open_share: float | None = None
+    """With Poisson arrivals instead: of the rate that perfectly balanced ranks could
+    serve."""
     skew: float = 0.0
+    """Of the routing; 0 for the load balancers of the servers."""
 
     def scenario(self, ranks: int, phi: float) -> Scenario:
         """With so many ranks, that bear this share of a prefill together."""

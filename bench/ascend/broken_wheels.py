@@ -44,17 +44,14 @@ Edit = Callable[[Members], None]
 
 @dataclass(frozen=True)
 class Break:
-    """One way to break a wheel.
-
-    Attributes:
-        edit: changes the files; RECORD is made to fit afterwards.
-        file: the tests that must notice.
-        select: which of them, as `-k` of pytest.
-    """
+    """One way to break a wheel."""
 
     edit: Edit
+    """Changes the files; RECORD is made to fit afterwards."""
     file: str
+    """The tests that must notice."""
     select: str
+    """Which of them, as `-k` of pytest."""
 
 
 def drop_a_patch(members: Members) -> None:

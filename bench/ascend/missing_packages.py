@@ -56,17 +56,14 @@ CAUSE = re.compile(r"(?:\w+\.)*(?:\w*(?:Error|Exception|error)): .+")
 
 @dataclass(frozen=True)
 class Change:
-    """One way in which an environment is not as the wheel requires.
-
-    Attributes:
-        package: its name.
-        wanted: what the wheel requires, as its metadata say it.
-        version: what uv is to install instead, or None for nothing.
-    """
+    """One way in which an environment is not as the wheel requires."""
 
     package: str
+    """Its name."""
     wanted: str
+    """What the wheel requires, as its metadata say it."""
     version: str | None = None
+    """What uv is to install instead, or None for nothing."""
 
     def __str__(self) -> str:
         return self.version or f"no {self.package}"

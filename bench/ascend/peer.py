@@ -55,15 +55,12 @@ CAP = ("--data-parallel-balance", "cap")
 
 @dataclass(frozen=True)
 class System:
-    """What serves.
-
-    Attributes:
-        options: besides `OPTIONS`.
-        ours: with our patches, or upstream's own.
-    """
+    """What serves."""
 
     options: Sequence[str] = ()
+    """Besides `OPTIONS`."""
     ours: bool = True
+    """With our patches, or upstream's own."""
 
 
 SYSTEMS: Mapping[str, System] = {

@@ -111,7 +111,7 @@ def test_a_name_of_later_releases_is_missed_there_alone(pin: Pin) -> None:
     assert ("prefill_capacity_bound",) in {use.names for use in optional}
     old = Names(Modules(pin.tree))
     found = missing(optional, old, old, forward=True)
-    assert ["prefill_capacity_bound" in str(one) for one in found] == [True]
+    assert sum("prefill_capacity_bound" in str(one) for one in found) == 1
     assert missing(optional, old, old, forward=False) == []
 
 

@@ -85,10 +85,34 @@ def run(
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
+
+    def step_seconds(loads: Loads) -> float:
+        seconds = cost.step_seconds(loads)
+        return cost.noisy(seconds, rng) if cost.noise else seconds
+
+    totals = _serve(
+        *(engine, controller, clients, dispatcher, step_seconds, len(requests)),
+        *(async_scheduling, on_step, on_done),
+    )
+    return Run(requests, totals, clients.last_sent)
+
+
+def _serve(
+    engine: Engine,
+    controller: Controller | None,
+    clients: Clients,
+    dispatcher: Dispatcher,
+    step_seconds: Callable[[Loads], float],
+    left: int,
+    async_scheduling: bool,
+    on_step: Callable[[StepRecord], None] | None,
+    on_done: Callable[[int], object] | None,
+) -> list[StepTotals]:
+    """Takes steps until so many requests, `left`, have ended."""
     tell = engine.backlogs if dispatcher.by_tokens else engine.counts
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
-    left, now = len(requests), 0.0
+    now = 0.0
     wave = step = 0
     routed: list[tuple[int, SimRequest]] = []
     while left:
@@ -103,9 +127,7 @@ def run(
         in_flight.append(engine.schedule())
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
-            seconds = cost.step_seconds(loads)
-            if cost.noise:
-                seconds = cost.noisy(seconds, rng)
+            seconds = step_seconds(loads)
             now += seconds
             routed = _route(clients, dispatcher, now)
             first, done = engine.update()
@@ -131,7 +153,7 @@ def run(
                 controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return Run(requests, totals, clients.last_sent)
+    return totals
 
 
 def _route(

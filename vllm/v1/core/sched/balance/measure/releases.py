@@ -7,6 +7,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.core.sched.scheduler import Scheduler
 
 
@@ -115,7 +116,7 @@ def processed_tokens(request: Any, manager: Any) -> int:
     return computed - getattr(manager, "num_speculative_blocks", 0)
 
 
-def dropping_groups(coordinator: Any) -> set[int]:
+def dropping_groups(coordinator: "KVCacheCoordinator") -> set[int]:
     """Groups of the KV cache in which speculation drops the last block of a hit.
 
     From 0.33 on not all that speculation uses.
