@@ -15,8 +15,6 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_FIRST_DECODES = 10
-"""Steps that are held, in all, to time one without prefill."""
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
@@ -82,13 +80,12 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
-        self._first_decodes = _FIRST_DECODES
         self.reset()
 
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
-        cost = self._learner.cost
+        cost = self._learner.cost if self._learner.is_sure else None
         return cost and Learned(cost, self._learner.set_backs)
 
     def reset(self) -> None:
@@ -116,9 +113,9 @@ class Adaptive:
             self._traffic.observe(
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
-        cost = self._learner.cost
+        known = self.learned
         self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
+            sum(snapshot.decoding), prefilled, seconds, known and known.cost.decode
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
@@ -126,8 +123,10 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
-        if cost is None:
-            return self._first_decode(snapshot)
+        decoding, pending = sum(snapshot.decoding), sum(snapshot.pending)
+        # The first step without prefill may be a slow one: not while many wait.
+        if cost is None or (not self._learner.is_sure and decoding < pending):
+            return OPEN._replace(reason="learn")
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
@@ -168,20 +167,6 @@ class Adaptive:
             for work, waited in zip(tokens, self._waiting, strict=True)
         ]
         return Decision(admit=True, prefill_budget=budget, reason="gain")
-
-    def _first_decode(self, snapshot: Snapshot) -> Decision:
-        """Makes a step without prefill, if none has been timed and some can decode.
-
-        Not for ever: what comes from a KV connector is prefilled in spite of a hold.
-        """
-        some_can = any(
-            active > n
-            for active, n in zip(snapshot.running, snapshot.pending, strict=True)
-        )
-        if some_can and self._first_decodes:
-            self._first_decodes -= 1
-            return _HOLD._replace(reason="learn")
-        return OPEN._replace(reason="learn")
 
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
         """Whether so few requests come that none would join one that waits."""

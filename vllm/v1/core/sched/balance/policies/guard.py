@@ -11,7 +11,7 @@ from .rows import Snapshot
 BOUND_REACHED = OPEN._replace(reason="hold_bound")
 LOSING = OPEN._replace(reason="losing")
 
-_LONGEST = 32
+_LONGEST = 128
 """Steps with a prefill that could be made one after another while a request is held."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
@@ -26,8 +26,8 @@ class Guard:
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
-    duration of the recent steps with a prefill, nor for more than `max_hold_steps`.
+    request is held longer than ``prefill * min(requests, 128)`` seconds, with the
+    median of the recent steps with a prefill, nor for more than `max_hold_steps`.
     Each rank reports for how many steps in a row it has held an admissible request
     (`Row.held_steps`, counted from when it could have been admitted, not from its
     arrival). At the bound, all ranks schedule one step as if there were no balance
