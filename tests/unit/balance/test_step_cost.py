@@ -74,14 +74,14 @@ def test_guesses_before_the_first_step_without_prefill():
 def test_costs_are_never_negative_nor_without_bound(observations):
     learner = CostLearner()
     learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
-    longest = 0.04
+    longest = slowest = 0.04
     for seconds, most, share, idle in observations:
         learner.observe(seconds, most, most * share, (1 - share) * idle)
         decode, fixed, *others = learner.cost
         assert min(decode, fixed, *others) >= 0
-        longest = max(longest, decode)
+        longest, slowest = max(longest, decode), max(slowest, seconds)
         assert fixed <= longest, "a decode step when it was learned"
-        assert max(others) <= 10 * 100**0.5 * 30 * longest
+        assert max(others) <= 10 * 100**0.5 * 30 * slowest
 
 
 LOADS = [(0.2, 0.2, 0.0), (0.2, 0.2 / 8, 7 / 8)]
