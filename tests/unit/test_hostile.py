@@ -28,7 +28,6 @@ KEPT = [
     "75:pinned",
     "2:short_answers+closed",
     "237:starved+slow_rank+short_answers",
-    "237:first_decode+bursts+starved+slow_rank+short_answers",
     "249:attention+kv_full+night+long_prompts",
     "13:long_prompts+first_decode+0.30+tiny+attention",
 ]

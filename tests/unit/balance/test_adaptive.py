@@ -41,17 +41,15 @@ def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-@pytest.mark.parametrize("waiting", [9, 10])
-def test_the_first_decode_step_is_not_made_while_more_wait_than_decode(waiting):
+def test_the_first_decision_needs_a_decode_step_to_be_timed():
     policy = Adaptive(AdaptiveParameters())
-    assert policy.decide(snapshot([running(3, step_time_us=0)])).reason == "learn"
-    for tokens in (50, 100):
-        row = running(9, prefill_tokens=tokens, step_time_us=1000 * tokens)
-        policy.decide(snapshot([row, running(0)]))
-    row = row._replace(waiting=waiting, pending=waiting, pending_tokens=100)
-    reason = policy.decide(snapshot([row, running(0)])).reason
-    assert (reason == "learn") == (waiting > 9)
-    assert policy.learned is None, "a guess"
+    first = running(0, pending=2, step_time_us=0)
+    start = snapshot([first, IDLE._replace(step_time_us=0)])
+    assert policy.decide(start).reason == "idle"
+    some_decode = snapshot([running(3, pending=2, prefill_tokens=9), DECODE])
+    assert policy.decide(some_decode) == (False, 0, "learn")
+    few_decodes = snapshot([running(1, pending=1, prefill_tokens=9)] * 2)
+    assert policy.decide(few_decodes) == (True, None, "learn")
 
 
 def test_what_arrives_before_the_first_step_of_a_wave_waits():

@@ -15,6 +15,8 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
+_FIRST_DECODES = 10
+"""Steps that are held, in all, to time one without prefill."""
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
@@ -80,12 +82,13 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
+        self._first_decodes = _FIRST_DECODES
         self.reset()
 
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
-        cost = self._learner.cost if self._learner.is_sure else None
+        cost = self._learner.cost
         return cost and Learned(cost, self._learner.set_backs)
 
     def reset(self) -> None:
@@ -113,9 +116,9 @@ class Adaptive:
             self._traffic.observe(
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
-        known = self.learned
+        cost = self._learner.cost
         self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, known and known.cost.decode
+            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
@@ -123,10 +126,8 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
-        decoding, pending = sum(snapshot.decoding), sum(snapshot.pending)
-        # The first step without prefill may be a slow one: not while many wait.
-        if cost is None or (not self._learner.is_sure and decoding < pending):
-            return OPEN._replace(reason="learn")
+        if cost is None:
+            return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
@@ -167,6 +168,20 @@ class Adaptive:
             for work, waited in zip(tokens, self._waiting, strict=True)
         ]
         return Decision(admit=True, prefill_budget=budget, reason="gain")
+
+    def _first_decode(self, snapshot: Snapshot) -> Decision:
+        """Makes a step without prefill, if none has been timed and some can decode.
+
+        Not for ever: what comes from a KV connector is prefilled in spite of a hold.
+        """
+        some_can = any(
+            active > n
+            for active, n in zip(snapshot.running, snapshot.pending, strict=True)
+        )
+        if some_can and self._first_decodes:
+            self._first_decodes -= 1
+            return _HOLD._replace(reason="learn")
+        return OPEN._replace(reason="learn")
 
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
         """Whether so few requests come that none would join one that waits."""
