@@ -28,10 +28,8 @@ KEPT = [
     "75:pinned",
     "2:short_answers+closed",
     "237:starved+slow_rank+short_answers",
-    pytest.param(
-        "13:long_prompts+first_decode+0.30+tiny+attention",
-        marks=pytest.mark.xfail(strict=True, reason="costs not learned"),
-    ),
+    "249:attention+kv_full+night+long_prompts",
+    "13:long_prompts+first_decode+0.30+tiny+attention",
 ]
 """Worlds that some policy harmed."""
 

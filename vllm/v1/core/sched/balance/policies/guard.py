@@ -11,7 +11,7 @@ from .rows import Snapshot
 
 LOSING = OPEN._replace(reason="losing")
 
-_LONGEST = 32
+_LONGEST = 128
 """Steps with a prefill that could be made one after another while a request is held."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
@@ -28,9 +28,9 @@ class Guard:
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
-    duration of the recent steps with a prefill. At the bound, all ranks schedule one
-    step as if there were no balance scheduling.
+    request is held longer than ``prefill * min(requests, 128)`` seconds, with the
+    median duration of the recent steps with a prefill. At the bound, all ranks schedule
+    one step as if there were no balance scheduling.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
     holds delay requests is taken from it; what releases save is added, and 1 % of the

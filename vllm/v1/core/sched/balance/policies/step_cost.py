@@ -52,7 +52,7 @@ class StepCost(NamedTuple):
 _DECODES = 15
 """Steps without prefill whose median is the decode time."""
 _DEVIATIONS = (1.0, 30.0, 20.0, 20.0)
-"""Prior standard deviations of the states, in decode steps."""
+"""Prior standard deviations of the states, as multiples of the newest step."""
 _MEMORY = 100
 """Steps with a prefill that count together as much as the newest 100."""
 _NOISE = (0.1, 0.05)
@@ -75,7 +75,7 @@ class CostLearner:
     sums ``A`` of ``w h h'`` and ``b`` of ``w h (step - decode)``; each step forgets one
     in `_MEMORY`. The state is what minimises ``x' (A + P) x / 2 - b' x`` within its
     bounds, by coordinate descent from the last one. P, the precision of the prior,
-    follows from the present decode time and is never summed up. So the matrix is
+    follows from the newest step and is never summed up. So the matrix is
     positive definite, whatever the steps were, and the state is bounded. If steps go on
     to be other than expected, everything is forgotten.
 
@@ -138,13 +138,13 @@ class CostLearner:
             for j, share in enumerate(load):
                 row[j] = keep * row[j] + weighted * share
             self._weighted[i] = keep * self._weighted[i] + weighted * (seconds - decode)
-        self._solve(decode)
+        self._solve(decode, longer)
 
-    def _solve(self, decode: float) -> None:
+    def _solve(self, decode: float, longer: float) -> None:
         state = self._state
         # A launch or a graph break costs at most about one decode step.
         highest = (decode, math.inf, math.inf, math.inf)
-        priors = [1 / (deviation * decode) ** 2 for deviation in _DEVIATIONS]
+        priors = [1 / (deviation * longer) ** 2 for deviation in _DEVIATIONS]
         rows = list(
             zip(self._information, self._weighted, priors, highest, strict=True)
         )
