@@ -396,8 +396,7 @@ def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
     assert [values[1:] for values in stats["hold_seconds"]] == [[1, 20.0]]
 
 
-def test_each_kind_of_notice_is_logged_once_a_minute(scheduler, monkeypatch):
-    """Held for another rank that is always full, as never pays."""
+def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
     warnings = []
     monkeypatch.setattr(
         "vllm.v1.core.sched.balance.notices.logger.warning",
@@ -407,14 +406,13 @@ def test_each_kind_of_notice_is_logged_once_a_minute(scheduler, monkeypatch):
     set_clock(monkeypatch, lambda: next(clock))
     give_gate(scheduler, "cap", OtherRankIsFull(), max_hold_steps=3)
     exchanges(scheduler, 5)
-    (bound,) = warnings
-    assert "policy cap has held a request of this rank for 3 steps" in bound
+    assert len(warnings) == 1
+    assert "policy cap has held a request of this rank for 3 steps" in warnings[0]
     exchanges(scheduler, 20)
-    (_, loss) = warnings
-    assert "cap held requests for longer than that has saved" in loss
-    exchanges(scheduler, 300)
-    assert 2 < len(warnings) < 2 * (next(clock) / 60 + 1)
-    assert len({text.rpartition(". So far")[0] for text in warnings}) == 2
+    assert len(warnings) == 1
+    exchanges(scheduler, 20)
+    assert len(warnings) == 2
+    assert "So far: 7." in warnings[1]
 
 
 def test_the_tests_of_upstream_can_be_given_a_gate(moe_model, monkeypatch):

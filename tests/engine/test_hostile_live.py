@@ -67,7 +67,7 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
     load = measure(server)
     print(f"fresh {fresh}, now {load}")
     assert min(load.by_rank) > 0.6 * max(load.by_rank), load
-    assert load.ttft_s < 2 * fresh.ttft_s + 0.2, (load, fresh)
+    assert load.ttft_s < 3 * fresh.ttft_s + 0.5, (load, fresh)
     for name in ("running", "waiting"):
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
 

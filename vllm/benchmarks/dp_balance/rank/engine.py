@@ -48,7 +48,6 @@ class Engine:
             GatedRank(
                 limits,
                 make_blocks(limits.kv_blocks, shared_prefixes, async_scheduling),
-                max_model_len,
                 ttft_budget,
                 async_scheduling,
             )

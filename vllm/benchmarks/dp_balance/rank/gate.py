@@ -59,7 +59,6 @@ class GatedRank(Scheduler):
         self,
         limits: RankLimits,
         blocks: Blocks,
-        max_model_len: int,
         ttft_budget: float | None,
         async_scheduling: bool,
     ) -> None:
@@ -68,12 +67,10 @@ class GatedRank(Scheduler):
         Args:
             limits: its limits.
             blocks: of its KV cache.
-            max_model_len: the longest request, prompt and output, in tokens.
             ttft_budget: what the gate is told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
         """
         super().__init__(limits, blocks)
-        self._max_model_len = max_model_len
         self._ttft_budget = ttft_budget
         self._arrivals, self._ages, self._holds = Arrivals(), _Ages(), _Holds()
         self._new: list[str] = []
@@ -164,10 +161,10 @@ class GatedRank(Scheduler):
             The requests, and the tokens that they have left to compute.
         """
         slots = self._max_running - len(self._running)
-        decodes = len(self._running) - (self._partial is not None)
-        # As the gate counts the tokens beside the decodes, by all that run if it can.
-        budget = self._max_tokens - len(self._running) or self._max_tokens - decodes
-        room = self._blocks.free - self._next_growth()
+        decodes = len(self._running) - (self._partial is not None) - self._ended
+        budget = self._max_tokens - decodes
+        # Without the blocks that the decodes take in the next step.
+        room = self._blocks.free - self._growing[-(self._step + 1) % BLOCK_SIZE]
         pending, left = [], 0
         if (partial := self._partial) is not None:
             computed, total = partial.num_computed_tokens, partial.num_tokens
@@ -189,20 +186,3 @@ class GatedRank(Scheduler):
             pending.append(work)
             left += work.num_tokens - cached
         return pending, left
-
-    def _next_growth(self) -> int:
-        """Blocks that the decodes take in the next step, as the gate counts them.
-
-        It also counts requests that will end before that step, unless another token
-        of them would pass the longest request.
-        """
-        growth = self._growing[-(self._step + 1) % BLOCK_SIZE]
-        if self._ended:
-            for work in self._running:
-                computed = work.most_computed
-                growth += (
-                    work.ended
-                    and computed % BLOCK_SIZE == 0
-                    and computed < self._max_model_len - 1
-                )
-        return growth
