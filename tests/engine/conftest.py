@@ -14,6 +14,8 @@ import pytest
 
 # Before anything imports transformers or vllm.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The workers of xdist set it; what a test starts must not import what the tests import.
+os.environ.pop("PYTHONPATH", None)
 
 from model_fixtures import dense_model, dense_samples, moe_model, moe_samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 import pure_vllm  # noqa: F401  before any test imports vllm
 from index_samples import SampleIndex
 from repo_samples import SampleRepo
+
+# The workers of xdist set it; what a test starts must not import what the tests import.
+os.environ.pop("PYTHONPATH", None)
 
 
 def pytest_sessionstart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,6 +22,9 @@ from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 from balance_tools.wheel.plan import make_plan
 from environments import Environment, make_environment
+
+# The workers of xdist set it; what a test starts must not import what the tests import.
+os.environ.pop("PYTHONPATH", None)
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = load_settings(ROOT / SETTINGS_NAME).version("0.23.0")
