@@ -43,7 +43,7 @@ _NOTHING = _Counted([], [], Pending([], []), 0)
 
 
 class PendingWork:
-    """Reads the queues and the KV cache of a scheduler, and changes nothing.
+    """Reads the queues and the KV cache of a scheduler, and decides nothing.
 
     A request is pending if upstream's scheduler would admit or continue it, given
     steps of any size: it has a slot, its blocks fit beside those of the requests
