@@ -41,6 +41,27 @@ def test_a_room_is_entered_by_its_doors() -> None:
     assert {(room, door) for room in ROOMS for door in doors[room]} - used == set()
 
 
+def test_suites_that_need_more_than_a_laptop_import_what_is_there() -> None:
+    """Nothing else on this machine may run tests/image and tests/hosts."""
+    root = TOOLS.parents[1]
+    named = {
+        (path, node.module)
+        for folder in ("tests", "bench")
+        for path in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(f"{TOOLS.name}.")
+    }
+    assert len({path for path, _ in named}) > len(ROOMS)
+    gone = [
+        (path, module)
+        for path, module in named
+        if not (file := root / "tools" / str(module).replace(".", "/")).is_dir()
+        and not file.with_suffix(".py").is_file()
+    ]
+    assert gone == []
+
+
 def test_no_room_leads_back_to_itself() -> None:
     graph: dict[str, set[str]] = {room: set() for room in ROOMS}
     for room, other, _ in imports():
