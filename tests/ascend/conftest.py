@@ -95,12 +95,6 @@ def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def latent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture-of-experts model with attention over latent values (MLA)."""
-    return tiny_models().make("latent", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
 def moe_samples(moe_model):
     """Prompts and the greedy tokens of Hugging Face in float32."""
     from hugging_face import samples

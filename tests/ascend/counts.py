@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PRODUCTS = "npu::npu_grouped_matmul"
-GATES = ("_C_ascend::moe_gating_top_k", "npu::npu_moe_gating_top_k_softmax")
+GATE = "_C_ascend::moe_gating_top_k"
 
 
 @dataclass
@@ -93,7 +93,7 @@ def steps(lines: Sequence[dict[str, Any]]) -> Iterator[Step]:
                 current.sent[line["name"]] += sent(line)
             case "operator" if current is not None:
                 current.calls[line["name"]] += 1
-                if line["name"] in GATES:
+                if line["name"] == GATE:
                     current.gated += line["shapes"][0][0]
                 elif line["name"] == PRODUCTS:
                     current.rows += line["rows"]
@@ -103,7 +103,7 @@ def steps(lines: Sequence[dict[str, Any]]) -> Iterator[Step]:
 
 def finished(step: Step) -> Step:
     """With means instead of sums."""
-    step.gated /= sum(step.calls[name] for name in GATES) or 1
+    step.gated /= step.calls[GATE] or 1
     step.rows /= step.calls[PRODUCTS] or 1
     return step
 

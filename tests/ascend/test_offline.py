@@ -4,9 +4,7 @@ import json
 from itertools import takewhile
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from conftest import program
 from hugging_face import samples
@@ -40,37 +38,9 @@ def test_bfloat16(moe_model, moe_samples):
     assert count_equal(found, load(moe_model, torch.bfloat16), moe_samples) > 170
 
 
-def test_latent_attention(latent_model):
-    """MLA, each prompt in one piece; the same roundings in Hugging Face's."""
-    given = samples(latent_model)
-    options = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False}
-    prompts = [s.prompt for s in given]
-    found = tokens(latent_model, prompts, dtype="float32", **options)
-    ALL_ATTENTION_FUNCTIONS.register("rounded", rounded_attention)
-    model = load(latent_model, torch.float32, attn_implementation="rounded")
-    assert count_equal(found, model, given) > 340
-
-
-def test_latent_attention_in_bfloat16(latent_model):
-    """MLA, prompts in pieces that attend to what the cache has of them, too."""
-    given = samples(latent_model)
-    prompts = [s.prompt for s in given]
-    found = tokens(latent_model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
-    assert count_equal(found, load(latent_model, torch.bfloat16), given) > 250
-
-
-def rounded_attention(module, query, key, value, mask, scaling, **_):
-    """Attention of a prompt in bfloat16, as the plugin's, whatever the model's type."""
-    kind = torch.bfloat16 if query.shape[2] > 1 else query.dtype
-    q, k, v = (t.to(kind).float() for t in (query, key, value))
-    causal = query.shape[2] > 1
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scaling)
-    return out.to(kind).to(query.dtype).transpose(1, 2), None
-
-
-def load(folder, dtype, **options):
+def load(folder, dtype):
     """Hugging Face's model, which writes texts of full length."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
 

@@ -76,8 +76,6 @@ def fused_infer_attention_score(
     sparse_mode=0,
     block_size=0,
     softmax_lse_flag=False,
-    query_rope=None,
-    key_rope=None,
     **rest,
 ):
     """Attention over packed requests; keys and values in pages, or packed too."""
@@ -85,12 +83,6 @@ def fused_infer_attention_score(
     require_defaults(name, rest)
     require(sparse_mode in (0, CAUSAL), name, f"sparse_mode={sparse_mode}")
     require(input_layout == "TND", name, f"input_layout={input_layout}")
-    if query_rope is not None:
-        require(block_table is None, name, "query_rope, and pages")
-        kinds = {t.dtype for t in (query, key, value, query_rope, key_rope)}
-        require(len(kinds) == 1, name, f"several types, {kinds}")
-        query = torch.cat((query, query_rope), -1)
-        key = torch.cat((key, key_rope), -1)
     heads = num_key_value_heads or num_heads
     size = query.shape[-1] if block_table is not None else value.shape[-1]
     out = torch.zeros((*query.shape[:2], size), dtype=query.dtype, device=query.device)

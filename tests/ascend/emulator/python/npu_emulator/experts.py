@@ -44,16 +44,6 @@ def moe_gating_top_k(
     return (weights * routed_scaling_factor).to(x.dtype), ids.int(), scores
 
 
-@operator("npu::npu_moe_gating_top_k_softmax")
-def moe_gating_top_k_softmax(x, finished=None, k=1):
-    """Softmax, then the k best; their rows as the third result."""
-    require(finished is None, "npu_moe_gating_top_k_softmax", "finished")
-    weights, ids = x.float().softmax(-1).topk(k, -1)
-    tokens = x.shape[0]
-    rows = torch.arange(tokens * k, dtype=torch.int32, device=x.device)
-    return weights.to(x.dtype), ids.int(), rows.view(k, tokens).t().contiguous()
-
-
 @operator("_C_ascend::npu_moe_init_routing_custom", "npu::npu_moe_init_routing_v2")
 def moe_init_routing(
     x,

@@ -6,9 +6,9 @@ import json
 import os
 import time
 
-from . import attention, experts, groups, latent, layers, others, registry
+from . import attention, experts, groups, layers, others, registry
 
-MODULES = (attention, experts, groups, latent, layers, others)
+MODULES = (attention, experts, groups, layers, others)
 """They register what they have."""
 
 COUNTS = "EMULATOR_COUNTS"

@@ -70,20 +70,6 @@ def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox_st
         heads[..., : turned.shape[-1]] = turned.to(t.dtype)
 
 
-@operator("npu::npu_apply_rotary_pos_emb")
-def apply_rotary_pos_emb(query, key, cos, sin, layout="BSH", rotary_mode="half"):
-    """Rotates query and key in place; `cos` and `sin` have both halves."""
-    require(rotary_mode == "half", "npu_apply_rotary_pos_emb", rotary_mode)
-    for t in (query, key):
-        half = t.shape[-1] // 2
-        a, b = t.float().chunk(2, -1)
-        c, s = cos.float(), sin.float()
-        turned = torch.cat((-b, a), -1)
-        assert c.shape[-1] == 2 * half
-        t.copy_((t.float() * c + turned * s).to(t.dtype))
-    return query, key
-
-
 @operator("npu::npu_rotary_mul")
 def rotary_mul(input, r1, r2, rotary_mode="half", rotate=None):
     """x · r1 + turned(x) · r2, in halves or in pairs."""
@@ -96,10 +82,3 @@ def rotary_mul(input, r1, r2, rotary_mode="half", rotate=None):
         require(rotary_mode == "interleave", "npu_rotary_mul", rotary_mode)
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
     return (x * r1.float() + turned * r2.float()).to(input.dtype)
-
-
-@operator("npu::npu_interleave_rope")
-def interleave_rope(x, cos, sin):
-    """Pairs of neighbours become halves, then the halves are rotated: [B, N, S, D]."""
-    apart = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-    return rotary_mul(apart, cos, sin)

@@ -1,14 +1,11 @@
-"""Formats of memory, quantisation, sampling, vocabularies."""
+"""Formats of memory, sampling, vocabularies."""
 
 import torch
 
-from .registry import operator, require
+from .registry import operator
 
 ND = 2
 """The number of the plain format; the emulated device has no other."""
-INT8, QINT8 = 1, 12
-"""Numbers of data types, as operators of torch_npu get them."""
-INT8_MOST = 127
 
 
 @operator("npu::npu_format_cast")
@@ -38,40 +35,6 @@ def get_format(input):
 @operator("npu::npu_prefetch")
 def prefetch(*arguments, **rest):
     """A hint for a cache that is not there."""
-
-
-@operator("npu::npu_dynamic_quant")
-def dynamic_quant(
-    input,
-    *,
-    smooth_scales=None,
-    group_index=None,
-    dst_type=None,
-    quant_mode="pertoken",
-    dst_type_max=0.0,
-):
-    """int8 by the largest value of each token; also the scales, float32."""
-    name = "npu_dynamic_quant"
-    require(dst_type in (None, torch.int8, INT8), name, f"dst_type={dst_type}")
-    require(group_index is None and quant_mode == "pertoken", name, quant_mode)
-    x = (
-        input.float()
-        if smooth_scales is None
-        else input.float() * smooth_scales.float()
-    )
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / INT8_MOST
-    quantised = (x / scale).round().clamp(-INT8_MOST - 1, INT8_MOST)
-    return quantised.to(torch.int8), scale[..., 0]
-
-
-@operator("npu::npu_quantize")
-def quantize(input, scales, zero_points, dtype, axis=1, div_mode=True):
-    """round(x / scale + zero point), or times the scale, as int8."""
-    require(dtype in (torch.int8, QINT8), "npu_quantize", f"dtype={dtype}")
-    x = input.float() / scales.float() if div_mode else input.float() * scales.float()
-    if zero_points is not None:
-        x = x + zero_points.float()
-    return x.round().clamp(-INT8_MOST - 1, INT8_MOST).to(torch.int8)
 
 
 @operator("atb::_npu_matmul_add_fp32")
