@@ -11,6 +11,7 @@ from conftest import program
 VARIABLE = {"VLLM_ASCEND_BALANCE_SCHEDULING": "1"}
 SWITCH = {"enable_balance_scheduling": True}
 CAP = {"data_parallel_balance": "cap"}
+PRODUCER = {"kv_connector": "ExampleConnector", "kv_role": "kv_producer"}
 
 
 def case(model="moe", environment=None, **arguments: Any) -> dict[str, Any]:
@@ -49,14 +50,12 @@ REFUSED = {
     "one rank": (case(data_parallel_size=1, **CAP), "data parallel rank"),
     "a dense model": (case("dense", **CAP), "mixture-of-experts|MoE"),
     "a prefill node": (
-        case(
-            **CAP,
-            kv_transfer_config={
-                "kv_connector": "ExampleConnector",
-                "kv_role": "kv_producer",
-            },
-        ),
+        case(kv_transfer_config=PRODUCER, **CAP),
         "an instance that only prefills or only decodes.* kv_role kv_producer",
+    ),
+    "a prefill node, by the switch": (
+        case(kv_transfer_config=PRODUCER, **plugin(**SWITCH)),
+        "enable_balance_scheduling only supports PD-mixed mode",
     ),
 }
 
