@@ -7,21 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_counts_from_the_first_time_seen():
-    ages = PendingAges()
-    assert ages.oldest(frozenset("a"), now=100.0) == 0
-    assert ages.oldest(frozenset("ab"), now=103.0) == 3
-    assert ages.oldest(frozenset("b"), now=105.0) == 2
-    assert ages.oldest(frozenset(), now=106.0) == 0
-
-
-def test_a_request_that_was_not_pending_meanwhile_starts_anew():
-    ages = PendingAges()
-    ages.oldest(frozenset("a"), now=0.0)
-    ages.oldest(frozenset(), now=1.0)
-    assert ages.oldest(frozenset("a"), now=5.0) == 0
-
-
 @given(
     st.lists(
         st.tuples(st.floats(0, 9), st.sets(st.sampled_from("abcdef"))), max_size=30

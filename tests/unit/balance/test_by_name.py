@@ -19,15 +19,6 @@ arrivals = st.lists(
 @names
 @settings(max_examples=40)
 @given(history=histories())
-def test_ranks_that_see_the_same_rows_decide_alike(name, history):
-    one, other = create_policy(name), create_policy(name)
-    for rows in history:
-        assert one.decide(snapshot(rows)) == other.decide(snapshot(rows))
-
-
-@names
-@settings(max_examples=40)
-@given(history=histories())
 def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
     policy = create_policy(name)
     for rows in history:

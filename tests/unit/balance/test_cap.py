@@ -1,6 +1,5 @@
 """The policy `cap`: the rule of the vllm-ascend balance scheduler."""
 
-import pytest
 from balance.policies.by_name import OPEN, create_policy
 from balance.policies.cap import Cap, CapParameters
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ def freezes(counts, limit, margin):
 @given(
     limit=st.integers(1, 256),
     shares=st.lists(st.integers(0, 256), min_size=1, max_size=32),
-    margin=st.sampled_from([0, 1]),
+    margin=st.sampled_from([0, 1, 2]),
     fields=st.tuples(*[st.integers(0, 999)] * 4),
 )
 def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
@@ -38,23 +37,6 @@ def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
     )
     assert decision.admit is not freezes(counts, limit, margin)
     assert decision.prefill_budget is None, "prompts in progress go on"
-
-
-@pytest.mark.parametrize(
-    ("counts", "margin", "admits"),
-    [
-        ((7, 7, 7, 7), 0, True),
-        ((0, 0, 0, 8), 0, False),
-        ((6, 0), 1, True),
-        ((7, 0), 1, False),
-        ((5, 0), 2, True),
-        ((6, 0), 2, False),
-    ],
-)
-def test_freezes_at_the_margin(counts, margin, admits):
-    policy = create_policy("cap", {"margin": margin})
-    rows = snapshot(IDLE._replace(running=count) for count in counts)
-    assert policy.decide(rows).admit is admits
 
 
 def test_each_rank_is_measured_by_its_own_limit():

@@ -64,28 +64,10 @@ def test_the_schemas_allow_it(name: str) -> None:
     check(DOCUMENTS[name])
 
 
-def deepest(node: Any, path: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    """The longest path to a mapping whose keys a schema names."""
-    free = {"annotations", "labels", "matchLabels", "selector", "limits", "requests"}
-    if isinstance(node, dict):
-        below = [(*path, key) for key in node if key not in free]
-    elif isinstance(node, list):
-        below = [(*path, index) for index in range(len(node))]
-    else:
-        return ()
-    paths = (deepest(node[step[-1]], step) for step in below)
-    return max(path if isinstance(node, dict) else (), *paths, (), key=len)
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_misspelt_field_is_an_error(name: str) -> None:
+def test_a_misspelt_field_is_an_error() -> None:
     """So that the test above is worth something."""
-    for path in ((), deepest(DOCUMENTS[name]["spec"])):
-        document = copy.deepcopy(DOCUMENTS[name])
-        node = document["spec"]
-        for step in path:
-            node = node[step]
-        node["misspelt"] = "x"
+    for document in map(copy.deepcopy, DOCUMENTS.values()):
+        document["spec"]["misspelt"] = "x"
         with pytest.raises(jsonschema.ValidationError):
             check(document)
 

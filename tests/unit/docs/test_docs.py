@@ -1,6 +1,5 @@
-"""What the pages name exists; the figures of the README are those of the results."""
+"""What the pages name exists."""
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -74,20 +73,3 @@ def test_newcomers_find_every_page_from_the_readme() -> None:
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
     pages = {str(page.relative_to(ROOT)) for page in PAGES}
     assert pages - linked <= {"README.md"}
-
-
-@pytest.mark.parametrize(
-    ("result", "figure", "says"),
-    [
-        ("wall_clock_dp4", "steady_output_throughput", "{} times the tokens per"),
-        ("wall_clock_replay4", "mean_e2el_ms", "a request took {} times as long"),
-    ],
-)
-def test_the_readme_has_the_figures_of_the_results(
-    result: str, figure: str, says: str
-) -> None:
-    path = ROOT / "bench" / "results" / f"{result}.json"
-    measured = json.loads(path.read_text())["measured"]
-    ours, off = (measured[policy]["mean"][figure] for policy in ("adaptive", "off"))
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert says.format(f"{ours / off:.2f}") in readme

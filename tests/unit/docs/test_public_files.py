@@ -20,16 +20,6 @@ def test_the_public_workflow_runs_what_ci_runs() -> None:
     assert workflow["permissions"] == {"contents": "read"}
 
 
-def test_every_template_asks_for_the_version() -> None:
-    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
-    asked = [form for form in forms if form.name != "config.yml"]
-    assert asked
-    for form in asked:
-        content = yaml.safe_load(form.read_text())
-        assert {"name", "description", "body"} <= content.keys()
-        assert "vllm-balance info" in form.read_text()
-
-
 def test_the_supported_releases_are_those_of_the_locks() -> None:
     text = (ROOT / "SUPPORT.md").read_text()
     locks = [Paths.find().lock, *ROOT.glob("lines/*/upstream.toml")]
