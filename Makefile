@@ -3,6 +3,7 @@
 # PYTHON3   the interpreter that makes .venv (3.10 or newer)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
 # ASCEND    options of test-ascend: -k NAME; -n 0 for one after the other, with --pdb or -s
+# SLOW      options of test-slow-engine: -k NAME
 # RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
@@ -23,8 +24,9 @@ NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 	--net --pid --fork --kill-child --mount-proc
 HOSTS ?=
 ASCEND ?=
+SLOW ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-slow test-ascend test-hosts test-image lint \
+.PHONY: help demo test test-unit test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,18 +52,20 @@ test-wheel: vendor  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadgroup
+	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadfile
 
-test-slow: vendor  ## what takes minutes, or needs releases that the build does not
+test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for more
 	.venv/bin/python -m pytest tests/unit tests/wheel -m slow
-	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow
+
+test-slow-engine: $(VENV)
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow -n 2 --dist loadfile $(SLOW)
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
 
 test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: options of pytest
 	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
-	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadgroup $(ASCEND)
+	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadfile --no-loadscope-reorder $(ASCEND)
 
 test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
 	.venv/bin/python -m pytest tests/image

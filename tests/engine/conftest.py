@@ -23,9 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long test_waves and test_stopping run."""
+    """How long test_waves runs."""
     parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
-    parser.addoption("--stops", type=int, default=1, help="tries of test_stopping.py")
 
 
 def vllm_folder() -> Path:
@@ -43,11 +42,3 @@ def pytest_sessionstart() -> None:
             f"{vllm_folder()}: the source tree is on the import path; these tests "
             "check an installed wheel: run ENV/bin/pytest, not python -m pytest"
         )
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With xdist, one worker runs all tests with servers, one server at a time."""
-    for item in items:
-        if {"Server", "serve"} & set(vars(item.getparent(pytest.Module).module)):
-            item.add_marker(pytest.mark.xdist_group("servers"))

@@ -36,6 +36,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 RANKS = 3
 SLOTS = 4
 STEPS = 24
@@ -200,7 +202,6 @@ def agreeing_run(model: Path, policy: str) -> tuple[Sent, float]:
     return seen, found
 
 
-@pytest.mark.timeout(300)
 def test_requests_go_where_the_server_sends_them(
     moe_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +218,6 @@ def test_requests_go_where_the_server_sends_them(
     assert agreement(seen, "off") < found - 0.1, "the case does not tell models apart"
 
 
-@pytest.mark.timeout(300)
 def test_requests_go_by_tokens_with_balance_on(moe_model: Path) -> None:
     seen, found = agreeing_run(moe_model, "cap")
     assert agreement(seen, "off") < found - 0.1, "the case does not tell rules apart"

@@ -157,6 +157,7 @@ def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankS
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_decision_is_the_same(source: str) -> None:
     seen = {True: 0, False: 0}

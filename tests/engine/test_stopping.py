@@ -110,12 +110,6 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "attempt" in metafunc.fixturenames:
-        count = metafunc.config.getoption("--stops")
-        metafunc.parametrize("attempt", range(count))
-
-
 @pytest.mark.parametrize(
     "stop",
     [
@@ -130,9 +124,8 @@ def test_a_server_that_stops_leaves_nothing(
     tmp_path: Path,
     stop: Callable[[Server], None],
     method: str,
-    attempt: int,
 ) -> None:
-    server = start(moe_model, tmp_path, f"{attempt}", method)
+    server = start(moe_model, tmp_path, method)
     print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
@@ -142,16 +135,15 @@ def test_a_server_that_stops_leaves_nothing(
 def test_several_api_servers_leave_nothing(
     moe_model: Path, tmp_path: Path, stop: Callable[[Server], None]
 ) -> None:
-    server = start(moe_model, tmp_path, "two", "spawn", "--api-server-count", "2")
+    server = start(moe_model, tmp_path, "spawn", "--api-server-count", "2")
     stopped_in(server, stop)
 
 
-def start(model: Path, folder: Path, name: str, method: str, *options: str) -> Server:
+def start(model: Path, folder: Path, method: str, *options: str) -> Server:
     server = Server(
         *(folder, model, "-dp", "2", "--enable-expert-parallel"),
         *("--data-parallel-balance", "adaptive", "--max-num-seqs", "4", *options),
         environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
-        name=name,
     )
     return server.__enter__()  # the test itself sees to its end
 
