@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
-from bare_schedulers import (
+from schedulers import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     make_request,
@@ -91,7 +91,8 @@ def empty(state: State) -> Any:
     layers = (FULL_ATTENTION, window) if state.sliding_window else (FULL_ATTENTION,)
     short = SHORT_PROMPT // BLOCK_SIZE + 1
     used = PROMPT // BLOCK_SIZE + 1 + state.running * short
-    return make_scheduler(config, 1 + used + state.free_blocks, layers=layers)
+    blocks = 1 + used + state.free_blocks
+    return make_scheduler(config, num_blocks=blocks, layers=layers, log_stats=False)
 
 
 def make(state: State) -> Any:

@@ -1,19 +1,16 @@
 """`vllm serve` on emulated devices: every policy, two and four ranks, equal tokens."""
 
 import os
-import re
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-import requests
 
 from balance_tools.serving import serve_process
 from balance_tools.serving import server as server_module
 from balance_tools.serving.server import Server
 from conftest import PROGRAM_S
+from hostile_clients import rank_pids, statuses_after
 from test_greedy_equality import assert_equal, assert_the_gate_held
 
 OPTIONS = (
@@ -78,35 +75,13 @@ def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
     """As docs/operations.md says; HCCL's own time limit is half an hour."""
     options = [*OPTIONS, RANKS, "2", "--data-parallel-balance", "cap"]
     environment = {**ENVIRONMENT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": TIMEOUT_S}
-    body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
-    with (
-        Server(tmp_path, moe_model, *options, environment=environment) as server,
-        ThreadPoolExecutor(8) as pool,
-    ):
-
-        def ask(_: int) -> int:
-            try:
-                return server.post(
-                    "/v1/completions", body | {"max_tokens": 400}
-                ).status_code
-            except requests.ConnectionError:
-                return 503  # the server has gone: refused, or reset
-
-        answers = pool.map(ask, range(8))
-        while sum(server.metric("vllm:generation_tokens_total").values()) < 20:
-            time.sleep(0.1)
-        log = server.log.read_text()
-        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", log))
-        assert sorted(pids) == ["0", "1"]
-        os.kill(int(pids["1"]), number)
-        statuses = list(answers)
+    with Server(tmp_path, moe_model, *options, environment=environment) as server:
+        pids = rank_pids(server)
+        assert sorted(pids) == [0, 1]
+        statuses = statuses_after(server, lambda: os.kill(pids[1], number))
         assert all(status >= 500 for status in statuses), statuses
-        engines = [psutil.Process(int(p)) for p in pids.values() if _exists(p)]
+        engines = [psutil.Process(p) for p in pids.values() if psutil.pid_exists(p)]
         psutil.wait_procs(engines, PROGRAM_S)
         log = server.log.read_text()
     assert "rank 1 (process" in log
-    assert not any(_exists(pid) for pid in pids.values())
-
-
-def _exists(pid: str) -> bool:
-    return psutil.pid_exists(int(pid))
+    assert not any(map(psutil.pid_exists, pids.values()))

@@ -21,10 +21,6 @@ from typing import Any
 
 import torch.distributed as dist
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
-    ExampleConnector,
-    align_to_block_size,
-)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
@@ -115,8 +111,6 @@ class Trace:
     waves: int = 0
     finished: int = 0
     preemptions: int = 0
-    loads: int = 0
-    """Requests for which a connector had tokens (`OwnFiles` only)."""
 
 
 class LoopEngine(DPEngineCoreProc):
@@ -278,7 +272,6 @@ def run_rank(
             engine.run_busy_loop()
         except SystemExit:
             done.set()
-        trace.loads = getattr(engine.scheduler.connector, "loads", 0)
         leftover = len(engine.scheduler.requests)
         outbox.put((rank, "report", (trace, leftover)))
     except BaseException:
@@ -331,31 +324,6 @@ def prompt_of(tokens: int, shared: int = 0) -> list[int]:
     first = random.Random("shared").choices(range(1, 100), k=shared)[:tokens]
     rest = random.Random(tokens).choices(range(1, 100), k=tokens - len(first))
     return first + rest
-
-
-class OwnFiles(ExampleConnector):
-    """vLLM's example, which loads KV caches from files, with a folder for each rank."""
-
-    def __init__(self, vllm_config, role, kv_cache_config=None):
-        super().__init__(vllm_config, role, kv_cache_config)
-        rank = vllm_config.parallel_config.data_parallel_rank
-        self._storage_path = f"{self._storage_path}/{rank}"
-        self.loads = 0
-
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        """As the example, but only what it then loads.
-
-        The example looks for the prompt without its last token, and loads what is known
-        of the request, with answers after a preemption: another file, if a block lies
-        between. It also answers less than 0 if a longer prefix is cached.
-        """
-        block = self._block_size
-        looked_for = align_to_block_size(request.num_prompt_tokens - 1, block)
-        if align_to_block_size(request.num_tokens, block) != looked_for:
-            return 0, False
-        tokens, late = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self.loads += tokens > 0
-        return max(0, tokens), late
 
 
 def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:

@@ -1,8 +1,10 @@
 """Clients that ask a real server at random times and measure what they get."""
 
 import random
+import re
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -76,3 +78,35 @@ def measure(
         statistics.median(found),
         [round(after.get(rank, 0) - before.get(rank, 0)) for rank in range(ranks)],
     )
+
+
+def rank_pids(server: Server) -> dict[int, int]:
+    """The process of each rank."""
+    named = re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text())
+    return {int(rank): int(pid) for rank, pid in named}
+
+
+def statuses_after(
+    server: Server, act: Callable[[], object], clients: int = 8
+) -> list[int]:
+    """What clients are told that all wait for a long answer when something happens.
+
+    0 is no answer, 503 also that the server has gone: refused, or reset.
+    """
+    body = {"model": str(server.model), "prompt": [1, 2, 3], "ignore_eos": True}
+
+    def ask(_: int) -> int:
+        try:
+            answer = server.post("/v1/completions", body | {"max_tokens": 400})
+        except requests.ConnectionError:
+            return 503
+        except requests.Timeout:
+            return 0
+        return int(answer.status_code)
+
+    with ThreadPoolExecutor(clients) as pool:
+        answers = pool.map(ask, range(clients))
+        while sum(server.metric("vllm:generation_tokens_total").values()) < 20:
+            time.sleep(0.1)
+        act()
+        return list(answers)

@@ -41,7 +41,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from bare_schedulers import BLOCK_SIZE, make_request, make_scheduler
+from schedulers import BLOCK_SIZE, make_request, make_scheduler
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,7 +74,10 @@ class _Rank:
     ) -> None:
         asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
-            config, num_blocks, AsyncScheduler if asynchronous else Scheduler
+            config,
+            AsyncScheduler if asynchronous else Scheduler,
+            num_blocks,
+            log_stats=False,
         )
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.

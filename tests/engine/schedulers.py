@@ -3,7 +3,7 @@
 import copy
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,27 @@ from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.by_name import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-
-import bare_schedulers
-from bare_schedulers import BLOCK_SIZE
+from vllm.v1.structured_output import StructuredOutputManager
 
 ROOT = Path(__file__).parents[2]
-make_request = bare_schedulers.make_request
+BLOCK_SIZE = 16
+"""Tokens in a block of the KV cache."""
 init_none_hash(sha256)
 
+FULL_ATTENTION = FullAttentionSpec(
+    block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+)
+"""One small layer."""
 WINDOW = SlidingWindowSpec(
     block_size=BLOCK_SIZE,
     num_kv_heads=1,
@@ -67,11 +77,29 @@ def make_scheduler(
     config: VllmConfig,
     scheduler_class: type = Scheduler,
     num_blocks: int = 100,
-    **arguments: Any,
+    *,
+    log_stats: bool = True,
+    layers: Sequence[KVCacheSpec] = (FULL_ATTENTION,),
 ) -> Any:
-    """A scheduler with statistics and so many KV cache blocks of 16 tokens."""
-    return bare_schedulers.make_scheduler(
-        config, num_blocks, scheduler_class, log_stats=True, **arguments
+    """A scheduler for a model of a few layers, without workers.
+
+    With so many KV cache blocks, vLLM's null block included; each layer is a group.
+    """
+    config.cache_config.num_gpu_blocks = num_blocks
+    register_all_kvcache_specs(config)
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer.{number}"], layer)
+                for number, layer in enumerate(layers)
+            ],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+        log_stats=log_stats,
     )
 
 
@@ -94,17 +122,30 @@ def give_gate(
     return gate
 
 
+def make_request(
+    name: str,
+    prompt_len: int,
+    output_len: int,
+    prompt: list[int] | None = None,
+    **arguments: Any,
+) -> Request:
+    """A request that ends after so many tokens; those of its prompt are alike."""
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt or [1] * prompt_len,
+        sampling_params=SamplingParams(max_tokens=output_len, ignore_eos=True),
+        pooling_params=None,
+        **arguments,
+    )
+
+
 def prompt_request(
     name: str, prompt: list[int], output: int, **arguments: Any
 ) -> Request:
     """A request whose blocks can be found by the requests after it."""
-    return Request(
-        request_id=name,
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
-        pooling_params=None,
-        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
-        **arguments,
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    return make_request(
+        name, len(prompt), output, prompt, block_hasher=hasher, **arguments
     )
 
 

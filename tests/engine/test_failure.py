@@ -1,21 +1,19 @@
 """A rank that dies or stops is named in time; the others end, clients get errors."""
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-import requests
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 
 from balance_tools.serving.server import Server
 from dp_loop import LoopEngine, Ranks, loop_arguments
+from hostile_clients import rank_pids, statuses_after
 
 TIMEOUT_S = 4
 END_S = 60
@@ -157,55 +155,37 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
 @pytest.mark.parametrize(
     "signals",
     [
-        pytest.param({"1": signal.SIGKILL}, id="killed"),
-        pytest.param({"1": signal.SIGSTOP}, id="stopped", marks=pytest.mark.slow),
+        pytest.param({1: signal.SIGKILL}, id="killed"),
+        pytest.param({1: signal.SIGSTOP}, id="stopped", marks=pytest.mark.slow),
         # As where a collective call of the model has no time-out: nobody says why.
         pytest.param(
-            {"0": signal.SIGSTOP, "2": signal.SIGSTOP, "1": signal.SIGKILL},
+            {0: signal.SIGSTOP, 2: signal.SIGSTOP, 1: signal.SIGKILL},
             id="killed while the others are stuck",
         ),
     ],
 )
 def test_a_server_that_loses_a_rank_answers_with_errors(
-    moe_model: Path, tmp_path: Path, signals: dict[str, int]
+    moe_model: Path, tmp_path: Path, signals: dict[int, int]
 ) -> None:
     """The other ranks wait in the model, in a call that has no time-out in sight."""
     options = ("-dp", "3", "--enable-expert-parallel", "--max-num-seqs", "4")
     environment = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S)}
-    with (
-        Server(
-            *(tmp_path, moe_model, *options, "--data-parallel-balance", "adaptive"),
-            environment=environment,
-        ) as server,
-        ThreadPoolExecutor(24) as pool,
-    ):
-        body = {"model": str(moe_model), "prompt": [1, 2, 3], "ignore_eos": True}
+    balance = ("--data-parallel-balance", "adaptive")
+    with Server(
+        tmp_path, moe_model, *options, *balance, environment=environment
+    ) as server:
+        pids = rank_pids(server)
+        assert sorted(pids) == [0, 1, 2]
 
-        def ask(_: int) -> int:
-            try:
-                answer = server.post("/v1/completions", body | {"max_tokens": 500})
-            except requests.ConnectionError:
-                return 503  # the server has gone: refused, or reset
-            except requests.Timeout:
-                return 0
-            return int(answer.status_code)
+        def lose() -> None:
+            for rank, number in signals.items():
+                os.kill(pids[rank], number)
 
-        answers = pool.map(ask, range(24))
-        while sum(server.metric("vllm:generation_tokens_total").values()) < 100:
-            time.sleep(0.1)
-        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text()))
-        assert sorted(pids) == ["0", "1", "2"]
-        for rank, number in signals.items():
-            os.kill(int(pids[rank]), number)
-        statuses = list(answers)
+        statuses = statuses_after(server, lose, clients=24)
         assert all(status >= 500 for status in statuses), statuses
-        engines = [psutil.Process(int(pid)) for pid in pids.values() if _exists(pid)]
+        engines = [psutil.Process(p) for p in pids.values() if psutil.pid_exists(p)]
         psutil.wait_procs(engines, END_S)
         log = server.log.read_text()
-    if signals.keys() == {"1"}:
+    if signals.keys() == {1}:
         assert "no answer from rank 1 (process ended or stopped)" in log
-    assert not any(_exists(pid) for pid in pids.values())
-
-
-def _exists(pid: str) -> bool:
-    return psutil.pid_exists(int(pid))
+    assert not any(map(psutil.pid_exists, pids.values()))

@@ -98,40 +98,6 @@ def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
 
 
-def test_a_preempted_request_is_held_like_any_other(config):
-    scheduler = make_scheduler(config, num_blocks=10)
-    scheduler.add_request(make_request("first", 60, 40))
-    step(scheduler)
-    scheduler.add_request(make_request("second", 60, 40))
-    while not step(scheduler).preempted_req_ids:
-        pass
-    assert scheduler.requests["second"].status == RequestStatus.PREEMPTED
-    close(scheduler)
-    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
-    assert not step(scheduler).num_scheduled_tokens
-    scheduler.balance_gate.apply(OPEN)
-    assert "second" in step(scheduler).num_scheduled_tokens
-
-
-def test_a_request_whose_kv_cache_was_loaded_is_not_held(scheduler):
-    """As after a connector's transfer: waiting, with computed tokens."""
-    close(scheduler)
-    loaded, fresh = make_request("loaded", 60, 5), make_request("fresh", 60, 5)
-    loaded.num_computed_tokens = 48
-    assert not scheduler.balance_gate.holds(loaded)
-    assert scheduler.balance_gate.holds(fresh)
-
-
-def test_a_blocked_request_is_promoted_during_a_hold(scheduler):
-    request = make_request("grammar", 10, 5)
-    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-    request.structured_output_request = type("Compiled", (), {"grammar": object()})()
-    scheduler.add_request(request)
-    close(scheduler)
-    step(scheduler)
-    assert request.status == RequestStatus.WAITING
-
-
 def test_the_end_of_a_wave_clears_the_state(scheduler):
     scheduler.add_request(make_request("held", 10, 5))
     for number in range(2):
@@ -203,14 +169,6 @@ def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
     scheduler.add_request(make_request("ready", 20, 5))
     row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
     assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
-
-
-def test_rows_of_different_steps_are_an_error():
-    row = Row(*[0] * len(Row._fields))
-    with pytest.raises(RuntimeError, match="rank 1: wave 0 step 5"):
-        Snapshot.from_rows([row, row._replace(step=5)])
-    with pytest.raises(RuntimeError, match="rank 0: wave 2 step 0"):
-        Snapshot.from_rows([row._replace(wave=2), row])
 
 
 class CopyingScheduler(Scheduler):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ import pytest
 import requests
 
 from balance_tools.serving.server import Server
-from hostile_clients import Load, measure, stream
+from hostile_clients import Load, measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
 from malformed import malformed
 
@@ -76,19 +75,18 @@ def test_malformed_requests(server: Server, fresh: Load) -> None:
     """Those that no message to a rank can hold are pinned to rank 0 and never sent."""
     statuses: Counter[int] = Counter()
     never_sent = 0
-    for name, body, headers in malformed(str(server.model)):
+    for body, rank in malformed(str(server.model)):
         answer = requests.post(
             f"{server.url}/v1/completions",
-            data=body,
-            headers={"Content-Type": "application/json"} | headers,
+            json=body,
+            headers={"X-data-parallel-rank": rank},
             timeout=END_S,
         )
         statuses[answer.status_code] += 1
-        assert answer.status_code in (200, 400, 404, 415, 422, 500), name
-        assert answer.json().keys() & {"choices", "error", "detail"}, name
+        assert answer.status_code in (200, 400, 422, 500), (body, rank)
+        assert answer.json().keys() & {"choices", "error", "detail"}, (body, rank)
         never_sent += answer.status_code == 500 and "internal" in answer.text.lower()
     print(statuses)
-    assert sum(statuses.values()) > 200
     assert never_sent > SLOTS
     assert_as_fresh(server, fresh)
 
@@ -170,54 +168,32 @@ def recorded(server: Server, folder: Path) -> list[Counter[str]]:
     return [Counter(json.loads(file.read_text())) for file in files]
 
 
-def test_a_slow_first_decode_and_a_decode_time_that_halves(
+def test_a_first_decode_that_is_stopped_and_slow(
     fresh: Load, tmp_path: Path, moe_model: Path
 ) -> None:
+    """And a decode time that halves later."""
     scales = [[0, 3 / DEVICE["t0"]], [1, 1], [300, 0.5]]
     with serve(tmp_path, moe_model, *options(decode_scales=scales)) as slow:
+        body = {"prompt": [5] * 20, "max_tokens": 20}
+        pids = rank_pids(slow)
+        stream(slow, body | {"max_tokens": 1}, {"X-data-parallel-rank": "1"})
+        os.kill(pids[1], signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(stream, slow, body)
+            time.sleep(3)
+            os.kill(pids[1], signal.SIGCONT)
+            assert asked.result() is not None
         print(measure(slow))
         assert_as_fresh(slow, fresh)
         assert_as_fresh(slow, fresh)
 
 
-def test_a_rank_that_is_stopped_before_the_first_decode(
-    fresh: Load, tmp_path: Path, moe_model: Path
-) -> None:
-    with serve(tmp_path, moe_model, *options()) as stopped:
-        body = {"prompt": [5] * 20, "max_tokens": 20}
-        pids = dict(re.findall(r"EngineCore_DP(\d) pid=(\d+)", stopped.log.read_text()))
-        stream(stopped, body | {"max_tokens": 1}, {"X-data-parallel-rank": "1"})
-        os.kill(int(pids["1"]), signal.SIGSTOP)
-        with ThreadPoolExecutor() as pool:
-            asked = pool.submit(stream, stopped, body)
-            time.sleep(3)
-            os.kill(int(pids["1"]), signal.SIGCONT)
-            assert asked.result() is not None
-        print(measure(stopped))
-        assert_as_fresh(stopped, fresh)
-
-
 def test_a_damaged_row_ends_the_server_with_one_clear_error(
     tmp_path: Path, moe_model: Path
 ) -> None:
-    with (
-        serve(tmp_path, moe_model, *options("Damaging")) as server,
-        ThreadPoolExecutor(8) as pool,
-    ):
-
-        def ask(_: int) -> int:
-            try:
-                body = {"model": str(moe_model), "prompt": [5], "max_tokens": 900}
-                answer = server.post("/v1/completions", body | {"ignore_eos": True})
-            except requests.ConnectionError:
-                return 503
-            return int(answer.status_code)
-
-        answers = pool.map(ask, range(8))
-        while sum(server.metric("vllm:generation_tokens_total").values()) < 100:
-            time.sleep(0.1)
-        (tmp_path / DAMAGE).touch()
-        assert all(status >= 500 for status in answers)
+    with serve(tmp_path, moe_model, *options("Damaging")) as server:
+        statuses = statuses_after(server, (tmp_path / DAMAGE).touch)
+        assert all(status >= 500 for status in statuses), statuses
         _, alive = psutil.wait_procs(server.processes(), END_S)
         assert not alive
         log = server.log.read_text()

@@ -4,14 +4,11 @@ Every case writes what Hugging Face writes, and the gate must have taken part.
 `docs/modes.md` names the test of each mode.
 """
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -22,7 +19,7 @@ from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from balance_tools.serving.server import Server, free_port
+from balance_tools.serving.server import Server
 from hugging_face import NEW_TOKENS, Sample, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
@@ -172,49 +169,6 @@ def test_lora_and_whole_prompts(
         assert_decided(server)
 
 
-@contextlib.contextmanager
-def two_nodes(
-    folder: Path, model: Path, first: tuple[str, ...], second: tuple[str, ...]
-) -> Iterator[list[Server]]:
-    """Two servers with one rank each, which need each other to start."""
-    common = (
-        *(*BALANCE, "--data-parallel-size-local", "1"),
-        *("--data-parallel-address", "127.0.0.1"),
-        *("--data-parallel-rpc-port", str(free_port()), "--enable-expert-parallel"),
-    )
-    servers = [Server(folder, model, *common, *own) for own in (first, second)]
-    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
-        list(pool.map(Server.__enter__, servers))
-        for server in reversed(servers):
-            stack.push(server.__exit__)
-        yield servers
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (
-            ("--data-parallel-hybrid-lb", "--data-parallel-start-rank", "0"),
-            ("--data-parallel-hybrid-lb", "--data-parallel-start-rank", "1"),
-        ),
-        (("--data-parallel-rank", "0"), ("--data-parallel-rank", "1")),
-    ],
-    ids=["hybrid", "external"],
-)
-def test_load_balancing_of_the_nodes(
-    first: tuple[str, ...],
-    second: tuple[str, ...],
-    moe_model: Path,
-    moe_samples: list[Sample],
-    tmp_path: Path,
-) -> None:
-    """Each node has an API server, and its ranks alone."""
-    with two_nodes(tmp_path, moe_model, first, second) as servers:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda s: assert_equal(s, moe_samples, 8), servers))
-        assert_decided(*servers)
-
-
 class LateConnector(ExampleConnector):
     """Loads the first 32 tokens of every prompt, some steps after it was asked."""
 
@@ -244,28 +198,6 @@ def connector_scheduler(model: Path, folder: Path, name: str):
     return make_scheduler(config)
 
 
-def test_a_request_whose_kv_arrives_late_is_admitted_during_a_hold(moe_model, tmp_path):
-    scheduler = connector_scheduler(moe_model, tmp_path, "LateConnector")
-    request = make_request("remote", 45, 5)
-    scheduler.add_request(request)
-    step(scheduler)
-    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
-    assert (row.running, row.waiting, row.pending) == (0, 1, 0), "in transfer"
-    scheduler.balance_gate.apply(HOLD)
-    output = scheduler.schedule()
-    assert not output.num_scheduled_tokens, "its KV cache has not arrived"
-    arrived = KVConnectorOutput(finished_recving={"remote"})
-    empty = ModelRunnerOutput(
-        req_ids=[], req_id_to_index={}, kv_connector_output=arrived
-    )
-    scheduler.update_from_output(output, empty)
-    scheduler.balance_gate.apply(HOLD)
-    fresh = make_request("fresh", 50, 5)
-    scheduler.add_request(fresh)
-    assert step(scheduler).num_scheduled_tokens == {"remote": 45 - 32}
-
-
 def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path):
     scheduler = connector_scheduler(moe_model, tmp_path, "ExampleConnector")
     scheduler.balance_gate.apply(HOLD)
@@ -278,23 +210,30 @@ def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path)
 
 
 def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
+    """If that is more than a block."""
     scheduler = connector_scheduler(moe_model, tmp_path, "LateConnector")
-    scheduler.balance_gate.apply(HOLD)
-    request = make_request("remote", 60, 5)
-    scheduler.add_request(request)
+    gate = scheduler.balance_gate
+    gate.apply(HOLD)
+    requests = [make_request("nearly all", 45, 5), make_request("half", 60, 5)]
+    for request in requests:
+        scheduler.add_request(request)
     output = scheduler.schedule()
-    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS, "the load began"
-    arrived = KVConnectorOutput(finished_recving={"remote"})
+    assert not output.num_scheduled_tokens, "their KV cache has not arrived"
+    loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert [request.status for request in requests] == [loading] * 2, "loads began"
+    row = gate.measure(wave=0, step=1, now=1.0, wall=0.0)
+    assert (row.running, row.waiting, row.pending) == (0, 2, 0), "in transfer"
+    arrived = KVConnectorOutput(finished_recving={"nearly all", "half"})
     empty = ModelRunnerOutput(
         req_ids=[], req_id_to_index={}, kv_connector_output=arrived
     )
     scheduler.update_from_output(output, empty)
-    scheduler.balance_gate.apply(HOLD)
-    assert not step(scheduler).num_scheduled_tokens
-    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
+    gate.apply(HOLD)
+    assert step(scheduler).num_scheduled_tokens == {"nearly all": 45 - 32}
+    row = gate.measure(wave=0, step=2, now=2.0, wall=0.0)
     assert (row.pending, row.pending_tokens) == (1, 60 - 32)
-    scheduler.balance_gate.apply(OPEN)
-    assert step(scheduler).num_scheduled_tokens == {"remote": 60 - 32}
+    gate.apply(OPEN)
+    assert step(scheduler).num_scheduled_tokens == {"nearly all": 1, "half": 60 - 32}
 
 
 def test_kv_connector(

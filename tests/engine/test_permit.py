@@ -9,7 +9,6 @@ from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
@@ -211,14 +210,6 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     assert (row.waiting, row.pending) == (1, 0)
 
 
-def test_the_allowance_goes_to_the_highest_priority_first(moe_model):
-    scheduler = make_scheduler(config_of(moe_model, scheduling_policy="priority"))
-    add(scheduler, ("low", 30), priority=9)
-    add(scheduler, ("high", 30), priority=1)
-    assert scheduled(scheduler, 30) == {"high": 30}
-    assert scheduled(scheduler, 30) == {"high": 1, "low": 30}
-
-
 workloads = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 40)),
     min_size=1,
@@ -318,48 +309,3 @@ def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynch
         told.append(gate.measure(0, number, now=0.0, wall=0.0).prefill_tokens)
         gate.apply(OPEN)
     assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    workload=st.lists(
-        st.tuples(
-            st.integers(0, 60),
-            st.integers(0, 2),
-            st.integers(1, 150),
-            st.integers(1, 40),
-        ),
-        min_size=1,
-        max_size=40,
-    ),
-    num_blocks=st.sampled_from([18, 100]),
-    bound=st.sampled_from([3, 1000]),
-)
-@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
-def test_ranks_served_by_a_policy_end_everything(
-    moe_model, policy, workload, num_blocks, bound
-):
-    """Three real schedulers in lock step, in virtual time; few KV cache blocks."""
-    ranks = [make_scheduler(config_of(moe_model), Scheduler, num_blocks) for _ in "abc"]
-    for scheduler in ranks:
-        give_gate(scheduler, policy, max_hold_steps=bound)
-    arrivals, now = sorted(workload), 0.0
-    for number in range(1, 20_000):
-        while arrivals and arrivals[0][0] <= number:
-            _, rank, prompt, output = arrivals.pop(0)
-            request = make_request(str(len(arrivals)), prompt, output, arrival_time=now)
-            ranks[rank].add_request(request)
-        if not arrivals and not any(r.has_requests() for r in ranks):
-            break
-        tokens = [step(scheduler).total_num_scheduled_tokens for scheduler in ranks]
-        now += 0.04 + 0.001 * max(tokens)
-        gates = [scheduler.balance_gate for scheduler in ranks]
-        snapshot = Snapshot.from_rows(
-            gate.measure(0, number, now=now, wall=now) for gate in gates
-        )
-        assert max(snapshot.held_steps) <= bound
-        decisions = {gate.policy.decide(snapshot) for gate in gates}
-        assert len(decisions) == 1
-        for gate in gates:
-            gate.apply(*decisions)
-    assert not any(scheduler.requests for scheduler in ranks)

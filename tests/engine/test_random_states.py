@@ -33,9 +33,9 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from bare_schedulers import FULL_ATTENTION
 from schedulers import (
     BLOCK_SIZE,
+    FULL_ATTENTION,
     WINDOW,
     answer,
     as_if_eagle,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_balance.reference import operators
+from vllm_balance.reference import operators  # noqa: F401 (registers them)
 
 BLOCK = 4
 Lengths = list[tuple[int, int]]
@@ -127,29 +127,6 @@ class Batch:
         return torch.stack(rows)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    lengths=requests,
-    group=st.sampled_from([1, 2, 3]),
-    kv_heads=st.sampled_from([1, 2]),
-    causal=st.booleans(),
-    window=st.sampled_from([(-1, -1), (3, 0), (2, 2)]),
-    seed=st.integers(0, 2**16),
-)
-def test_attention_over_the_cache(
-    lengths: Lengths,
-    group: int,
-    kv_heads: int,
-    causal: bool,
-    window: tuple[int, int],
-    seed: int,
-) -> None:
-    batch = Batch(lengths, group * kv_heads, kv_heads, seed)
-    torch.testing.assert_close(
-        batch.attend(causal, window), batch.expected(causal, window)
-    )
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("tokens", "left"), [(-1, -1), (1, 0), (4, 3)])
 def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None:
@@ -160,27 +137,34 @@ def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     lengths=requests,
+    group=st.sampled_from([1, 2, 3]),
+    kv_heads=st.sampled_from([1, 2]),
+    causal=st.booleans(),
+    window=st.sampled_from([(-1, -1), (3, 0), (2, 2)]),
     softcap=st.sampled_from([0.0, 1.5]),
     alibi=st.booleans(),
     sinks=st.booleans(),
-    window=st.sampled_from([(-1, -1), (3, 0)]),
     seed=st.integers(0, 2**16),
 )
-def test_attention_with_soft_cap_alibi_and_sinks(
+def test_attention_over_the_cache(
     lengths: Lengths,
+    group: int,
+    kv_heads: int,
+    causal: bool,
+    window: tuple[int, int],
     softcap: float,
     alibi: bool,
     sinks: bool,
-    window: tuple[int, int],
     seed: int,
 ) -> None:
-    batch = Batch(lengths, heads=4, kv_heads=2, seed=seed)
-    slopes = torch.tensor([0.5, 0.25, 0.1, 0.05]) if alibi else None
-    sink = torch.tensor([0.3, -0.2, 0.0, 1.0]) if sinks else None
-    arguments = (True, window, slopes, softcap, sink)
+    heads = group * kv_heads
+    batch = Batch(lengths, heads, kv_heads, seed)
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.05, 0.3, 0.2])[:heads] if alibi else None
+    sink = torch.tensor([0.3, -0.2, 0.0, 1.0, 0.1, -1.0])[:heads] if sinks else None
+    arguments = (causal, window, slopes, softcap, sink)
     torch.testing.assert_close(batch.attend(*arguments), batch.expected(*arguments))
 
 
@@ -268,20 +252,3 @@ def test_draws_follow_the_softmax_and_repeat_with_their_seeds() -> None:
     torch.testing.assert_close(shares, odds, atol=0.02, rtol=0)  # six deviations
     backwards = torch.ops._C.fused_gumbel_argmax(logits, seeds.flip(0))
     assert torch.equal(drawn.flip(0), backwards)
-
-
-def test_operators_are_those_of_the_compiled_library() -> None:
-    # The engine finds them by name; a renamed one would only fail at its first call.
-    for name in (
-        "init_cpu_memory_env",
-        "compute_slot_mapping_kernel_impl",
-        "get_scheduler_metadata",
-        "cpu_attn_reshape_and_cache",
-        "cpu_attention_with_kv_cache",
-        "fused_gumbel_argmax",
-        "greedy_argmax",
-        "rejection_greedy_sample_kernel_impl",
-        "silu_and_mul",
-    ):
-        assert hasattr(torch.ops._C, name)
-    assert operators.__doc__

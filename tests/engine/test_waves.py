@@ -15,7 +15,6 @@ import pytest
 from dp_loop import (
     LoopEngine,
     ModelEngine,
-    OwnFiles,
     Ranks,
     Trace,
     burst,
@@ -69,15 +68,6 @@ class CheckedEngine(LoopEngine):
     def _complain(self, what: str) -> None:
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
         self.trace.violations.append(f"{where}: {what}")
-
-
-class CountingModelEngine(ModelEngine):
-    """Counts what was gated: with a connector, loaded requests pass a hold."""
-
-    def _record(self, output) -> None:
-        super()._record(output)
-        decision = self.scheduler.balance_gate.decision
-        self.trace.closed += not decision.admit or decision.prefill_budget is not None
 
 
 class CheckedModelEngine(CheckedEngine, ModelEngine):
@@ -164,14 +154,15 @@ def ranks_with_the_model(
     return Ranks(3, engine_class, **arguments)
 
 
-def answers_of_off(model: Path, shared: int = 0) -> dict[int, list[int]]:
+@pytest.fixture(scope="module")
+def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
     """The longest answer to the prompt of each length.
 
     Prompts whose answer comes near a tie are left out: what else is in a batch changes
     the last digits of the logits, with and without balance.
     """
-    extra = {"kv_blocks": 100, "shared_prefix": shared}
-    ranks = ranks_with_the_model(ModelEngine, model, "off", additional_config=extra)
+    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
+    ranks = ranks_with_the_model(ModelEngine, moe_model, "off", additional_config=extra)
     try:
         for prompt in range(1, PROMPT + 1):
             ranks.submit(prompt % 3, f"request-{prompt}", prompt, OUTPUT)
@@ -180,7 +171,7 @@ def answers_of_off(model: Path, shared: int = 0) -> dict[int, list[int]]:
     finally:
         ranks.kill()
     lengths = range(1, PROMPT + 1)
-    expected = continuations(model, [prompt_of(n, shared) for n in lengths])
+    expected = continuations(moe_model, [prompt_of(n, SHARED) for n in lengths])
     clear = {
         n: list(answer) for n, answer in zip(lengths, expected, strict=True) if answer
     }
@@ -190,73 +181,30 @@ def answers_of_off(model: Path, shared: int = 0) -> dict[int, list[int]]:
     return answers
 
 
-@pytest.fixture(scope="module")
-def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
-    return answers_of_off(moe_model)
-
-
-@pytest.fixture(scope="module")
-def answers_with_shared_prefixes(moe_model: Path) -> dict[int, list[int]]:
-    return answers_of_off(moe_model, SHARED)
-
-
-def assert_answered(ranks: Ranks, expected: dict[int, list[int]]) -> None:
-    """Every answer is the begin of that without balance."""
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
+def test_answers_in_waves_are_those_without_balance(
+    moe_model, answers_without_balance, policy, cached, pytestconfig
+):
+    """Prompts that share a prefix; some are preempted, in a full cache."""
+    waves = pytestconfig.getoption("--waves") // 16
+    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
+    arguments = {"enable_prefix_caching": cached, "additional_config": extra}
+    ranks = ranks_with_the_model(CheckedModelEngine, moe_model, policy, **arguments)
+    try:
+        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
+        reports = ranks.stop()
+    finally:
+        ranks.kill()
+    check(reports, waves)
     assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
     different = [
         (prompt, answer)
         for prompt, answer in ranks.answers
-        if prompt in expected and answer != expected[prompt][: len(answer)]
+        if prompt in answers_without_balance
+        and answer != answers_without_balance[prompt][: len(answer)]
     ]
     assert different == []
-
-
-@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
-def test_answers_in_waves_are_those_without_balance(
-    moe_model, answers_without_balance, policy, pytestconfig
-):
-    waves = pytestconfig.getoption("--waves") // 8
-    ranks = ranks_with_the_model(CheckedModelEngine, moe_model, policy)
-    try:
-        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
-        reports = ranks.stop()
-    finally:
-        ranks.kill()
-    check(reports, waves)
-    assert_answered(ranks, answers_without_balance)
-
-
-@pytest.mark.parametrize("connector", [False, True], ids=["cached", "connector"])
-@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
-def test_answers_with_shared_prefixes_are_those_without_balance(
-    moe_model, answers_with_shared_prefixes, policy, connector, tmp_path, pytestconfig
-):
-    """Prefix caching on, a full cache, and also a connector that loads prefixes."""
-    waves = pytestconfig.getoption("--waves") // 16
-    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
-    arguments = {"enable_prefix_caching": True, "additional_config": extra}
-    if connector:
-        # The example stores prompts whole.
-        arguments |= {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": 96,
-            "kv_transfer_config": {
-                "kv_connector": OwnFiles.__name__,
-                "kv_connector_module_path": OwnFiles.__module__,
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-            },
-        }
-    engine_class = CountingModelEngine if connector else CheckedModelEngine
-    ranks = ranks_with_the_model(engine_class, moe_model, policy, **arguments)
-    try:
-        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
-        reports = ranks.stop()
-    finally:
-        ranks.kill()
-    check(reports, waves)
-    assert_answered(ranks, answers_with_shared_prefixes)
-    assert (sum(trace.loads for trace, _ in reports) > 0) == connector
 
 
 STOPS = {
