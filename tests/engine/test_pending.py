@@ -5,11 +5,12 @@ from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
-from bare_schedulers import FULL_ATTENTION
 from schedulers import (
     BLOCK_SIZE,
+    FULL_ATTENTION,
     WINDOW,
     as_if_eagle,
     engine_config,
@@ -178,6 +179,21 @@ def test_a_step_of_decodes_without_drafts_has_room_for_a_whole_prompt(moe_model)
     assert prefills(upstream_copy(scheduler)) == {"whole": 250}
 
 
+def test_drafts_of_more_than_a_block_take_room(moe_model):
+    """Each of three decodes takes two of the six blocks that are free."""
+    drafts = DRAFTS | {"num_speculative_tokens": BLOCK_SIZE + 2}
+    arguments = {"speculative_config": drafts, "max_num_batched_tokens": 128}
+    scheduler = make_scheduler(config_of(moe_model, **arguments), num_blocks=1 + 3 + 6)
+    for name in "abc":
+        scheduler.add_request(prompt_request(name, [ord(name)] * 15, 60))
+    step(scheduler)
+    tokens = [[7] * drafts["num_speculative_tokens"]] * 3
+    scheduler.update_draft_token_ids(DraftTokenIds(list("abc"), tokens))
+    scheduler.add_request(prompt_request("new", [1] * 10, 5))
+    assert not prefills(upstream_copy(scheduler))
+    assert row_of(scheduler).pending == 0
+
+
 def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     """Neither a promotion nor a loaded request; and the order stays upstream's."""
     config = config_of(moe_model, scheduling_policy="priority", max_num_seqs=3)
@@ -268,16 +284,6 @@ def test_a_request_with_a_token_no_longer_presses_the_ttft_budget(moe_model):
     gate.measure(0, 0, now=0.0, wall=0.0)
     row = gate.measure(0, 1, now=9.0, wall=9.0)
     assert (row.pending, row.wait_us) == (1, 0)
-
-
-def test_what_waits_is_not_pending_in_a_pause(moe_model):
-    scheduler, prompt = make_scheduler(config_of(moe_model)), list(range(30))
-    scheduler.add_request(prompt_request("new", prompt, 5))
-    assert row_of(scheduler).pending == 1
-    for paused in (PauseState.PAUSED_NEW, PauseState.PAUSED_ALL):
-        scheduler.set_pause_state(paused)
-        assert row_of(scheduler).pending == 0
-        assert prefills(upstream_copy(scheduler)) == {}
 
 
 def test_what_holds_kv_blocks_is_pending_where_upstream_drains_it(moe_model):

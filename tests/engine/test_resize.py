@@ -2,6 +2,7 @@
 parallelism: real engine loops with real process groups, without a model."""
 
 import random
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_requests_end_while_the_group_shrinks_and_grows(
                 self._join(ports[2], self.dp_rank, RANKS)
             return super()._has_global_unfinished_reqs(local_unfinished)
 
+        def _record(self, output) -> None:
+            super()._record(output)
+            decision = self.scheduler.balance_gate.decision
+            self.trace.steps[-1] = (self.current_wave, self.step_counter, decision)
+
         def _join(self, port: int, place: int, size: int) -> None:
             self.dp_group = stateless_init_torch_distributed_process_group(
                 "127.0.0.1", port, place, size, "gloo"
@@ -58,3 +64,10 @@ def test_requests_end_while_the_group_shrinks_and_grows(
     assert [left for _, left in reports] == [0] * RANKS
     assert all(trace.violations == [] for trace, _ in reports)
     assert sum(trace.closed for trace, _ in reports) > 0, "nothing was ever held"
+    together = defaultdict(set)
+    for trace, _ in reports:
+        for wave, step, decision in trace.steps:
+            if (wave, step) > (0, JOIN_AT + 1):
+                together[wave, step].add(decision)
+    assert [step for step, found in together.items() if len(found) > 1] == []
+    assert len(together) > 100

