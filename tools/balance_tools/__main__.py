@@ -20,7 +20,6 @@ COMMANDS = {
     "lock": ("upstream.resolve", "Write a lock: look versions up on pip's indexes."),
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
-    "check-placement": ("hooks.check_placement", "Show and prove where hooks stand."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
     "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
