@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,18 +78,37 @@ def test_after_kill_9_before_any_rename_the_next_run_succeeds(
         check_new(upgrade)
 
 
-def test_a_tree_that_cannot_be_renamed_is_replaced(
-    upgrade: SampleRepo, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stopped", [None, "copytree", "rmtree"])
+def test_a_tree_that_cannot_be_renamed_is_replaced_or_kept(
+    upgrade: SampleRepo, monkeypatch: pytest.MonkeyPatch, stopped: str | None
 ) -> None:
     """As on an overlay file system, which needs root."""
-    rename = os.rename
+    rename, tree = os.rename, upgrade.root / "vllm"
 
     def no_rename(one: Path, other: Path) -> None:
-        if Path(one) == upgrade.root / "vllm":
+        if Path(one) == tree:
             raise OSError(18, os.strerror(18), str(one))
         rename(one, other)
 
+    def half(source: Path, *where: Path, **options: object) -> None:
+        if Path(source) != tree:
+            whole(source, *where, **options)
+            return
+        monkeypatch.setattr(shutil, str(stopped), whole)
+        for folder in where:  # of a copy
+            folder.mkdir()
+        for folder in [] if where else [tree / "v1"]:
+            whole(folder)
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(os, "rename", no_rename)
+    if stopped is not None:
+        whole = getattr(shutil, stopped)
+        monkeypatch.setattr(shutil, stopped, half)
+        with pytest.raises(KeyboardInterrupt):
+            upgrade.vendor()
+        assert is_old(upgrade)
+        assert upgrade.read(MINE) == "mine\n"
     upgrade.vendor()
     check_new(upgrade)
 

@@ -118,9 +118,10 @@ def vendor(
 def settle(paths: Paths, lock: Lock) -> None:
     """Put back what a run had moved away when it was stopped, and clear the rest."""
     for name in lock.packages:
-        old, tree = paths.staging / "old" / name, paths.vendored(name)
-        if old.is_dir() and not tree.exists():
-            old.rename(tree)
+        old, new = (paths.staging / part / name for part in ("old", "new"))
+        if old.is_dir() and new.is_dir():
+            remove_tree(paths.vendored(name))
+            old.rename(paths.vendored(name))
     remove_tree(paths.staging)
 
 
@@ -145,11 +146,19 @@ def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch)
 
 
 def swap_in(new: Path, tree: Path, old: Path) -> None:
-    """Make `new` the folder `tree`: two renames, between which `settle` helps."""
+    """Make `new` the folder `tree`; while both `old` and `new` exist, `settle` helps.
+
+    `old` is whole as soon as it is there.
+    """
     old.parent.mkdir(exist_ok=True)
     if tree.exists():
-        # Not a rename where `tree` is in a lower layer of an overlay file system.
-        shutil.move(tree, old)
+        try:
+            tree.rename(old)
+        except OSError:  # `tree` is in a lower layer of an overlay file system
+            part = old.with_name(f"{old.name}.part")
+            shutil.copytree(tree, part, symlinks=True)
+            part.rename(old)
+            remove_tree(tree)
     new.rename(tree)
 
 
