@@ -14,7 +14,6 @@ from balance_tools.release.sdist import NAME, write_sdist
 from balance_tools.upstream.archive import extract_sdist
 from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
-from stub_wheels import write_stub
 from vllm_balance.checkout import ARCHIVE_RECORD
 
 
@@ -113,25 +112,6 @@ def test_many_are_counted(tampered: Environment) -> None:
     assert " more files: " in lines[-1]
 
 
-def test_stock_plugin_installed_over_ours(
-    tampered: Environment, tmp_path: Path
-) -> None:
-    stock = write_stub(
-        tmp_path, "vllm-ascend", "0.23.0", files={"vllm_ascend/__init__.py": ""}
-    )
-    tampered.install(stock)
-    (line,) = findings(tampered)
-    assert "found vllm-ascend 0.23.0" in line
-    assert "pip uninstall -y vllm vllm-ascend" in line
-
-
-def test_stock_vllm_laid_over_ours(tampered: Environment, tmp_path: Path) -> None:
-    stock = write_stub(tmp_path, "vllm", "0.23.0", files={"vllm/__init__.py": "x = 1"})
-    tampered.pip("install", "--ignore-installed", "--no-deps", str(stock))
-    (line,) = findings(tampered)
-    assert f"expected only vllm {VERSION}.a2, found vllm 0.23.0;" in line
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """The source archive of this checkout, unpacked."""
@@ -167,13 +147,6 @@ def test_an_archive_with_another_file(
     assert differing(pristine, archive) == [name]
     (archive / name).unlink()
     assert str(archive / name) in findings(pristine, "--checkout", str(archive))[0]
-
-
-def test_an_archive_with_another_series(pristine: Environment, archive: Path) -> None:
-    series = archive / "patches" / "vllm" / "series"
-    names = series.read_text().split()
-    series.write_text("\n".join(names[:-1]) + "\n")
-    assert differing(pristine, archive) == ["patches/vllm/series"]
 
 
 def test_an_archive_of_another_commit(pristine: Environment, archive: Path) -> None:

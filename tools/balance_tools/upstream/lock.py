@@ -5,7 +5,6 @@ It names files, never places: where they come from is pip's configuration.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -82,11 +81,6 @@ class Lock:
     def packages(self) -> Mapping[str, Artifact]:
         """Vendored package folder to the sdist it comes from."""
         return {"vllm": self.vllm, "vllm_ascend": self.vllm_ascend}
-
-    @property
-    def sha256(self) -> str:
-        """The hash of the canonical text: the name of this lock in a wheel."""
-        return hashlib.sha256(dump_lock(self).encode()).hexdigest()
 
     def kernel_wheel(self, python: str, arch: str) -> Artifact:
         """The kernel wheel for e.g. `cp311` and `x86_64`.
