@@ -1,4 +1,4 @@
-"""Is what is installed what was built: every file, every distribution, the checkout."""
+"""Is what is installed what was built: every file, every distribution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.checkout import ALL_PACKAGES, NotACheckoutError, differences
+from vllm_balance.fingerprint import ALL_PACKAGES
 from vllm_balance.installed import Installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
@@ -62,18 +62,6 @@ def _not_compared(replaced: Iterable[str], wanted: Mapping[str, str]) -> set[str
         f"{folder}-{version}.dist-info" for folder, version in folders.items()
     }
     return {*folders, *dist_infos}
-
-
-def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
-    """Compare commit, lock, series and our files of the wheel with a checkout's."""
-    repair = f"make -C {checkout} wheel, then pip install the wheel that it prints"
-    if info.commit is not None:
-        repair = f"git -C {checkout} checkout {info.commit}, or {repair}"
-    try:
-        return [Finding(sentence, repair) for sentence in differences(info, checkout)]
-    except NotACheckoutError as error:
-        command = "vllm-balance verify --checkout <the repository>"
-        return [Finding(str(error), command)]
 
 
 def strangers(info: BuildInfo, found: Iterable[Installed]) -> list[str]:

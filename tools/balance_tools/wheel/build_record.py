@@ -42,10 +42,6 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         own_files={
             name: sha256_of(wheel_root / name) for name in own_files(plan, wheel_root)
         },
-        left_out=[
-            *plan.target.excludes,
-            *(name for name in PACKAGES if name not in plan.target.packages),
-        ],
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
     )
