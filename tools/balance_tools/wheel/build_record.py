@@ -75,7 +75,7 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
 
 def _hashes(manifest: Path) -> dict[str, str]:
     known = Manifest.read(manifest)
-    return {path: one.sha256 for path, one in known.files.items()} if known else {}
+    return dict(known.files) if known else {}
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:
