@@ -17,8 +17,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
 from balance_tools.wheel.build_record import build_record
-from balance_tools.wheel.dist_info import render_entry_points, write_dist_info
-from balance_tools.wheel.parts import further_dist_infos
+from balance_tools.wheel.dist_info import (
+    further_dist_infos,
+    render_entry_points,
+    write_dist_info,
+)
 from balance_tools.wheel.plan import OURS, WheelPlan
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.

@@ -7,7 +7,7 @@ own requests at once. Each API server has its own.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
@@ -173,22 +173,15 @@ class BlindBalancer(LoadBalancer):
         return self._draw()
 
 
-SESSIONS_PER_RANK = 8
-ROUTERS = ("round-robin", "random", "skewed", "sticky")
-"""Without a look at the ranks: "skewed" draws ranks, "sticky" sessions that stay on one
-rank, both with Zipf weights."""
+ROUTERS = ("round-robin", "skewed")
+"""Without a look at the ranks; "skewed" draws them with Zipf weights."""
 
 
 def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBalancer:
     if name == "round-robin":
         return BlindBalancer(cycle(range(ranks)).__next__)
-    if name == "random":
-        return BlindBalancer(lambda: rng.randrange(ranks))
-    homes: Sequence[int] = range(ranks)
-    if name == "sticky":
-        homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
-    weights = list(accumulate((i + 1) ** -skew for i in range(len(homes))))
-    return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
+    weights = list(accumulate((i + 1) ** -skew for i in range(ranks)))
+    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
 
 
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
