@@ -223,39 +223,6 @@ def test_a_changed_pristine_tree_is_not_used(repo: SampleRepo) -> None:
     assert "extra.py" not in repo.tree()
 
 
-def test_check_is_content_with_a_whole_tree(repo: SampleRepo) -> None:
-    repo.run("vendor")
-    code, out, err = repo.run("vendor", "--check")
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        "vllm/: as the lock and the series say",
-        "vllm_ascend/: as the lock and the series say",
-    ]
-
-
-def test_check_names_what_differs(repo: SampleRepo) -> None:
-    repo.run("vendor")
-    repo.write("vllm/version.py", PATCHED.replace("1", "7"))
-    (repo.root / "vllm_ascend/__init__.py").unlink()
-    code, out, _ = repo.run("vendor", "--check")
-    assert code == 1
-    assert out.splitlines() == [
-        "vllm/version.py: edited",
-        "vllm_ascend/__init__.py: missing",
-    ]
-
-
-def test_check_finds_an_old_tree(repo: SampleRepo) -> None:
-    assert repo.run("vendor", "--check", "--only", "vllm")[:2] == (
-        1,
-        "vllm/: not materialised\n",
-    )
-    repo.vendor()
-    repo.write("patches/vllm/series", "")
-    code, out, _ = repo.run("vendor", "--check", "--only", "vllm")
-    assert (code, out) == (1, "vllm/: made from another lock entry or patch series\n")
-
-
 def test_an_sdist_without_the_package_is_refused(repo: SampleRepo) -> None:
     repo.upgrade({"other/__init__.py": ""})
     with pytest.raises(ToolError, match=r"^vllm-0\.24\.0\.tar\.gz: .* folder vllm/"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from balance_tools.errors import ToolError
 from index_samples import Fault
 from killed import RENAMES, killer
 from repo_samples import OURS, SampleRepo
@@ -73,6 +74,12 @@ def test_after_kill_9_before_any_rename_the_next_run_succeeds(
         if at < renames:
             assert is_old(upgrade)
             assert upgrade.read(MINE) == "mine\n"
+        else:  # what came since is not lost either
+            upgrade.git("checkout", OURS)
+            upgrade.write("vllm/later.py", "later\n")
+            with pytest.raises(ToolError, match=r"later\.py: expected nothing new"):
+                upgrade.vendor()
+            (upgrade.root / "vllm/later.py").unlink()
         upgrade.vendor()
         check_new(upgrade)
 
