@@ -71,7 +71,7 @@ def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
         command = subparsers.add_parser(name, help=summary, description=summary)
         if name in arguments[:1]:
             module = importlib.import_module(f"balance_tools.{module_name}")
-            command.set_defaults(run=module.run, parser=command)
+            command.set_defaults(run=module.run)
             if hasattr(module, "add_arguments"):
                 module.add_arguments(command)
     return parser
