@@ -2,25 +2,16 @@
 
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
-from schedulers import (
-    BLOCK_SIZE,
-    FULL_ATTENTION,
-    make_request,
-    make_scheduler,
-)
+import schedulers
+from schedulers import BLOCK_SIZE, FULL_ATTENTION, make_scheduler
 from vllm_balance.reference import tiny_models
 
 SLOTS, WAITING = 64, 10_000
@@ -67,27 +58,17 @@ STATES = {
 def empty(state: State) -> Any:
     """Without requests."""
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineArgs(
-            model=str(tiny_models.make("moe", Path(folder))),
+        config = schedulers.engine_config(
+            tiny_models.make("moe", Path(folder)),
             max_num_seqs=SLOTS,
             max_num_batched_tokens=8192,
             max_model_len=4096,
-            block_size=BLOCK_SIZE,
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            distributed_executor_backend="uni",
             enable_prefix_caching=True,
             data_parallel_size=2,
             data_parallel_balance="cap",
             **state.arguments,
-        ).create_engine_config()
-    window = SlidingWindowSpec(
-        block_size=BLOCK_SIZE,
-        num_kv_heads=1,
-        head_size=8,
-        dtype=torch.float32,
-        sliding_window=512,
-    )
+        )
+    window = replace(schedulers.WINDOW, sliding_window=512)
     layers = (FULL_ATTENTION, window) if state.sliding_window else (FULL_ATTENTION,)
     short = SHORT_PROMPT // BLOCK_SIZE + 1
     used = PROMPT // BLOCK_SIZE + 1 + state.running * short
@@ -98,15 +79,14 @@ def empty(state: State) -> Any:
 def make(state: State) -> Any:
     """A scheduler in that state; its KV cache has the shared prefix."""
     scheduler = empty(state)
-    init_none_hash(sha256)
-    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
     shared = [1] * SHARED
 
     def add(number: int, long: bool) -> None:
         own = [2 + number] * (PROMPT - SHARED if long else SHORT_PROMPT)
         prompt = shared + own if long else own
-        arguments = {"block_hasher": hasher, "arrival_time": float(number)}
-        request = make_request(str(number), len(prompt), 1000, prompt, **arguments)
+        request = schedulers.prompt_request(
+            str(number), prompt, 1000, arrival_time=float(number)
+        )
         scheduler.add_request(request)
 
     add(0, long=True)

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,8 +39,16 @@ from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 # The demo is this benchmark with four ranks and two policies, once.
-from balance_tools.demo.load import DEVICE, SLOTS, STEADY, steady_throughput
-from balance_tools.serving.server import Server
+from balance_tools.demo.load import (
+    DEVICE,
+    MAX_TOKENS,
+    SLOTS,
+    STEADY,
+    all_slots,
+    send,
+    served_by,
+    steady_throughput,
+)
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,9 +67,6 @@ VARIANTS = {
     "adaptive": Variant("adaptive"),
     "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
 }
-MAX_TOKENS, MAX_MODEL_LEN = 512, 4096
-INPUT, OUTPUT, RANGE = 400, 60, 0.4
-"""Tokens, and by which share of them the lengths vary."""
 TRACE = Path(__file__).parent / "traces" / "azure_2023_conv.csv"
 FIRST, SHORTER = 1500, 4
 """The first request of the window, and what its lengths are divided by: a prompt then
@@ -76,33 +80,6 @@ FIGURES = (
     *("output_throughput", STEADY, "mean_tpot_ms", "mean_ttft_ms"),
     *("median_ttft_ms", "p99_ttft_ms", "mean_e2el_ms"),
 )
-
-
-def server(args: argparse.Namespace, variant: Variant, log: Path) -> Server:
-    """A server on the emulated device, a context manager."""
-    folder = Path(args.model)  # or a name that the hub's cache has
-    ranks = str(args.data_parallel_size)
-    return Server(
-        *(log.parent, folder.resolve() if folder.exists() else folder),
-        *("--data-parallel-size", ranks, "--data-parallel-balance", variant.policy),
-        *("--api-server-count", ranks if variant.api_server_per_rank else "1"),
-        *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
-        *("--max-model-len", str(MAX_MODEL_LEN)),
-        *("--enforce-eager", "--no-async-scheduling"),
-        *("--no-enable-prefix-caching", "--enable-logging-iteration-details"),
-        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
-        name=log.stem,
-        start_limit_s=START_S,
-    )
-
-
-def all_slots(args: argparse.Namespace) -> list[str]:
-    """Options of `vllm bench serve` that keep all slots in use."""
-    return [
-        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
-        *("--random-output-len", str(OUTPUT), "--random-range-ratio", str(RANGE)),
-        *("--max-concurrency", str(args.data_parallel_size * SLOTS)),
-    ]
 
 
 def replay(args: argparse.Namespace) -> tuple[list[str], float]:
@@ -152,20 +129,6 @@ def replay(args: argparse.Namespace) -> tuple[list[str], float]:
     ], len(rows) / seconds
 
 
-def bench(args: argparse.Namespace, load: list[str], url: str, result: Path) -> None:
-    """Runs `vllm bench serve`; the result has the lengths of all requests."""
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-        *("--backend", "openai", "--base-url", url, "--model", args.model, *load),
-        *("--num-prompts", str(args.num_prompts)),
-        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"),
-        *("--save-result", "--save-detailed", "--result-dir", str(result.parent)),
-        *("--result-filename", result.name),
-    ]
-    with result.with_suffix(".log").open("wb") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-
-
 def options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -182,7 +145,9 @@ def measure(
     args: argparse.Namespace, name: str, load: list[str]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[Fit]]]:
     """Serves and measures what is missing; by variant, the figures and the fits."""
-    ranks = args.data_parallel_size
+    ranks, python = args.data_parallel_size, Path(sys.executable)
+    folder = Path(args.model)  # or a name that the hub's cache has
+    model = folder.resolve() if folder.exists() else folder
     runs: dict[str, list[dict[str, float]]] = {title: [] for title in VARIANTS}
     fits: dict[str, list[Fit]] = {title: [] for title in VARIANTS}
     total = args.repeats * len(VARIANTS)
@@ -192,8 +157,14 @@ def measure(
                 path = args.folder / f"{name}-{number}-{repeat}.json"
                 log = path.with_suffix(".server.log")
                 if not path.exists():
-                    with server(args, variant, log) as it:
-                        bench(args, load, it.url, path)
+                    with served_by(
+                        *(args.folder, model, variant.policy),
+                        ranks=ranks,
+                        api_servers=ranks if variant.api_server_per_rank else 1,
+                        name=log.stem,
+                        start_limit_s=START_S,
+                    ) as server:
+                        send(python, server, path, args.num_prompts, load)
                 saved = json.loads(path.read_text())
                 saved[STEADY] = steady_throughput(saved)
                 runs[title].append({name: saved[name] for name in FIGURES})
@@ -209,7 +180,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     ranks = args.data_parallel_size
     name = f"wall_clock_{'replay' if args.replay else 'dp'}{ranks}"
-    load, rate = replay(args) if args.replay else (all_slots(args), None)
+    load, rate = replay(args) if args.replay else (all_slots(ranks), None)
     runs, fits = measure(args, name, load)
     scenario = Scenario(
         RankLimits(ranks, SLOTS, MAX_TOKENS),

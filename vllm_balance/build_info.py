@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +44,6 @@ class BuildInfo:
     """Vendored package to the hash of its patch series."""
     own_files: Mapping[str, str]
     """Path in the wheel to sha256, of every file that this project wrote."""
-    left_out: Sequence[str]
-    """Folders that this target does not have."""
     hooks: Mapping[str, str]
     """Patched upstream file to a line that its patch adds and upstream lacks."""
     lock: str

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo, load_build_info
 from vllm_balance.installed import find_installed
-from vllm_balance.verify import NAMES, verify_checkout, verify_installation
+from vllm_balance.verify import NAMES, verify_installation
 
 NOT_BUILT = (
     f"{Path(__file__).parent}: expected the build record of a wheel, found none, for "
@@ -28,38 +28,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     info_parser = commands.add_parser("info", help="print what is installed")
     info_parser.add_argument("--json", action="store_true", help="the whole record")
-    verify_parser = commands.add_parser(
-        "verify", help="compare every installed file with what was built"
-    )
-    verify_parser.add_argument(
-        "--checkout",
-        type=Path,
-        metavar="DIR",
-        help="also compare commit, lock, patches and our files with this repository",
-    )
+    text = "compare every installed file with what was built"
+    commands.add_parser("verify", help=text)
     chosen = parser.parse_args(arguments)
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)
         return 1
     if chosen.command == "verify":
-        return verify(info, chosen.checkout)
+        return verify(info)
     print(json.dumps(asdict(info), indent=1) if chosen.json else describe(info))
     return 0
 
 
-def verify(info: BuildInfo, checkout: Path | None) -> int:
+def verify(info: BuildInfo) -> int:
     """Print one line for each finding; 1 if there is one."""
     findings = verify_installation(info, find_installed(*NAMES))
-    if checkout is not None:
-        findings += verify_checkout(info, checkout)
     for finding in findings:
         print(finding, file=sys.stderr)
     if not findings:
         print(f"{info.wheel}: installed as it was built")
-        if checkout is not None:
-            changes = ", which had changes then" if info.dirty else ""
-            print(f"{info.wheel}: built from commit {info.commit}{changes}: {checkout}")
     return 1 if findings else 0
 
 

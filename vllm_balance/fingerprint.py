@@ -1,4 +1,4 @@
-"""The hashes that tie an installed wheel to a checkout: of the lock, of a series.
+"""The hashes that say what a wheel was made from: of the lock, of a series.
 
 Standard library only: the build and the installed wheel use the same functions.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 LOCK = "upstream.toml"
 PACKAGES = ("vllm", "vllm_ascend")
+ALL_PACKAGES = (*PACKAGES, "vllm_balance")
 
 
 def lock_sha256(checkout: Path) -> str:

@@ -6,22 +6,11 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class RecordedFile:
-    """One line of a RECORD."""
-
-    path: Path
-    """Absolute, normalised."""
-    sha256: str | None
-    """URL-safe base64 without padding, as RECORD has it; None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +25,17 @@ class Installed:
     distribution: Distribution
 
     @property
-    def files(self) -> tuple[RecordedFile, ...]:
-        """What its RECORD lists; empty where it has none."""
-        return tuple(_recorded(self.distribution))
+    def files(self) -> dict[Path, str | None]:
+        """The absolute paths of its RECORD, each with its sha256 as written there.
+
+        That is URL-safe base64 without padding; None where a line has none.
+        """
+        found: dict[Path, str | None] = {}
+        for file in self.distribution.files or ():
+            path = os.path.normpath(str(self.distribution.locate_file(file)))
+            is_hashed = file.hash is not None and file.hash.mode == "sha256"
+            found[Path(path)] = file.hash.value if file.hash and is_hashed else None
+        return found
 
 
 def find_installed(*names: str) -> list[Installed]:
@@ -69,10 +66,3 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-
-
-def _recorded(distribution: Distribution) -> Iterator[RecordedFile]:
-    for file in distribution.files or ():
-        path = os.path.normpath(str(distribution.locate_file(file)))
-        sha256 = file.hash.value if file.hash and file.hash.mode == "sha256" else None
-        yield RecordedFile(Path(path), sha256)

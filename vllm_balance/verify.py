@@ -1,14 +1,13 @@
-"""Is what is installed what was built: every file, every distribution, the checkout."""
+"""Is what is installed what was built: every file, every distribution."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.checkout import ALL_PACKAGES, NotACheckoutError, differences
+from vllm_balance.fingerprint import ALL_PACKAGES
 from vllm_balance.installed import Installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
@@ -16,69 +15,35 @@ MOST_FILES = 10
 """As many files are named one by one, of each kind."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as it was built."""
-
-    sentence: str
-    repair: str
-    """A command."""
-
-    def __str__(self) -> str:
-        """One line for the person at the terminal."""
-        return f"{self.sentence}; repair: {self.repair}"
-
-
-def verify_installation(info: BuildInfo, found: Iterable[Installed]) -> list[Finding]:
+def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:
     """Compare what is installed with what the wheel's record and RECORD say.
 
-    `found` is every installed distribution named in NAMES, in import order.
+    Args:
+        info: The wheel's record.
+        found: Every installed distribution named in NAMES, in import order.
+
+    Returns:
+        A sentence with its repair on each thing that is not as it was built. Files are
+        compared once no distribution is wrong: those of another would all differ.
     """
-    found = list(found)
-    wanted = {normalise(name): version for name, version in info.distributions.items()}
-    others = [d for d in found if wanted.get(d.name) != d.version]
-    ours = [d for d in found if d not in others]
+    wanted = _wanted(info)
     repair = repair_mixed(info, found)
-    findings = [Finding(sentence, repair) for sentence in strangers(info, found)]
-    absent = sorted(set(wanted) - {d.name for d in found})
+    findings = [f"{line}; repair: {repair}" for line in strangers(info, found)]
     findings += [
-        Finding(
-            f"{name} {wanted[name]}: expected to be installed, found none",
-            _reinstall(info),
-        )
-        for name in absent
+        f"{name} {wanted[name]}: expected to be installed, found none; repair: "
+        f"{_reinstall(info)}"
+        for name in sorted(wanted.keys() - {d.name for d in found})
     ]
-    # Where another release has taken a package's place, every file of it would differ.
-    replaced = {*absent, *(distribution.name for distribution in others)}
-    for main in [d for d in ours if d.name == NAMES[0]][:1]:
-        findings += _check_files(main, _not_compared(replaced, wanted), info)
-    return findings
+    return findings or list(_check_files(found[0], info))
 
 
-def _not_compared(replaced: Iterable[str], wanted: Mapping[str, str]) -> set[str]:
-    """Folders beside the packages that hold other distributions, or none, now."""
-    folders = {name.replace("-", "_"): wanted.get(name) for name in replaced}
-    dist_infos = {
-        f"{folder}-{version}.dist-info" for folder, version in folders.items()
-    }
-    return {*folders, *dist_infos}
-
-
-def verify_checkout(info: BuildInfo, checkout: Path) -> list[Finding]:
-    """Compare commit, lock, series and our files of the wheel with a checkout's."""
-    repair = f"make -C {checkout} wheel, then pip install the wheel that it prints"
-    if info.commit is not None:
-        repair = f"git -C {checkout} checkout {info.commit}, or {repair}"
-    try:
-        return [Finding(sentence, repair) for sentence in differences(info, checkout)]
-    except NotACheckoutError as error:
-        command = "vllm-balance verify --checkout <the repository>"
-        return [Finding(str(error), command)]
+def _wanted(info: BuildInfo) -> dict[str, str]:
+    return {normalise(name): version for name, version in info.distributions.items()}
 
 
 def strangers(info: BuildInfo, found: Iterable[Installed]) -> list[str]:
     """A sentence on each of `found` that is not part of the wheel."""
-    wanted = {normalise(name): version for name, version in info.distributions.items()}
+    wanted = _wanted(info)
     sentences = []
     for distribution in found:
         name, version = distribution.name, distribution.version
@@ -106,28 +71,18 @@ def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
     return " && ".join([uninstall] * rounds + [f"pip install {info.wheel}"])
 
 
-def _check_files(
-    main: Installed, not_compared: set[str], info: BuildInfo
-) -> Iterator[Finding]:
+def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     """Findings for single files; `main` is the distribution whose RECORD has them."""
-    left_out = {main.folder / name for name in not_compared}
-    missing, modified = [], []
     files = main.files
-    for file in files:
-        if left_out & set(file.path.parents):
-            continue
-        if not file.path.is_file():
-            # Byte code has no hash in RECORD and anybody may clean it away.
-            missing += [file.path] if file.sha256 else []
-        elif file.sha256 and sha256_of(file.path) != file.sha256:
-            modified.append(file.path)
-    known = {file.path for file in files}
+    # Byte code has no hash in RECORD and anybody may clean it away.
+    hashes = {path: sha256 for path, sha256 in files.items() if sha256}
+    missing = [path for path in hashes if not path.is_file()]
+    modified = [p for p in hashes if p.is_file() and sha256_of(p) != hashes[p]]
     foreign = [
         path
         for package in ALL_PACKAGES
-        if package not in not_compared
         for path in _files_of(main.folder / package)
-        if path not in known
+        if path not in files
     ]
     yield from _listed("expected as it was built, found modified", modified, info)
     yield from _listed("expected as it was built, found missing", missing, info)
@@ -145,16 +100,14 @@ def _files_of(package: Path) -> Iterator[Path]:
                 yield folder / name
 
 
-def _listed(problem: str, paths: list[Path], info: BuildInfo | None) -> list[Finding]:
+def _listed(problem: str, paths: list[Path], info: BuildInfo | None) -> Iterator[str]:
     """A finding for each path, the rest counted; `info` is None to remove files."""
-    findings = [
-        Finding(f"{path}: {problem}", _reinstall(info) if info else f"rm '{path}'")
-        for path in paths[:MOST_FILES]
-    ]
+    for path in paths[:MOST_FILES]:
+        repair = _reinstall(info) if info else f"rm '{path}'"
+        yield f"{path}: {problem}; repair: {repair}"
     if rest := paths[MOST_FILES:]:
         repair = _reinstall(info) if info else "run this again when those are removed"
-        findings.append(Finding(f"{len(rest)} more files: {problem}", repair))
-    return findings
+        yield f"{len(rest)} more files: {problem}; repair: {repair}"
 
 
 def _reinstall(info: BuildInfo) -> str:

@@ -154,18 +154,6 @@ def build(wheel: Path, out: Path) -> Path:
     return out
 
 
-def copy_environment(built: Path, out: Path) -> None:
-    """Copy what `build` has made, by links: files are to be replaced, not written to.
-
-    Args:
-        built: from where; its emulated device is used, too.
-        out: an existing folder; gets `env` and `run`.
-    """
-    command = ["cp", "--archive", "--link", str(built / "env"), str(out)]
-    subprocess.run(command, check=True)
-    native.write_run(out, out / "env", built / "native")
-
-
 def site_packages(environment: Path) -> Path:
     """The folder of an environment's packages."""
     return environment / "lib" / f"python{PYTHON}" / "site-packages"

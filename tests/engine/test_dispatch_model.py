@@ -21,7 +21,7 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     FIRST,
     Balancer023,
     Balancer030,
-    FrontEndBalancer,
+    LoadBalancer,
     TokenBalancer,
 )
 from vllm.benchmarks.dp_balance.loop import run
@@ -137,7 +137,7 @@ class MeasuredSteps(CostModel):
 class Follower:
     """Asks a load balancer, notes whether the server chose the same, and follows it."""
 
-    def __init__(self, balancer: FrontEndBalancer, ranks: list[int]) -> None:
+    def __init__(self, balancer: LoadBalancer, ranks: list[int]) -> None:
         self._balancer = balancer
         self._theirs = ranks
         self.same: list[bool] = []

@@ -85,9 +85,8 @@ class Theirs:
             patch.setitem(sys.modules, self._code.__name__, self._code)
             exec(compile(source, MODULE, "exec"), vars(self._code))
         self._slots = slots
-        watermark = parameters.token_usage_low_watermark
         self._delayers = [
-            self._code.PrefillDelayer(parameters.max_delay_passes, watermark)
+            self._code.PrefillDelayer(parameters.max_delay_passes, None)
             for _ in range(ranks)
         ]
         self._trackers = [
@@ -101,12 +100,11 @@ class Theirs:
         """What every rank decides; they agree."""
         executor = self._code.PrefillDelayerSinglePassExecutor
         batches = [tracker.max_prefill_bs for tracker in self._trackers]
-        mark = self._delayers[0]._token_usage_low_watermark
         self._told = [
             torch.tensor(
                 [
                     state.prefillable,
-                    state.prefillable and mark is not None and state.usage < mark,
+                    False,  # no watermark
                     state.running,
                     batch,
                     state.waiting,
@@ -118,7 +116,7 @@ class Theirs:
         ]
         decisions = []
         for number, state in enumerate(states):
-            attempt = executor(self._delayers[number], token_usage=state.usage)
+            attempt = executor(self._delayers[number], token_usage=1.0)
             allowed = attempt.negotiate_should_allow_prefill(
                 local_prefillable=state.prefillable,
                 running_batch=state.running,
@@ -151,7 +149,6 @@ def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankS
                     rng.randint(0, slots),
                     rng.randint(0, most),
                     slots,
-                    rng.random(),
                 )
                 for _ in range(ranks)
             ]
@@ -167,7 +164,6 @@ def test_every_decision_is_the_same(source: str) -> None:
         parameters = DelayerParameters(
             rng.choice([1, 2, 5, 30, 100]),
             rng.choice([None, None, 0.1, 0.5]),
-            rng.choice([None, None, 0.02, 0.1]),
         )
         theirs = Theirs(source, ranks, parameters, slots)
         ours = SGLangDelayer0523(parameters)

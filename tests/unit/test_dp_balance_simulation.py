@@ -23,7 +23,6 @@ from vllm.benchmarks.dp_balance.scenario import (
     Workload,
     simulate,
     simulate_and_measure,
-    with_shared_prefill,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
@@ -160,80 +159,6 @@ def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
     assert policy.decide(snapshot(running=(2, 2), pending=(1, 1))) == OPEN
 
 
-def test_budget_is_charged_to_prompts_in_order() -> None:
-    engine = Engine(RankLimits(2, 4, 100), max_model_len=65, ttft_budget=9.0)
-    for i, length in enumerate((30, 60, 60)):
-        request = SimRequest(i, length, 5)
-        request.sent = 0.25
-        engine.add(0, request)
-    engine.decide(Decision(admit=True, prefill_budget=40, reason=""))
-    assert list(engine.schedule().prefill) == [40, 0]
-    assert [request.index for request in engine.update().first] == [0]
-    row = engine.exchange(0, 1, 1.0)
-    assert (row.running[0], row.waiting[0]) == (2, 1)
-    assert (row.pending[0], row.pending_tokens[0]) == (2, 110)
-    assert row.held_steps == (1, 0), "the third request had a slot and tokens"
-    assert row.wait_us == (750_000, 0), "counted from sending"
-    assert row.pending_age_us == (0, 0), "counted from when it was first seen"
-    engine.decide(HOLD)
-    for step in (2, 3, 4, 5):
-        engine.schedule()
-        engine.update()
-        row = engine.exchange(0, step, 0.5 + step / 2)
-        assert row.pending_age_us == (500_000 * (step - 1), 0)
-        assert row.held_steps == (step, 0)
-    engine.add(0, SimRequest(9, 30, 5))
-    engine.schedule()
-    engine.update()
-    row = engine.exchange(0, 6, 4.0)
-    assert (row.held_steps, row.pending) == ((6, 0), (3, 0))
-
-
-def test_hold_stops_prompts_in_progress_too() -> None:
-    engine = Engine(RankLimits(2, 4, 50), max_model_len=85)
-    engine.add(1, SimRequest(0, 80, 5))
-    engine.schedule()
-    engine.update()
-    engine.decide(HOLD)
-    assert list(engine.schedule().prefill) == [0, 0]
-    assert list(engine.held) == [False, True]
-
-
-def limited(*requests: tuple[int, int], kv_blocks: int) -> Engine:
-    """A rank of 3 slots and 100 tokens with these prompts and answers."""
-    engine = Engine(RankLimits(1, 3, 100, kv_blocks), max_model_len=64)
-    for index, (prompt, output) in enumerate(requests):
-        engine.add(0, SimRequest(index, prompt, output))
-    return engine
-
-
-def test_a_prompt_is_admitted_if_all_of_it_fits() -> None:
-    engine = limited((33, 4), (17, 4), (1, 4), kv_blocks=1 + 4)
-    assert list(engine.schedule().prefill) == [33]
-    engine.update()
-    row = engine.exchange(0, 1, 1.0)
-    assert (row.waiting[0], row.pending[0]) == (2, 0), "the second needs two blocks"
-    assert list(engine.held) == [False]
-
-
-def test_the_last_running_request_is_preempted_and_computed_again() -> None:
-    engine = limited((16, 20), (31, 20), kv_blocks=1 + 4)
-    prefills, decodes = [], []
-    while engine.has_work():
-        loads = engine.schedule()
-        prefills.append(loads.prefill[0])
-        decodes.append(loads.decodes[0])
-        engine.update()
-    # Step 1: both prompts. Step 2: the first takes the last block. Step 3: the second
-    # needs a third one, has 32 tokens computed and a 33rd that it answered with. It
-    # waits until the first has ended.
-    assert prefills[:3] == [47, 0, 0]
-    assert decodes[:4] == [0, 2, 1, 1]
-    assert [step for step, tokens in enumerate(prefills) if tokens] == [0, 20]
-    assert prefills[20] == 33, "prompt and answer so far"
-    assert sum(decodes) + 3 == 40, "each token once; three of them by a prefill"
-
-
 def test_a_limited_cache_that_never_fills_changes_nothing() -> None:
     roomy = replace(PUBLISHED, limits=replace(LIMITS, kv_blocks=100_000))
     for policy in ("off", "adaptive"):
@@ -311,7 +236,8 @@ def test_figures_are_those_of_the_results(
 
 
 def test_no_policy_passes_the_bound_and_sharing_beats_all() -> None:
-    oracle = simulate_and_measure(with_shared_prefill(PUBLISHED), "off")
+    shared = replace(PUBLISHED, cost=replace(PUBLISHED.cost, phi=1.0))
+    oracle = simulate_and_measure(shared, "off")
     assert oracle.bound_share < 1
     for policy in ("off", "cap", "sglang-30"):
         run = simulate_and_measure(PUBLISHED, policy)

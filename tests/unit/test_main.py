@@ -31,12 +31,12 @@ def test_an_unknown_command_is_refused_with_the_list(
 
 
 def test_a_command_needs_no_module_of_another(repo: SampleRepo, tmp_path: Path) -> None:
-    hidden = repo.root / "tools" / "openai.py"
+    hidden = repo.root / "tools" / "psutil.py"
     hidden.parent.mkdir()
-    hidden.write_text("raise ModuleNotFoundError('no openai', name='openai')\n")
+    hidden.write_text("raise ModuleNotFoundError('no psutil', name='psutil')\n")
     code, out, _ = repo.run("vendor", "--only", "vllm")
     assert (code, out[:12]) == (0, "vllm 0.23.0:")
     code, _, err = repo.run("demo")
     assert code == 1
     (line,) = err.splitlines()
-    assert line.startswith("error: openai: expected this module for the tools")
+    assert line.startswith("error: psutil: expected this module for the tools")

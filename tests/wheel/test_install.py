@@ -75,17 +75,6 @@ def test_reference_wheel_is_intact_and_says_what_it_is(installed: Environment) -
     assert info["series_sha256"]["vllm"] in text
 
 
-def test_reference_wheel_carries_no_plugin(installed: Environment) -> None:
-    found = json.loads(installed.python_says(ENTRY_POINTS))
-    assert [
-        "vllm.platform_plugins",
-        "reference",
-        "vllm_balance.reference:register",
-    ] in found
-    assert not [entry for entry in found if "vllm_ascend" in entry[2]]
-    assert installed.pip("show", "vllm-ascend", check=False).returncode == 1
-
-
 def test_ascend_wheel_is_three_distributions(
     bare: Environment, ascend_wheel: Path
 ) -> None:

@@ -211,16 +211,14 @@ def test_all_that_is_missing_is_named_in_one_error(
     python = Path(sys.executable)
     monkeypatch.setenv("PATH", str(stand_in.folder / "bin"))
     (stand_in.folder / "bin" / "python3").symlink_to(python)
-    message = refusal(replace(SOURCE, soc="ascend909", arch="riscv64", python="cp39"))
+    message = refusal(replace(SOURCE, arch="riscv64", python="cp39"))
     assert "\n" not in message
     for expected in (
-        "SOC: expected one of ascend910b1, ",
-        "ascend910_9391",
-        "found 'ascend909'",
         "ARCH: expected this machine's",
         f"PYTHON: expected {THIS_PYTHON}",
-        "ASCEND_HOME_PATH: expected the CANN toolkit with ",
-        "ATB_HOME_PATH: expected CANN's nnal",
+        "ASCEND_HOME_PATH: expected CANN or its nnal with */tikcpp/",
+        "ATB_HOME_PATH: expected CANN or its nnal with lib/libatb.so",
+        "CANN==9.1.0.*: expected, found none",
         "bash: expected this program on PATH",
         "bisheng: expected",
         "cmake: expected",
@@ -244,7 +242,7 @@ def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
     os.environ.update(other.environment())
     message = refusal()
     assert "found 3 things missing" in message
-    assert f"{other.folder}/cann: expected CANN 9.1.0, found 8.5.0" in message
+    assert "CANN==9.1.0.*: expected, found 8.5.0" in message
     assert "torch==2.10.0: expected, found 2.9.0" in message
     assert "torch-npu==2.10.0.post4: expected, found 2.10" in message
 
@@ -252,14 +250,7 @@ def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
 def test_a_torch_that_cannot_be_imported_is_refused(stand_in: StandIn) -> None:
     module = stand_in.folder / "site" / "torch" / "__init__.py"
     module.write_text("raise OSError('libhccl.so: cannot open shared object file')\n")
-    assert "torch: expected to import, found OSError: libhccl.so" in refusal()
-
-
-def test_a_folder_without_the_toolkit_is_refused(
-    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert "expected the CANN toolkit with tools/tikcpp" in refusal()
+    assert "expected to import, found OSError: libhccl.so" in refusal()
 
 
 def test_a_short_name_is_refused_for_upstream_builds_no_operators(
@@ -267,7 +258,8 @@ def test_a_short_name_is_refused_for_upstream_builds_no_operators(
 ) -> None:
     theirs, _ = asked_by_upstream(stand_in, upstream_tree, "910b")
     assert not [call for call in theirs if "package" in call["argv"]]
-    assert "found '910b'; choose the chip" in refusal(replace(SOURCE, soc="910b"))
+    with pytest.raises(ToolError, match="found '910b'; choose the chip"):
+        device_of("910b", PRISTINE)
 
 
 def test_the_plugin_declares_what_is_looked_for() -> None:

@@ -71,11 +71,6 @@ def test_with_a_lock_of_other_sources(copy: Path) -> None:
     assert "found that of another; run `make vendor`" in refusal(copy)
 
 
-def test_without_the_reference_platform(copy: Path) -> None:
-    shutil.rmtree(copy / "vllm_balance" / "reference")
-    assert "module of entry point 'reference'" in refusal(copy)
-
-
 def test_without_a_licence_of_upstream(copy: Path) -> None:
     (copy / "NOTICE").unlink()
     assert "NOTICE: expected a licence file" in refusal(copy)

@@ -81,7 +81,7 @@ def test_one_set_pleases_both_upstreams(
 ) -> None:
     chosen = resolve(choice, build(choice), stand_ins[choice.arch])
     assert len(chosen) > 150
-    drops = load_settings(paths.root / SETTINGS_NAME).targets["ascend"].policy.drops
+    drops = load_settings(paths.root / SETTINGS_NAME).targets["ascend"].drops
     environment = {
         "python_version": f"{choice.python[2]}.{choice.python[3:]}",
         "platform_machine": choice.arch,

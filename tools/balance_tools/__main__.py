@@ -20,7 +20,6 @@ COMMANDS = {
     "lock": ("upstream.resolve", "Write a lock: look versions up on pip's indexes."),
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
-    "check-placement": ("hooks.check_placement", "Show and prove where hooks stand."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
     "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
@@ -72,7 +71,7 @@ def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
         command = subparsers.add_parser(name, help=summary, description=summary)
         if name in arguments[:1]:
             module = importlib.import_module(f"balance_tools.{module_name}")
-            command.set_defaults(run=module.run, parser=command)
+            command.set_defaults(run=module.run)
             if hasattr(module, "add_arguments"):
                 module.add_arguments(command)
     return parser

@@ -93,24 +93,6 @@ def choice_from(environment: Mapping[str, str]) -> Choice:
 
 
 @dataclass(frozen=True)
-class Override:
-    """The winner where two upstreams contradict each other."""
-
-    name: str
-    specifier: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RequirementPolicy:
-    """How the requirement lists of the upstreams become one."""
-
-    drops: Mapping[str, str] = field(default_factory=dict)
-    """Name to reason."""
-    overrides: tuple[Override, ...] = ()
-
-
-@dataclass(frozen=True)
 class Target:
     """One kind of wheel."""
 
@@ -126,7 +108,10 @@ class Target:
     """Ours: the common ones and those of this target."""
     excludes: tuple[str, ...] = ()
     device_type: str | None = None
-    policy: RequirementPolicy = RequirementPolicy()
+    drops: tuple[str, ...] = ()
+    """Requirements of upstreams that the wheel does not have."""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Requirement to its version, where two upstreams contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +177,8 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
         entry_points=merge_entry_points(common, entry.get("entry-points", {})),
         excludes=tuple(entry.get("excludes", ())),
         device_type=entry.get("device-type"),
-        policy=RequirementPolicy(
-            drops={drop["name"]: drop["reason"] for drop in entry.get("drop", ())},
-            overrides=tuple(
-                Override(winner["name"], winner["specifier"], winner["reason"])
-                for winner in entry.get("override", ())
-            ),
-        ),
+        drops=tuple(drop["name"] for drop in entry.get("drop", ())),
+        overrides={one["name"]: one["specifier"] for one in entry.get("override", ())},
     )
 
 

@@ -1,8 +1,4 @@
-"""What a folder should hold: path, sha256, size and time of every file.
-
-Size and time answer quickly whether a file was touched; the hash decides whether it
-was changed.
-"""
+"""What a folder should hold: path and sha256 of every file."""
 
 from __future__ import annotations
 
@@ -15,19 +11,9 @@ from pathlib import Path
 
 from balance_tools.files import sha256_of, write_atomically
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = ".vendor.json"
 """The manifest of a vendored package, in its folder."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One file; of a symbolic link, the hash is that of its target's name."""
-
-    sha256: str
-    size: int
-    """Bytes."""
-    mtime_ns: int
 
 
 @dataclass(frozen=True)
@@ -36,27 +22,18 @@ class Manifest:
 
     inputs: Mapping[str, str]
     """What decides the content, e.g. the sha256 of an archive."""
-    files: Mapping[str, Record]
-    """Posix path below the folder to its record."""
+    files: Mapping[str, str]
+    """Posix path below the folder to its sha256; that of a symbolic link is of its
+    target's name."""
+    format: int = FORMAT
 
-    def changed(self, folder: Path, *, thorough: bool = False) -> list[str]:
-        """The paths whose content is not the recorded one, missing files left out.
-
-        A file whose size and time are as recorded is hashed only when `thorough`.
-        """
-        found = []
-        for path, record in self.files.items():
-            try:
-                status = (folder / path).lstat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            touched = (status.st_size, status.st_mtime_ns) != (
-                record.size,
-                record.mtime_ns,
-            )
-            if (touched or thorough) and _sha256(folder / path) != record.sha256:
-                found.append(path)
-        return found
+    def changed(self, folder: Path) -> list[str]:
+        """The paths whose content is not the recorded one, missing files left out."""
+        return [
+            path
+            for path, sha256 in self.files.items()
+            if os.path.lexists(folder / path) and _sha256(folder / path) != sha256
+        ]
 
     def missing(self, folder: Path) -> list[str]:
         """The recorded paths that the folder lacks."""
@@ -74,36 +51,24 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write the manifest, replacing an old one in one go."""
-        data = {
-            "format": FORMAT,
-            "inputs": dict(sorted(self.inputs.items())),
-            "files": {name: asdict(self.files[name]) for name in sorted(self.files)},
-        }
-        write_atomically(path, json.dumps(data, indent=1) + "\n")
+        write_atomically(
+            path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        )
 
     @staticmethod
     def read(path: Path) -> Manifest | None:
         """The manifest at `path`; None if there is none that this version can use."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT:
-                return None
-            files = {name: Record(**entry) for name, entry in data["files"].items()}
-            return Manifest(data["inputs"], files)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            # Cut short or mangled: as good as none, the files are compared instead.
+            found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
+            return found if found.format == FORMAT and dict(found.files) else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            # Cut short or mangled is as good as none: the files are compared instead.
             return None
 
 
 def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
     """Hash every file below a folder."""
-    files = {}
-    for path in walk(folder):
-        status = (folder / path).lstat()
-        files[path] = Record(_sha256(folder / path), status.st_size, status.st_mtime_ns)
-    return Manifest(inputs, files)
+    return Manifest(inputs, {path: _sha256(folder / path) for path in walk(folder)})
 
 
 def walk(folder: Path) -> Iterator[str]:

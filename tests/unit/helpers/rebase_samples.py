@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -176,6 +177,12 @@ def make_root(folder: Path) -> Path:
     return root
 
 
+def sample(folder: Path) -> tuple[Path, Path]:
+    """Return (patches, pristine tree) of one package."""
+    tree = write_tree(folder / "tree", UPSTREAM)
+    return make_root(folder) / "patches" / "vllm", tree
+
+
 def rebase(root: Path, *arguments: str) -> int:
     """Run tools/rebase.sh in this process; returns its exit code."""
     verb, *rest = arguments if arguments[0] in VERBS else ("bump", *arguments)
@@ -199,44 +206,31 @@ def patched_engine(series: Path, upstream: Path, path: str = "vllm/engine.py") -
     return (copy / path).read_bytes()
 
 
-def misplaced(source: bytes) -> list[str]:
-    """Check the three hooks with code that shares nothing with the tools.
+HOOKS_STAND = {
+    "module": r"^from vllm\.balance import create_gate$",
+    "__init__": r"^    self\.gate = create_gate\(config\)$",
+    "loop": r"^        self\.active = self\.sync\(.*\)\n"
+    r"        self\.gate\.exchange\(self\.active\)$",
+    "schedule": r"^        request = self\.waiting\.peek\(\)\n(?:        .*\n)*"
+    r"        if self\.gate\.holds\(request\):\n            break\n"
+    r"(?:        .*\n)*        self\.running\.append\(request\)$",
+}
 
-    Returns a line for each hook that is not where the sample means it to be.
+
+def misplaced(source: bytes) -> list[str]:
+    """Check the four hooks with code that shares nothing with the tools.
+
+    Returns where a hook is not, or not once, as the sample means it to be.
     """
     tree = ast.parse(source)
-    (engine,) = [
-        n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Engine"
+    (engine,) = [n for n in tree.body if getattr(n, "name", "") == "Engine"]
+    assert isinstance(engine, ast.ClassDef)
+    texts = {getattr(n, "name", ""): ast.unparse(n) for n in engine.body}
+    texts["module"] = whole = ast.unparse(tree)
+    words = ("import create_gate", "= create_gate(", "gate.exchange(", "gate.holds(")
+    found = [word for word in words if whole.count(word) != 1]
+    return found + [
+        where
+        for where, pattern in HOOKS_STAND.items()
+        if not re.search(pattern, texts[where], re.MULTILINE)
     ]
-    methods = {n.name: n for n in engine.body if isinstance(n, ast.FunctionDef)}
-    wrong = []
-
-    def texts(body: list[ast.stmt]) -> list[str]:
-        return [ast.unparse(node) for node in body]
-
-    everywhere = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.stmt)]
-    for hook in (
-        "self.gate = create_gate(config)",
-        "self.gate.exchange(self.active)",
-        "if self.gate.holds(request):\n    break",
-        "from vllm.balance import create_gate",
-    ):
-        if everywhere.count(hook) != 1:
-            wrong.append(f"{hook}: {everywhere.count(hook)} times")
-    if "self.gate = create_gate(config)" not in texts(methods["__init__"].body):
-        wrong.append("gate is not made in __init__")
-    loops = [n for n in methods["loop"].body if isinstance(n, ast.While)]
-    body = texts(loops[0].body)
-    at = [
-        i for i, text in enumerate(body) if text.startswith("self.active = self.sync(")
-    ]
-    if len(at) != 1 or body[at[0] + 1] != "self.gate.exchange(self.active)":
-        wrong.append("no exchange right behind the sync")
-    loops = [n for n in methods["schedule"].body if isinstance(n, ast.While)]
-    body = texts(loops[0].body)
-    peek = next(i for i, text in enumerate(body) if text.endswith(".peek()"))
-    admit = body.index("self.running.append(request)")
-    hold = body.index("if self.gate.holds(request):\n    break")
-    if not peek < hold < admit:
-        wrong.append("hold is not between peek and admission")
-    return wrong

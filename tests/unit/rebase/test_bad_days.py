@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 from packaging.version import Version
 
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Session, Work
 from balance_tools.rebase.scan import releases, scan
@@ -68,37 +65,13 @@ def index(
     served.stop()
 
 
-def refused(
-    root: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1
-) -> str:
-    """Run a rebase that must fail and change nothing; return its one sentence."""
-    before = tracked(root)
-    assert rebase(root, *arguments) == code
-    assert tracked(root) == before
-    assert rebase(root, "status") == 0  # nothing is in progress
-    (said,) = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("error: ")
-    ]
-    return said
-
-
-def test_the_index_lacks_the_release(
-    root: Path, index: SampleIndex, capsys: pytest.CaptureFixture[str]
+def test_what_was_looked_up_once_needs_no_network(
+    root: Path, index: SampleIndex
 ) -> None:
-    assert refused(root, capsys, "2.5") == (
-        "error: vllm 2.5: expected an sdist on pip's configured sources, found none; "
-        "the newest sdists are 2.0, 3.0"
-    )
-
-
-def test_the_release_was_yanked(
-    root: Path, index: SampleIndex, capsys: pytest.CaptureFixture[str]
-) -> None:
-    index.yanked["vllm-2.0.tar.gz"] = "wrong answers"
-    said = refused(root, capsys, "2.0")
-    assert "found that it was yanked (wrong answers); take another" in said
+    assert rebase(root, "2.0", "--dry-run") == 0
+    index.stop()
+    assert rebase(root, "2.0") == 0
+    assert load_lock(root / "upstream.toml").vllm.version == "2.0"
 
 
 def test_a_scan_leaves_yanked_releases_out_and_says_so(
@@ -115,14 +88,6 @@ def test_a_scan_of_a_range_without_a_release(root: Path, index: SampleIndex) -> 
         releases(Paths(root), Version("7.0"), Version("8.0"))
 
 
-def test_the_sdist_has_another_layout(
-    root: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(root, capsys, "--sdist", str(elsewhere))
-    assert said.startswith("error: vllm-3.0.tar.gz: expected vllm/ at its top, found ")
-    assert "src" in said
-
-
 def test_a_scan_goes_on_behind_a_release_of_another_layout(
     root: Path, index: SampleIndex
 ) -> None:
@@ -132,41 +97,25 @@ def test_a_scan_goes_on_behind_a_release_of_another_layout(
     assert first.placed
     assert {cell.status for cell in second.cells} == {"target-deleted"}
     (why,) = {reason for cell in second.cells for reason in cell.reasons}
-    assert why == "vllm-3.0.tar.gz: expected vllm/ at its top, found src"
+    assert why.startswith("vllm-3.0.tar.gz: expected vllm/ at its top, found src")
 
 
-def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> None:
-    """Leave only these programs on PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in programs:
-        found = shutil.which(name)
-        assert found is not None
-        (folder / name).symlink_to(found)
-    monkeypatch.setenv("PATH", str(folder))
-
-
-def test_quilt_is_not_needed(
-    root: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only(tmp_path, monkeypatch, "git", "diff")
-    assert rebase(root, "--sdist", str(archive)) == 0
-
-
-def test_git_is_needed_and_asked_for(
+def test_git_is_needed_and_asked_for_and_quilt_is_not(
     root: Path,
     archive: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = tracked(root)
-    with monkeypatch.context() as without_git:
-        only(tmp_path, without_git, "diff")
-        assert rebase(root, "--sdist", str(archive)) == 1
+    before, programs = tracked(root), {n: shutil.which(n) for n in ("diff", "git")}
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/diff").symlink_to(str(programs["diff"]))
+    assert rebase(root, "--sdist", str(archive)) == 1
     assert "git: expected this program on PATH, found none" in capsys.readouterr().err
     assert tracked(root) == before
-    assert rebase(root, "continue") == 0  # with git it goes on
+    (tmp_path / "bin/git").symlink_to(str(programs["git"]))
+    assert rebase(root, "continue") == 0
 
 
 def test_the_disk_is_full_in_the_middle(
@@ -193,24 +142,3 @@ def test_the_disk_is_full_in_the_middle(
     assert tracked(root) == before
     assert rebase(root, "continue") == 0
     assert load_lock(root / "upstream.toml").vllm.version == "2.0"
-
-
-def test_a_second_rebase_waits_for_the_first(
-    root: Path, archive: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes: list[int] = []
-    second = threading.Thread(
-        target=lambda: codes.append(rebase(root, "--sdist", str(archive)))
-    )
-    lock, said = root / "build" / "rebase" / ".lock", ""
-    with exclusive(lock):
-        second.start()
-        end = time.monotonic() + 60
-        while "waiting for another run that holds" not in said:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-            said += capsys.readouterr().err
-        assert str(lock) in said
-        assert codes == []
-    second.join(60)
-    assert codes == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,8 @@ def root(tmp_path: Path) -> Path:
     code = rebase(root, "--sdist", str(archive), "--line", "next")
     if code:
         file = root / "build/rebase/2.0/vllm/vllm/engine.py"
-        lines = file.read_bytes().splitlines(keepends=True)
-        start = next(i for i, line in enumerate(lines) if line.startswith(b"<<<<<<<"))
-        end = next(i for i, line in enumerate(lines) if line.startswith(b">>>>>>>"))
-        text = b"".join(lines[:start] + lines[end + 1 :])
+        block = rb"<<<<<<<.*>>>>>>>[^\n]*\n"
+        text = re.sub(block, b"", file.read_bytes(), flags=re.DOTALL)
         file.write_bytes(replaced(text, (BEHIND, BEHIND + EXCHANGE)))
         assert rebase(root, "continue") == 0
     return root
@@ -69,22 +68,17 @@ def refusal(root: Path) -> str:
     return str(caught.value)
 
 
-def test_the_pin_is_left_alone(root: Path, tmp_path: Path) -> None:
+def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     assert tracked(root) == tracked(make_root(tmp_path / "other"))
-
-
-def test_it_holds_the_lock_and_what_a_person_changed(root: Path) -> None:
     folder = root / "lines" / "next"
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     assert sorted(files) == [OWN, "upstream.toml"]
-
-
-def test_the_rest_is_derived(root: Path) -> None:
     work, _ = derive(Paths(root), find_line(Paths(root), "next"))
-    series = work.final_series("vllm")
     names = ["gate.patch", "hold.patch", "exchange.patch"]
-    assert (series / "series").read_text().split() == names
+    assert (work.final_series("vllm") / "series").read_text().split() == names
     patched = (work.repo("vllm") / "vllm" / "engine.py").read_bytes()
     assert misplaced(patched) == []
     assert BEHIND + EXCHANGE in patched
@@ -124,14 +118,8 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
 def test_a_patch_that_the_pin_no_longer_has_is_named(root: Path) -> None:
     line_file(root).rename(line_file(root, "patches/vllm/other.patch"))
     assert "patches/vllm/series: expected other.patch" in refusal(root)
-
-
-def test_a_line_that_is_not_there_is_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert rebase(root, "line", "none") == 1
-    said = capsys.readouterr().err
-    assert "lines/none: expected a line, found none; there are next" in said
+    with pytest.raises(ToolError, match="expected a line, found none; there are next"):
+        find_line(Paths(root), "none")
 
 
 def test_our_lines_follow_the_pin() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -74,21 +73,6 @@ def test_it_has_what_git_tracks_and_what_describes_it(
     assert all((copy / name).read_text() == text for name, text in FILES.items())
     assert os.access(copy / "run.sh", os.X_OK)
     assert not os.access(copy / "README.md", os.X_OK)
-
-
-def test_the_same_commit_gives_the_same_bytes(root: Path, tmp_path: Path) -> None:
-    other = repository(tmp_path / "elsewhere", list(reversed(FILES)))
-    for path in other.rglob("*"):
-        os.utime(path, (0, 0))
-        if path.is_file() and ".git" not in path.parts:
-            path.chmod(path.stat().st_mode & 0o700)
-    folders = [tmp_path / "a", tmp_path / "b"]
-    hashes = []
-    for folder, source in zip(folders, [root, other], strict=True):
-        folder.mkdir()
-        archive = write_sdist(source, "1.0", folder)
-        hashes.append(hashlib.sha256(archive.read_bytes()).hexdigest())
-    assert hashes[0] == hashes[1]
 
 
 def test_an_archive_knows_its_commit(root: Path, tmp_path: Path) -> None:

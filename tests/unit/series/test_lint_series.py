@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
-from balance_tools.series.lint import LIMITS, Limits, lint_series
+from balance_tools.series.lint import Limits, lint_series
 from balance_tools.series.patchfile import ADDED, REMOVED
-from series_samples import sample
+from rebase_samples import sample
 
 NO_LIMITS: Limits = {}
 
 
-def lint(patches: Path, tree: Path | None, limits: Limits = NO_LIMITS) -> list[str]:
+def lint(patches: Path, tree: Path, limits: Limits = NO_LIMITS) -> list[str]:
     return lint_series(load_series(patches), limits, tree)
 
 
@@ -28,7 +27,8 @@ def edit(patch: Path, old: str, new: str) -> None:
 def only_first(patches: Path) -> Path:
     """Leave one patch in the series."""
     (patches / "series").write_text("gate.patch\n")
-    (patches / "exchange.patch").unlink()
+    for name in ("hold", "exchange"):
+        (patches / f"{name}.patch").unlink()
     return patches / "gate.patch"
 
 
@@ -50,8 +50,9 @@ def test_the_sample_is_clean(made: tuple[Path, Path]) -> None:
         ("Relies-On:", "Needs:", "expected the field Relies-On"),
         ("pkg.other:helper", "the helper", "found 'the'"),
         ("2026-01-02", "2 January", "expected YYYY-MM-DD"),
-        ("create(config)\n", "create(config) \n", "ends in white space"),
-        ("create(config)\n", "create(config\n", "not valid Python"),
+        ("create_gate(config)\n", "create_gate(config) \n", "ends in white space"),
+        ("create_gate(config)\n", "create_gate(config\n", "not valid Python"),
+        (" from vllm.q", "-from vllm.queue import Queue\n+from vllm.q", "as quilt"),
     ],
 )
 def test_a_broken_rule_is_one_sentence(
@@ -65,8 +66,8 @@ def test_a_broken_rule_is_one_sentence(
 
 
 def test_more_lines_than_the_limits_are_refused(made: tuple[Path, Path]) -> None:
-    found = lint(*made, {ADDED: 4, REMOVED: 0})
-    assert any("adds 5 lines, at most 4" in line for line in found)
+    found = lint(*made, {ADDED: 5, REMOVED: 0})
+    assert any("adds 6 lines, at most 5" in line for line in found)
 
 
 def test_stray_and_numbered_files_are_refused(made: tuple[Path, Path]) -> None:
@@ -76,37 +77,3 @@ def test_stray_and_numbered_files_are_refused(made: tuple[Path, Path]) -> None:
     found = lint(patches, tree)
     assert any("exchange.patch: not in" in line for line in found)
     assert any("01-gate.patch: expected a name" in line for line in found)
-
-
-@pytest.mark.parametrize(
-    ("body", "problems"),
-    [
-        ("@@ -1,2 +1,3 @@\n def helper():\n     return 1\n+# why\n", []),
-        (
-            "@@ -2 +2,2 @@\n     return 1\n+# why\n",
-            ["expected 2 lines of context before, found 1", "as quilt would write it"],
-        ),
-        (
-            "@@ -1,2 +1,4 @@\n+# one\n def helper():\n     return 1\n+# why\r\n",
-            ["white space or CR"],
-        ),
-    ],
-)
-def test_context_is_what_quilt_writes(
-    made: tuple[Path, Path], body: str, problems: list[str]
-) -> None:
-    patches, tree = made
-    patch = only_first(patches)
-    header = patch.read_text().partition("--- ")[0]
-    text = f"{header}--- a/pkg/other.py\n+++ b/pkg/other.py\n{body}"
-    patch.write_bytes(text.encode())
-    found = lint(patches, tree)
-    assert len(found) == len(problems)
-    for line, problem in zip(found, problems, strict=True):
-        assert problem in line
-
-
-def test_the_projects_own_series_keep_the_rules() -> None:
-    paths = Paths.find()
-    for name, limits in LIMITS.items():
-        assert lint(paths.patches(name), None, limits) == []

@@ -45,24 +45,9 @@ def test_the_top_folder_becomes_the_destination(archive: Path, dest: Path) -> No
     assert (dest / "a/b.py").read_text() == "b"
 
 
-def test_links_that_stay_inside_are_kept(archive: Path, dest: Path) -> None:
-    members = [
-        file_member("t/a/f", "f"),
-        special_member("t/b/up", tarfile.SYMTYPE, "../a/f"),
-        special_member("t/hard", tarfile.LNKTYPE, "t/a/f"),
-    ]
-    archive.write_bytes(make_tar(members))
-    extract_sdist(archive, dest)
-    assert (dest / "b/up").read_text() == (dest / "hard").read_text() == "f"
-
-
-@pytest.mark.parametrize("has_filter", [True, False])
 def test_of_a_file_only_content_and_executability_are_kept(
-    has_filter: bool, archive: Path, dest: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, dest: Path
 ) -> None:
-    if not has_filter:  # as in Debian 12's Python
-        monkeypatch.delattr(tarfile, "data_filter", raising=False)
-        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", None, raising=False)
     script, text = file_member("t/run", "x"), file_member("t/text", "x")
     script[0].mode, text[0].mode = 0o6777, 0o666
     script[0].uid = text[0].gid = 12345
@@ -81,15 +66,8 @@ ESCAPES: dict[str, list[Member]] = {
     "dots": [file_member("t/../../evil", "x")],
     "absolute": [file_member("/tmp/evil", "x")],
     "backslash": [file_member("t\\..\\evil", "x")],
-    "symlink out": [special_member("t/l", tarfile.SYMTYPE, "../../evil")],
-    "symlink to the top's parent": [special_member("t/l", tarfile.SYMTYPE, "..")],
-    "symlink to an absolute path": [special_member("t/l", tarfile.SYMTYPE, "/etc")],
-    "symlink out and back": [special_member("t/l", tarfile.SYMTYPE, "../x/../t/f")],
-    "hard link out": [special_member("t/l", tarfile.LNKTYPE, "../evil")],
-    "through a link": [
-        special_member("t/l", tarfile.SYMTYPE, "a"),
-        file_member("t/l/f", "x"),
-    ],
+    "symlink": [special_member("t/l", tarfile.SYMTYPE, "f")],
+    "hard link": [special_member("t/l", tarfile.LNKTYPE, "t/f")],
     "device": [special_member("t/dev", tarfile.CHRTYPE)],
     "pipe": [special_member("t/pipe", tarfile.FIFOTYPE)],
 }

@@ -10,7 +10,6 @@ from balance_tools.errors import ToolError
 from balance_tools.upstream.pip_config import (
     PipConfig,
     Source,
-    parse_pip_config,
     read_pip_config,
     without_secrets,
 )
@@ -92,11 +91,6 @@ def test_a_configuration_that_pip_cannot_read_is_an_error(pip: Path) -> None:
     pip.write_text("no section\n")
     with pytest.raises(ToolError, match="expected pip to list its configuration"):
         read_pip_config()
-
-
-def test_a_setting_that_is_no_number_is_named() -> None:
-    with pytest.raises(ToolError, match=r"^timeout: expected a number.*'soon'"):
-        parse_pip_config("global.timeout='soon'\n")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +11,16 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.check import (
-    Finding,
     changed_lines,
     missing,
     new_errors,
     vanished_symbols,
 )
 from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Checked, type_check
+from balance_tools.contract.typecheck import Finding, type_check
 from balance_tools.contract.uses import Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
-from balance_tools.files import exclusive, remove_tree, replacing
+from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
@@ -34,33 +31,6 @@ from balance_tools.upstream.pristine import ensure_pristine
 OURS = ("vllm/", "vllm_balance/")
 VENDORED = "vllm"
 
-Patched = Mapping[str, bytes | None]
-"""What the series makes of the files that it touches; None is a deleted one."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """A release with the series and our files."""
-
-    tree: Path
-    """Upstream as it is."""
-    root: Path
-    """Upstream with the series and our files, for the type checker."""
-    ours: Ours
-    """What of `root` is ours."""
-
-    def check(self) -> Checked:
-        """Type-check what is ours."""
-        return type_check(self.root, [*self.ours.files, *self.ours.hooks])
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the pin says: the names that we use, and the checker's findings there."""
-
-    uses: tuple[Use, ...]
-    checked: Checked
-
 
 @dataclass(frozen=True)
 class Pin:
@@ -70,11 +40,15 @@ class Pin:
     version: str
     tree: Path
     files: tuple[str, ...]
-    expected: Expected
+    """Ours."""
+    uses: tuple[Use, ...]
+    """The names of upstream that we use."""
+    mistakes: tuple[Finding, ...]
+    """What the type checker finds there already."""
 
 
 def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
-    """Read the pin, or return what is known of it; None if no file is ours.
+    """Read the pin; None if no file is ours.
 
     Raises:
         ToolError: the type checker does not get to the end.
@@ -85,19 +59,18 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
     files = [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
     if not files:
         return None
-    tree = ensure_pristine(lock.vllm, paths)
-    folder = paths.build / "contract"
-    with exclusive(folder / ".lock"):
-        patched = patched_files(series, tree)
-        side = make_side(folder / "pin", tree, patched, paths.root, files)
-        expected = expect(side, folder / "pin.pickle")
-    return Pin(paths, lock.vllm.version, tree, tuple(files), expected)
+    tree, folder = ensure_pristine(lock.vllm, paths), paths.build / "contract" / "pin"
+    with exclusive(folder.parent / ".lock"):
+        ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
+        checked = type_check(folder, ours)
+        uses = inventory(folder, ours, checked.uses, Names(Modules(tree)))
+    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, checked.errors)
 
 
 def findings(
     pin: Pin, series: Series, tree: Path, folder: Path, version: str
 ) -> tuple[Finding, ...]:
-    """Return what does not fit a release.
+    """Return everything of ours that does not fit a release, worst first.
 
     Args:
         pin: What we expect.
@@ -107,8 +80,37 @@ def findings(
         version: Of the release, or a name.
     """
     patched = patched_files(series, tree)
-    side = make_side(folder, tree, patched, pin.paths.root, pin.files)
-    return misfits(pin.expected, series, pin.tree, side, is_later(version, pin.version))
+    return misfits(pin, series, patched, tree, folder, is_later(version, pin.version))
+
+
+def misfits(
+    pin: Pin,
+    series: Series,
+    patched: Mapping[str, bytes],
+    tree: Path,
+    folder: Path,
+    forward: bool = True,
+) -> tuple[Finding, ...]:
+    """As `findings`; `patched` is what the series makes of the files that it touches.
+
+    `forward` says whether the release may have names that the pin has not.
+    """
+    before, after = Names(Modules(pin.tree)), Names(Modules(tree))
+    ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
+    checked = type_check(folder, ours)
+    seen = frozenset(
+        (file, line, name.rpartition(".")[2])
+        for file, line, name in checked.uses
+        if file in ours.files
+    )
+    gone = missing(pin.uses, before, after, seen, forward)
+    places = {(finding.file, finding.line) for finding in gone}
+    wrong = [
+        finding
+        for finding in new_errors(ours, pin.mistakes, checked)
+        if (finding.file, finding.line) not in places
+    ]
+    return (*vanished_symbols(series.patches, after), *gone, *wrong)
 
 
 def is_later(version: str, than: str) -> bool:
@@ -130,15 +132,19 @@ def status_of(found: tuple[Finding, ...]) -> Status:
     return Status.VANISHED if not found[0].file else Status.MISFIT
 
 
-def make_side(
-    folder: Path, tree: Path, patched: Patched, source: Path, files: Sequence[str]
-) -> Side:
-    """Put a release together in `folder`, which is replaced.
+def lay_out(
+    folder: Path,
+    tree: Path,
+    patched: Mapping[str, bytes],
+    source: Path,
+    files: Sequence[str],
+) -> Ours:
+    """Put a release with the series and our files together; return what is ours.
 
     Args:
-        folder: Where; on the same disk as `tree`, whose files are linked.
+        folder: Where, which is replaced; on the disk of `tree`, whose files are linked.
         tree: Upstream.
-        patched: What the series makes of it.
+        patched: What the series makes of the files that it touches.
         source: The repository.
         files: Our Python files, relative to it.
     """
@@ -149,21 +155,16 @@ def make_side(
     )
     hooks = {}
     for path, content in patched.items():
-        file = folder / path
-        file.unlink(missing_ok=True)
-        if content is None or not path.endswith(".py"):
-            continue
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-        before = tree / path
-        old = before.read_bytes() if before.is_file() else b""
-        hooks[path] = changed_lines(old, content)
+        (folder / path).unlink(missing_ok=True)
+        (folder / path).write_bytes(content)
+        if path.endswith(".py"):
+            hooks[path] = changed_lines((tree / path).read_bytes(), content)
     for path in files:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         shutil.copyfile(source / path, file)
-    return Side(tree, folder, Ours(tuple(files), hooks))
+    return Ours(tuple(files), hooks)
 
 
 def _link(source: str, target: str) -> None:
@@ -171,63 +172,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another disk
         shutil.copyfile(source, target)
-
-
-def expect(pin: Side, known: Path) -> Expected:
-    """Return what the pin says, from the file `known` if nothing has changed since."""
-    digest = hashlib.sha256(str(pin.tree.name).encode())
-    for file in (*pin.ours.files, *pin.ours.hooks):
-        digest.update(file.encode() + (pin.root / file).read_bytes())
-    for tool in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(tool.read_bytes())
-    key = digest.hexdigest()
-    if known.is_file():
-        of, expected = pickle.loads(known.read_bytes())
-        if of == key:
-            assert isinstance(expected, Expected)
-            return expected
-    checked = pin.check()
-    uses = inventory(pin.root, pin.ours, checked.uses, Names(Modules(pin.tree)))
-    expected = Expected(uses, Checked(checked.errors, ()))
-    with replacing(known) as part:
-        part.write_bytes(pickle.dumps((key, expected)))
-    return expected
-
-
-def misfits(
-    expected: Expected, series: Series, old: Path, target: Side, forward: bool = True
-) -> tuple[Finding, ...]:
-    """Return everything of ours that does not fit the target, worst first.
-
-    Args:
-        expected: What the pin says.
-        series: The series as it is for the target.
-        old: The tree of the pin.
-        target: The release to try.
-        forward: Whether it may have names that the pin has not (`is_later`).
-    """
-    before, after = Names(Modules(old)), Names(Modules(target.tree))
-    checked = target.check()
-    seen = frozenset(
-        (file, line, name.rpartition(".")[2])
-        for file, line, name in checked.uses
-        if file in target.ours.files
-    )
-    gone = missing(expected.uses, before, after, seen, forward)
-    places = {(finding.file, finding.line) for finding in gone}
-    wrong = [
-        finding
-        for finding in new_errors(target.ours, expected.checked, checked)
-        if (finding.file, finding.line) not in places
-    ]
-    symbols = vanished_symbols(relied_on(series), before, after)
-    return (*symbols, *gone, *wrong)
-
-
-def relied_on(series: Series) -> list[tuple[str, tuple[str, ...]]]:
-    """Return patch and symbols of every Relies-On line."""
-    return [
-        (patch.name, symbols)
-        for patch in series.patches
-        for symbols in patch.header.relies_on
-    ]

@@ -1,6 +1,6 @@
 """A mypy plugin that writes down every name of upstream that the checked files use.
 
-It runs inside mypy and changes nothing there. A line a use: file, line, kind, name.
+It runs inside mypy and changes nothing there. A line a use: file, line, name.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mypy.nodes import Context
 from mypy.options import Options
 from mypy.plugin import Plugin
 
 FILE_VARIABLE = "BALANCE_TOOLS_USES"
-ATTRIBUTE, CALL = "attribute", "call"
 
 
 class Recorder(Plugin):
@@ -26,35 +24,33 @@ class Recorder(Plugin):
         # A line at a time: mypy ends its process without closing files.
         self._out = Path(os.environ[FILE_VARIABLE]).open("a", buffering=1)  # noqa: SIM115
 
-    def _write(self, kind: str, name: str, context: Context, api: Any) -> None:
-        if context.line > 0:  # mypy asks itself when it narrows a type by `hasattr`
-            self._out.write(f"{api.path}\t{context.line}\t{kind}\t{name}\n")
-
-    def _hook(self, kind: str, name: str, result: str) -> Callable[[Any], Any] | None:
+    def _hook(self, name: str, result: str) -> Callable[[Any], Any] | None:
         if not name.startswith("vllm"):
             return None
 
-        def record(context: Any) -> Any:
-            self._write(kind, name, context.context, context.api)
-            return getattr(context, result)
+        def record(asked: Any) -> Any:
+            line = asked.context.line
+            if line > 0:  # mypy asks itself when it narrows a type by `hasattr`
+                self._out.write(f"{asked.api.path}\t{line}\t{name}\n")
+            return getattr(asked, result)
 
         return record
 
     def get_attribute_hook(self, fullname: str) -> Callable[[Any], Any] | None:
         """An attribute of an instance."""
-        return self._hook(ATTRIBUTE, fullname, "default_attr_type")
+        return self._hook(fullname, "default_attr_type")
 
     def get_class_attribute_hook(self, fullname: str) -> Callable[[Any], Any] | None:
         """An attribute of a class."""
-        return self._hook(ATTRIBUTE, fullname, "default_attr_type")
+        return self._hook(fullname, "default_attr_type")
 
     def get_method_hook(self, fullname: str) -> Callable[[Any], Any] | None:
         """A call of a method."""
-        return self._hook(CALL, fullname, "default_return_type")
+        return self._hook(fullname, "default_return_type")
 
     def get_function_hook(self, fullname: str) -> Callable[[Any], Any] | None:
         """A call of a function or a class."""
-        return self._hook(CALL, fullname, "default_return_type")
+        return self._hook(fullname, "default_return_type")
 
 
 def plugin(version: str) -> type[Plugin]:

@@ -7,11 +7,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.contract.recorder import FILE_VARIABLE
+from balance_tools.contract.uses import Ours
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 
@@ -33,30 +33,35 @@ _LINE = re.compile(r"\bline \d+")
 
 
 @dataclass(frozen=True, order=True)
-class Mistake:
-    """What mypy says about a line of code."""
+class Finding:
+    """Something that is wrong with code of ours on a release."""
 
     file: str
+    """Of ours, or the patched one; "" for a Relies-On line."""
     line: int
-    code: str
-    message: str
+    """The line; 0 for a Relies-On line."""
+    text: str
+    """What is wrong, for people."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}" if self.file else self.text
 
     @property
-    def without_place(self) -> tuple[str, str, str]:
-        """The same mistake on any line."""
-        return self.file, self.code, _LINE.sub("line", self.message)
+    def without_place(self) -> tuple[str, str]:
+        """The same on any line."""
+        return self.file, _LINE.sub("line", self.text)
 
 
 @dataclass(frozen=True)
 class Checked:
     """What a run of mypy found; `uses` are file, line and dotted name."""
 
-    errors: tuple[Mistake, ...]
+    errors: tuple[Finding, ...]
     uses: tuple[tuple[str, int, str], ...]
 
 
-def type_check(root: Path, files: Sequence[str]) -> Checked:
-    """Type-check files of a tree, and write down what they use of it.
+def type_check(root: Path, ours: Ours) -> Checked:
+    """Type-check what is ours in a tree, and write down what it uses of the rest.
 
     Raises:
         ToolError: mypy did not get to the end.
@@ -70,20 +75,21 @@ def type_check(root: Path, files: Sequence[str]) -> Checked:
         command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
         tools = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": tools, FILE_VARIABLE: str(uses)}
-        run = capture([*command, *files], cwd=root, env=environment)
+        command += [*ours.files, *ours.hooks]
+        run = capture(command, cwd=root, env=environment)
         said = [line for line in run.text.splitlines() if line.startswith("{")]
         if run.status >= _CRASHED or (run.status and not said):
             raise ToolError(
-                f"{root}: expected mypy to check {len(files)} files, found that it "
+                f"{root}: expected mypy to check our files, found that it "
                 f"stopped with {run.status}: {run.tail}; is this tree whole?"
             )
         recorded = [line.split("\t") for line in uses.read_text().splitlines()]
     errors = sorted(
-        Mistake(one["file"], one["line"], one["code"] or "", one["message"])
+        Finding(one["file"], one["line"], one["message"])
         for one in map(json.loads, said)
         if one["severity"] == "error"
     )
-    found = {(file, int(line), dotted) for file, line, _, dotted in recorded}
+    found = {(file, int(line), dotted) for file, line, dotted in recorded}
     if not found:
         raise ToolError(
             f"{root}: expected mypy to see names of vllm in our files, found none; "

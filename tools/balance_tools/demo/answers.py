@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from openai import OpenAI
-
 from balance_tools.errors import ToolError
 from balance_tools.serving.server import Server
 
@@ -30,16 +28,16 @@ def answers(python: Path, folder: Path, model: Path, policy: str) -> dict[str, s
     work.mkdir()
     with Server(work, model, *options, python=python) as server:
         print(f"balance {policy}: ready after {server.start_s:.0f} s", flush=True)
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
         def ask(question: str) -> str:
-            reply = client.chat.completions.create(
-                model=str(model),
-                messages=[{"role": "user", "content": question}],
-                max_tokens=24,
-                temperature=0,
-            )
-            return reply.choices[0].message.content or ""
+            body = {
+                "model": str(model),
+                "messages": [{"role": "user", "content": question}],
+                "max_tokens": 24,
+                "temperature": 0,
+            }
+            reply = server.post("/v1/chat/completions", body).json()
+            return str(reply["choices"][0]["message"]["content"])
 
         with ThreadPoolExecutor(len(asked)) as pool:
             return dict(zip(asked, pool.map(ask, asked), strict=True))

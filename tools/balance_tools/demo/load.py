@@ -23,18 +23,13 @@ SLOTS = 8
 DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
 """Seconds of a step of the emulated device: t0 always, a for each request that decodes,
 b for each prompt token of the fullest rank, c if any rank has a prompt."""
+MAX_TOKENS = 512
+"""In a step of a rank."""
 SERVE = (
-    *("--data-parallel-size", str(RANKS), "--api-server-count", "1"),
-    *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512"),
-    *("--max-model-len", "2048", "--no-enable-prefix-caching"),
+    *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
+    *("--max-model-len", "4096", "--no-enable-prefix-caching"),
     *("--no-async-scheduling", "--enable-logging-iteration-details"),
     *("--additional-config", json.dumps({"emulated_device": DEVICE})),
-)
-BENCH = (
-    *("--backend", "openai", "--dataset-name", "random", "--seed", "1"),
-    *("--random-input-len", "400", "--random-output-len", "60"),
-    *("--random-range-ratio", "0.4", "--max-concurrency", str(RANKS * SLOTS)),
-    *("--percentile-metrics", "ttft,tpot,itl,e2el"),
 )
 REQUESTS = 160
 STEADY = "steady_output_throughput"
@@ -70,26 +65,67 @@ def measure(
     """
     result = folder / "bench.json"
     steps = folder / "steps.log"
-    options = (*SERVE, "--data-parallel-balance", policy)
     logging_config = {"VLLM_LOGGING_CONFIG_PATH": str(_logging(folder, steps))}
-    with Server(
-        folder, model, *options, python=python, environment=logging_config
-    ) as server:
+    served = served_by(folder, model, policy, python=python, environment=logging_config)
+    with served as server:
         print(f"ready after {server.start_s:.0f} s, log: {server.log}", flush=True)
-        call(
-            folder,
-            python,
-            *("-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-            *("--model", str(model), "--port", str(server.port)),
-            *(*BENCH, "--num-prompts", str(requests)),
-            *("--save-result", "--save-detailed", "--result-filename", str(result)),
-        )
+        load = (*all_slots(RANKS), "--seed", "1")
+        bench = send(python, server, result, requests, load)
         held = server.metric("vllm:dp_balance_held_steps_total")
-    bench = json.loads(result.read_text())
-    bench[STEADY] = steady_throughput(bench)
     run = Run(policy, bench, read_steps(steps, DEVICE), held)
     check(run)
     return run
+
+
+def served_by(
+    folder: Path,
+    model: Path,
+    policy: str,
+    *,
+    ranks: int = RANKS,
+    api_servers: int = 1,
+    **server: Any,
+) -> Server:
+    """A server on the emulated device; `server` are arguments of `Server`."""
+    return Server(
+        *(folder, model, *SERVE, "--data-parallel-size", str(ranks)),
+        *("--api-server-count", str(api_servers), "--data-parallel-balance", policy),
+        **server,
+    )
+
+
+def all_slots(ranks: int) -> list[str]:
+    """Options of `vllm bench serve` that keep all slots in use."""
+    return [
+        *("--dataset-name", "random", "--random-input-len", "400"),
+        *("--random-output-len", "60", "--random-range-ratio", "0.4"),
+        *("--max-concurrency", str(ranks * SLOTS)),
+    ]
+
+
+def send(
+    python: Path, server: Server, result: Path, requests: int, load: Sequence[str]
+) -> dict[str, Any]:
+    """Run `vllm bench serve` and keep its result, with `STEADY` and every request.
+
+    Args:
+        python: The interpreter of an environment with the reference wheel.
+        server: Gets the requests.
+        result: The file.
+        requests: How many.
+        load: Which ones, and when, as options.
+    """
+    call(
+        result.parent,
+        python,
+        *("-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"),
+        *("--model", str(server.model), "--base-url", server.url, *load),
+        *("--num-prompts", str(requests)),
+        *("--percentile-metrics", "ttft,tpot,itl,e2el"),
+        *("--save-result", "--save-detailed", "--result-filename", str(result)),
+    )
+    bench: dict[str, Any] = json.loads(result.read_text())
+    return bench | {STEADY: steady_throughput(bench)}
 
 
 def steady_throughput(bench: Mapping[str, Sequence[Any]]) -> float:

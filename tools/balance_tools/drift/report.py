@@ -1,70 +1,145 @@
-"""The drift part of a report: what a merge cannot know and a person should read."""
+"""What upstream changed in the functions that the series touches or relies on.
+
+A merge cannot know what a change means; a person should read it.
+"""
 
 from __future__ import annotations
 
+import ast
+import copy
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.drift.functions import Drift, drift, subjects
-from balance_tools.drift.replaced import PLUGIN, Replacement, overlaps, replacements
-from balance_tools.drift.symbols import Modules
+from balance_tools.drift.symbols import Modules, Symbol, module_of
+from balance_tools.hooks.placement import placement_of
+from balance_tools.hooks.scopes import DEFINITIONS
 from balance_tools.markdown import table
-from balance_tools.series.apply import Series
+from balance_tools.series.apply import Series, patched_steps
+
+TOUCHED, RELIED_ON = "touched", "relied on"
+OR = " | "
 
 
-@dataclass(frozen=True)
-class DriftReport:
-    """What changed around the series between two releases."""
+@dataclass
+class Drift:
+    """A function or class of upstream, and what became of it between two releases."""
 
-    packages: Mapping[str, Sequence[Drift]]
-    """Of each package, what the series touches or relies on, most relevant first."""
-    replaced: Sequence[tuple[str, Replacement]]
-    """Pairs of a function of the series and what vllm_ascend puts in place of it, or of
-    a part of it, at run time.
-    """
+    symbol: str
+    how: str
+    """TOUCHED or RELIED_ON."""
+    patches: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+    """Names that the hooks in it read; after the comparison, those in changed lines."""
+    added: int = 0
+    removed: int = 0
+    """Changed lines of its source, without formatting, comments and docstrings."""
+    gone: str = ""
+    """Why it could not be compared."""
 
-    def markdown(self) -> str:
-        """Return the tables."""
-        lines: list[str] = []
-        for package, rows in self.packages.items():
-            title = f"## {package}: drift of what the series touches or relies on"
-            columns = ("function", "the series", "change", "names of the hooks in it")
-            lines += ["", title, "", *table((*columns, "patches"), map(_row, rows))]
-        lines += ["", f"## What {PLUGIN} replaces at run time among them", ""]
-        pairs = [
-            (symbol, one.symbol, f"{one.path}:{one.line}", one.by)
-            for symbol, one in self.replaced
-        ]
-        columns = ("function of the series", "replaced", "in", "by")
-        lines += table(columns, pairs) if pairs else ["Nothing."]
-        return "\n".join(lines) + "\n"
+    @property
+    def change(self) -> str:
+        """What became of it, in a word."""
+        changed = self.added or self.removed
+        return self.gone or (f"+{self.added} −{self.removed}" if changed else "none")
 
 
 def drift_report(
     trees: Mapping[str, tuple[Path, Path]], series: Mapping[str, Series]
-) -> DriftReport:
-    """Read the drift from the trees.
+) -> dict[str, list[Drift]]:
+    """Compare by package what its series needs; what matters most comes first.
 
     Args:
         trees: By package, the old tree and the new one.
         series: By package, for the old trees.
     """
-    packages: dict[str, list[Drift]] = {}
-    symbols: list[str] = []
-    modules = {package: Modules(new) for package, (_, new) in trees.items()}
-    for package, (old_tree, _) in trees.items():
-        old = Modules(old_tree)
-        found = subjects(series[package], old)
-        symbols += [subject.symbol for subject in found]
-        packages[package] = drift(found, old, modules[package])
-    pairs = overlaps(symbols, replacements(modules[PLUGIN]))
-    return DriftReport(packages, list(dict.fromkeys(pairs)))
+    return {
+        package: drift(series[package], Modules(old), Modules(new))
+        for package, (old, new) in trees.items()
+    }
 
 
-def _row(row: Drift) -> tuple[str, ...]:
-    subject, change = row.subject, row.where
-    if row.change is not None:
-        change = str(row.change) if row.change.lines else "none"
-    named = ", ".join(row.named) or "–"
-    return subject.symbol, subject.how, change, named, ", ".join(subject.patches)
+def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:
+    """Compare between two trees what a series touches and relies on."""
+    rows = _subjects(series, old)
+    for row in rows:
+        before, after = _find(old, row.symbol), _find(new, row.symbol)
+        if before is None or after is None:
+            missing = old if before is None else new
+            row.gone = f"not found in {missing.tree.name}"
+            continue
+        lines = normalised(before.node), normalised(after.node)
+        row.added, row.removed = changed_lines(*lines)
+        words = set(re.findall(r"\w+", "\n".join(set(lines[0]) ^ set(lines[1]))))
+        row.named = [n for n in row.named if n.rpartition(".")[2] in words]
+    return sorted(
+        rows, key=lambda row: (not row.gone, -len(row.named), -row.added - row.removed)
+    )
+
+
+def _subjects(series: Series, modules: Modules) -> list[Drift]:
+    """Return what a series touches and relies on, touched ones first."""
+    found: dict[str, Drift] = {}
+
+    def add(symbol: str, how: str, patch: str, names: set[str]) -> None:
+        row = found.setdefault(symbol, Drift(symbol, how))
+        row.patches = [*dict.fromkeys([*row.patches, patch])]
+        row.named = sorted({*row.named, *names})
+
+    before: dict[str, bytes] = {}
+    for patch, after in patched_steps(series, modules.tree):
+        for file in patch.files:
+            old = before.get(file.path) or (modules.tree / file.path).read_bytes()
+            if not file.path.endswith(".py"):
+                continue
+            for hook in placement_of(old, after[file.path], file.path):
+                if hook.anchor.scope:
+                    symbol = f"{module_of(file.path)}.{hook.anchor.scope}"
+                    add(symbol, TOUCHED, patch.name, {*hook.anchor.uses})
+        before = after
+    for patch in series.patches:
+        for names in patch.header.relies_on:
+            add(OR.join(names).replace(":", "."), RELIED_ON, patch.name, set())
+    return list(found.values())
+
+
+def _find(modules: Modules, symbol: str) -> Symbol | None:
+    return next((s for s in map(modules.find, symbol.split(OR)) if s), None)
+
+
+def normalised(node: ast.AST) -> list[str]:
+    """Return a definition's source in one form, without comments and docstrings.
+
+    A class comes without its methods, which are subjects of their own.
+    """
+    bare = copy.deepcopy(node)
+    if isinstance(bare, ast.ClassDef):
+        methods = (ast.FunctionDef, ast.ClassDef)
+        bare.body = [n for n in bare.body if not isinstance(n, methods)] or [ast.Pass()]
+    for part in ast.walk(bare):
+        if isinstance(part, DEFINITIONS) and ast.get_docstring(part) is not None:
+            part.body = part.body[1:] or [ast.Pass()]
+    return ast.unparse(bare).splitlines()
+
+
+def changed_lines(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """Count the lines that `new` has and `old` lacks, and the other way round."""
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    same = sum(block.size for block in matcher.get_matching_blocks())
+    return len(new) - same, len(old) - same
+
+
+def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
+    """Return a table for each package."""
+    lines: list[str] = []
+    columns = ("function", "the series", "change", "names of the hooks in it")
+    for package, rows in packages.items():
+        title = f"## {package}: drift of what the series touches or relies on"
+        cells = (
+            (r.symbol, r.how, r.change, ", ".join(r.named) or "–", ", ".join(r.patches))
+            for r in rows
+        )
+        lines += ["", title, "", *table((*columns, "patches"), cells)]
+    return "\n".join(lines) + "\n"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.hooks.scopes import DEFINITIONS, find_scope
+from balance_tools.hooks.scopes import find_scope
 
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
@@ -20,22 +18,6 @@ class Symbol:
     path: str
     scope: str
     node: ast.AST
-
-
-@dataclass(frozen=True)
-class Change:
-    """How two versions of a definition differ, in lines of normalised source."""
-
-    added: int
-    removed: int
-
-    def __str__(self) -> str:
-        return f"+{self.added} −{self.removed}"
-
-    @property
-    def lines(self) -> int:
-        """All changed lines."""
-        return self.added + self.removed
 
 
 @dataclass
@@ -131,23 +113,3 @@ def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{origin}.{alias.name}"
     return found
-
-
-def normalised(node: ast.AST) -> list[str]:
-    """Return a definition's source in one form, without comments and docstrings."""
-    bare = copy.deepcopy(node)
-    for part in ast.walk(bare):
-        if (
-            isinstance(part, DEFINITIONS)
-            and ast.get_docstring(part, clean=False) is not None
-        ):
-            part.body = part.body[1:] or [ast.Pass()]
-    return ast.unparse(bare).splitlines()
-
-
-def change(old: ast.AST, new: ast.AST) -> Change:
-    """Count the lines that `new` has and `old` lacks, and the other way round."""
-    before, after = normalised(old), normalised(new)
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    same = sum(block.size for block in matcher.get_matching_blocks())
-    return Change(len(after) - same, len(before) - same)

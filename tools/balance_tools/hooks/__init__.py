@@ -1,3 +1,3 @@
 """Where a patch's lines stand in the syntax tree, here and in another release."""
 
-DOORS = ("check_placement", "model", "outcome", "scopes")
+DOORS = ("model", "outcome", "placement", "scopes")

@@ -130,12 +130,10 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
     alike = [gap for gap in candidates if DIFFERENT not in score(anchor, gap)]
     if len(alike) == 1:
         return Place(alike[0], _changes(anchor, alike[0]))
-    return _by_one_neighbour(anchor, candidates, everywhere)
+    return _by_one_neighbour(anchor, candidates)
 
 
-def _by_one_neighbour(
-    anchor: Anchor, candidates: list[Gap], everywhere: list[Gap]
-) -> Place | NoPlace:
+def _by_one_neighbour(anchor: Anchor, candidates: list[Gap]) -> Place | NoPlace:
     """Place the hook next to the neighbour that is left, or that it belongs to."""
     scope = anchor.scope or "the module"
     after_before = _next_to(
@@ -145,7 +143,7 @@ def _by_one_neighbour(
     if len(after_before) > 1 or len(before_after) > 1:
         return NoPlace(f"several places in {scope} look like the hook's")
     if not after_before and not before_after:
-        return NoPlace(_lost(anchor, everywhere))
+        return NoPlace(_lost(anchor))
     if after_before and before_after and after_before[0] != before_after[0]:
         first, second = after_before[0], before_after[0]
         if first.siblings is not second.siblings or first.index > second.index:
@@ -166,7 +164,7 @@ def _by_one_neighbour(
     gap = (after_before or before_after)[0]
     levels = score(anchor, gap)
     if DIFFERENT in levels and EXACT not in levels:
-        return NoPlace(_lost(anchor, everywhere))
+        return NoPlace(_lost(anchor))
     return Place(gap, _changes(anchor, gap))
 
 
@@ -231,16 +229,8 @@ def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
     )
 
 
-def _lost(anchor: Anchor, everywhere: list[Gap]) -> str:
+def _lost(anchor: Anchor) -> str:
     scope = anchor.scope or "the module"
-    elsewhere = [
-        gap
-        for gap in everywhere
-        if _level(anchor.before, gap.before) == EXACT and gap.before
-    ]
-    if elsewhere:
-        block = elsewhere[0].path[-1].owner if elsewhere[0].path else None
-        return f"{quoted(anchor.before)} in {scope} now stands in {quoted(block)}"
     return (
         f"neither {quoted(anchor.before)} nor {quoted(anchor.after)} is in {scope} "
         "any more"

@@ -76,9 +76,6 @@ class HookResult:
     """CONTEXT_ONLY when placed."""
     note: str = ""
     """What upstream changed around it, or why it has no place."""
-    git: str = ""
-    """What git alone made of its file: "right", "unproven" (merged, but not every hook
-    is proven to be at its place), "stopped" (a conflict), or "" where nobody looked."""
 
 
 def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:

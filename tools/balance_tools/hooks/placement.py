@@ -9,7 +9,8 @@ tree and compares that with where it is.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from balance_tools.hooks.astdiff import (
     Difference,
@@ -18,9 +19,17 @@ from balance_tools.hooks.astdiff import (
     ast_differences,
     gaps,
 )
-from balance_tools.hooks.elements import defined_names, element, used_names
-from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate
+from balance_tools.hooks.elements import (
+    DIFFERENT,
+    EXACT,
+    defined_names,
+    element,
+    used_names,
+)
+from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate, score
 from balance_tools.text import parse_module
+
+_WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
 @dataclass(frozen=True)
@@ -44,19 +53,6 @@ class Hook:
     def line(self) -> int:
         """First line of the hook in the patched module, 0 if it only takes out."""
         return min((getattr(n, "lineno", 0) for n in self.new.inside), default=0)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A hook (or, without one, a change) that is not proven to be where it should."""
-
-    reason: str
-    hook: Hook | None = None
-
-    def __str__(self) -> str:
-        if self.hook is None:
-            return self.reason
-        return f"the hook meant for {self.hook.anchor}: {self.reason}"
 
 
 def dumps(nodes: Nodes) -> tuple[str, ...]:
@@ -97,7 +93,7 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
 
 def check_placement(
     hooks: list[Hook], base: bytes, patched: bytes, name: str = "module"
-) -> list[Problem]:
+) -> list[str]:
     """Check that another version of a module has these hooks, each at its place.
 
     Args:
@@ -107,7 +103,7 @@ def check_placement(
         name: The module's path, for messages.
 
     Returns:
-        One problem for each hook that is missing or not at its place, and for each
+        One sentence for each hook that is missing or not at its place, and for each
         change that is not one of the hooks.
 
     Raises:
@@ -115,32 +111,59 @@ def check_placement(
     """
     old, new = parse_module(base, name), parse_module(patched, name)
     found = ast_differences(old, new)
-    problems: list[Problem] = []
+    problems: list[str] = []
     for hook in hooks:
         same = [one for one in found if dumps(one.new.inside) == hook.inserted]
         place = locate(hook.anchor, old)
         if isinstance(place, NoPlace):
-            problems.append(Problem(place.reason, hook))
+            problems.append(f"the hook meant for {hook.anchor}: {place.reason}")
             found = [one for one in found if one not in same]
             continue
         allowed = (place.gap, *place.also)
         here = [one for one in same if any(_same_gap(one.old, g) for g in allowed)]
-        if here:
-            found.remove(here[0])
-        elif same:
-            line = getattr(same[0].new.inside[0], "lineno", 0) if hook.inserted else 0
-            scope = same[0].new.scope or "the module"
-            problems.append(Problem(f"it stands at line {line}, in {scope}", hook))
-            found.remove(same[0])
-        else:
-            problems.append(Problem("its code is not there, or was changed", hook))
-    for other in found:
-        line = min((getattr(n, "lineno", 0) for n in other.new.inside), default=0)
-        scope = other.new.scope or "the module"
-        problems.append(
-            Problem(f"line {line}, in {scope}: a change that belongs to no hook")
-        )
-    return problems
+        if not here:
+            where = f"it stands at {_where(same[0])}" if same else "it is not there"
+            problems.append(f"the hook meant for {hook.anchor}: {where}")
+        for one in (here or same)[:1]:
+            found.remove(one)
+    changes = (f"{_where(other)}: a change that belongs to no hook" for other in found)
+    return [*problems, *changes]
+
+
+def _where(found: Difference) -> str:
+    line = min((getattr(n, "lineno", 0) for n in found.new.inside), default=0)
+    return f"line {line}, in {found.new.scope or 'the module'}"
+
+
+def already_there(hook: Hook, upstream: ast.AST) -> bool:
+    """Whether the unpatched module has exactly the hook's code at the hook's place.
+
+    For a hook that only takes out: whether its neighbours now follow each other.
+    """
+    anchor, width = hook.anchor, len(hook.inserted)
+    for gap in gaps(upstream, anchor.scope):
+        wide = replace(gap, width=width)
+        if len(gap.path) != len(anchor.path) or dumps(wide.inside) != hook.inserted:
+            continue
+        levels = score(anchor, wide)
+        if width and (EXACT in levels or DIFFERENT not in levels):
+            return True
+        # Nothing but the neighbours speaks for a hook that takes out.
+        if levels == (EXACT, EXACT) and anchor.before and anchor.after:
+            return True
+    return False
+
+
+def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
+    """Return the words that the hook brings to its module, if upstream uses them, too.
+
+    Empty unless upstream has at least half of them: then perhaps it has the hook, at
+    another place or in other words.
+    """
+    inserted = " ".join(map(ast.unparse, hook.new.inside)).encode()
+    own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
+    shared = own & {*_WORD.findall(upstream)}
+    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
 
 
 def _same_gap(one: Gap, other: Gap) -> bool:

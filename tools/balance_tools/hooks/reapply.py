@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from balance_tools.hooks.astdiff import Gap, Nodes, some
 from balance_tools.hooks.locate import Place
@@ -19,14 +20,12 @@ from balance_tools.text import split_lines
 class NotWholeLinesError(Exception):
     """The place exists as syntax but not between two lines; the text says where."""
 
+    def __str__(self) -> str:
+        return f"{self.args[0]}; upstream formats this code otherwise"
 
-@dataclass(frozen=True)
-class Edit:
-    """Replace `lines[start:end]` by `new` (0-based, end exclusive)."""
 
-    start: int
-    end: int
-    new: tuple[bytes, ...]
+Edit = tuple[int, int, tuple[bytes, ...]]
+"""Replace `lines[start:end]` (0-based, end exclusive) by others."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ def reapply(
         _edit(hook, place, split_lines(base), split_lines(patched), lines)
         for hook, place in hooks
     ]
-    ordered = sorted(enumerate(edits), key=lambda item: (item[1].start, item[0]))
-    for _, edit in reversed(ordered):
-        lines[edit.start : edit.end] = edit.new
+    edits.sort(key=itemgetter(0))
+    for start, end, new in reversed(edits):
+        lines[start:end] = new
     return b"".join(lines)
 
 
@@ -68,13 +67,13 @@ def _edit(
     ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
     if hook.old.width:
         start, end = span(place.gap.inside)
-        _whole_lines(upstream, start, end)
+        if not start < end <= len(upstream):
+            raise NotWholeLinesError("the code to replace has no lines of its own")
         first, last = span(hook.new.inside) if hook.new.width else (0, 0)
-        own = tuple(patched[first:last])
-        return Edit(start, end, _shifted(own, indent, ending))
+        return start, end, _shifted(tuple(patched[first:last]), indent, ending)
     chunk = _chunk(hook, base, patched)
     at = _line_of(place.gap, chunk, upstream)
-    return Edit(at, at, _shifted(chunk.lines, indent, ending))
+    return at, at, _shifted(chunk.lines, indent, ending)
 
 
 def span(nodes: Nodes) -> tuple[int, int]:
@@ -172,11 +171,6 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
             column = getattr(gap.after, "col_offset", 0)
         if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
             raise NotWholeLinesError(f"line {first + 1} starts with other code")
-
-
-def _whole_lines(lines: list[bytes], start: int, end: int) -> None:
-    if end <= start or end > len(lines):
-        raise NotWholeLinesError("the code to replace has no lines of its own")
 
 
 def _indent_change(

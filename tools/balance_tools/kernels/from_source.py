@@ -32,9 +32,9 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
     same; a build that was stopped goes on.
     """
     pristine = ensure_pristine(lock.vllm_ascend, paths)
-    toolchain = find_toolchain(pristine, choice)
     stage = stage_of(paths, lock, choice, None)
     assert stage is not None
+    toolchain = find_toolchain(pristine, choice)
     inputs = {**stage.inputs, "toolchain": toolchain.description}
     if stage.made_from() == inputs:
         return

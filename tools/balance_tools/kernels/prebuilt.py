@@ -7,9 +7,7 @@ Python files in the wheel are those of that sdist.
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +37,6 @@ class KernelWheel:
     """What its build made beside Python: the names to take, `vllm_ascend/…`."""
     generated: tuple[str, ...]
     """Python files that its build wrote; ours has to write its own."""
-    csrc_sha256: str
-    """The tree hash of the csrc, the same on both sides of the proof."""
 
 
 def tree_hashes(folder: Path) -> dict[str, str]:
@@ -48,18 +44,12 @@ def tree_hashes(folder: Path) -> dict[str, str]:
     return {path: sha256_of(folder / path) for path in sorted(walk(folder))}
 
 
-def tree_sha256(hashes: Mapping[str, str]) -> str:
-    """One hash for a folder: sorted paths and contents, no modes, no times.
+def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> None:
+    """Show that the kernels' csrc is the pinned one.
 
-    A shell makes the same: `find * -type f | LC_ALL=C sort | xargs sha256sum |
-    sha256sum`.
+    Raises:
+        ToolError: it is not, or the lock has no kernel wheels.
     """
-    lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
-    """Show that the kernels' csrc is the pinned one; returns its tree hash."""
     built_from = kernel_sdist(lock)
     one = tree_hashes(ensure_pristine(lock.vllm_ascend, paths, get) / "csrc")
     other = tree_hashes(ensure_pristine(built_from, paths, get) / "csrc")
@@ -78,7 +68,6 @@ def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> str:
             f"{len(differing)} files that differ; the prebuilt kernels do not belong "
             "to the pinned sources, build the kernels from source instead"
         )
-    return tree_sha256(one)
 
 
 def kernel_sdist(lock: Lock) -> Artifact:
@@ -111,11 +100,11 @@ def fetch_kernels(
             sources.
     """
     paths = paths or Paths.find()
-    csrc = prove_same_csrc(lock, paths, get)
+    prove_same_csrc(lock, paths, get)
     artifact = lock.kernel_wheel(python, arch)
     wheel = get(artifact, paths)
     sdist = ensure_pristine(kernel_sdist(lock), paths, get)
-    return _inspect(artifact, wheel, sdist, csrc)
+    return _inspect(artifact, wheel, sdist)
 
 
 def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
@@ -132,7 +121,7 @@ def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
     return written
 
 
-def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelWheel:
+def _inspect(artifact: Artifact, wheel: Path, sdist: Path) -> KernelWheel:
     """Sort the wheel's files, and compare its Python files with the sdist's."""
     compiled: list[str] = []
     generated: list[str] = []
@@ -163,7 +152,7 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path, csrc: str) -> KernelW
             f"{artifact.filename}: expected compiled kernels, found no shared object; "
             "lock a release whose wheels have them"
         )
-    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated), csrc)
+    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated))
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:

@@ -19,11 +19,9 @@ from typing import Any
 import tomlkit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
-from balance_tools.kernels.socs import device_of
 from balance_tools.run import capture
 
 DISTRIBUTIONS = (
@@ -33,27 +31,24 @@ DISTRIBUTIONS = (
 """What the plugin and CANN's own compilers import; which versions, the plugin says."""
 PROGRAMS = ("bash", "bisheng", "cmake", "git", "make")
 """bisheng is CANN's compiler, on PATH once its set_env.sh is sourced."""
-ASCENDC = (
-    "tools/tikcpp/ascendc_kernel_cmake",
-    "compiler/tikcpp/ascendc_kernel_cmake",
-    "ascendc_devkit/tikcpp/samples/cmake",
-)
-"""Folders of CANN, one of which has the CMake code for kernels."""
+FILES = {
+    "ASCEND_HOME_PATH": "*/tikcpp/**/ascendc.cmake",
+    "ATB_HOME_PATH": "lib/libatb.so",
+}
+"""By the variable that CANN's set_env.sh and that of its nnal set."""
 PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
-found = {one.metadata["Name"].lower().replace("_", "-"): one.version
+found = {one.metadata["Name"].lower().replace("_", "-"): one
          for one in metadata.distributions()}
-facts = {"executable": sys.executable, "tag": "cp%d%d" % sys.version_info[:2],
-         "include": sysconfig.get_paths()["include"], "versions": found, "failed": {}}
-for name, ask in (("pybind11", lambda module: module.get_cmake_dir()),
-                  ("torch", lambda module: module.__version__)):
-    try:
-        facts[name] = ask(__import__(name))
-    except Exception as error:
-        facts["failed"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
-if "torch-npu" in found:
-    npu = metadata.distribution("torch-npu").locate_file("torch_npu")
-    facts["torch_npu"] = str(npu)
+facts = {"PYTHON_EXECUTABLE": sys.executable, "tag": "cp%d%d" % sys.version_info[:2],
+         "PYTHON_INCLUDE_PATH": sysconfig.get_paths()["include"],
+         "versions": {name: one.version for name, one in found.items()}}
+try:
+    import pybind11, torch
+    facts["PYBIND11_CMAKE_DIR"] = pybind11.get_cmake_dir()
+    facts["TORCH_NPU_PATH"] = str(found["torch-npu"].locate_file("torch_npu"))
+except Exception as error:
+    facts["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(facts))
 """
 
@@ -87,15 +82,19 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     Raises:
         ToolError: names all that is missing.
     """
-    python, home = _ask_python(), Path(os.environ.get("ASCEND_HOME_PATH", "/unset"))
-    cann = _value(home / f"{choice.arch}-linux/ascend_toolkit_install.info", "version")
-    cmake = re.search(r"\d+\.\d+\.\d+", _says("cmake", "--version"))
-    missing = [
-        *_of_choice(pristine, choice, python),
-        *_of_cann(home, cann, _value(pristine / "csrc/version.info", "Version")),
-        *_of_path(),
-        *_of_python(pristine, python, cmake[0] if cmake else None),
-    ]
+    python = _ask_python()
+    home = Path(os.environ.get("ASCEND_HOME_PATH", "/unset"))
+    info = home / f"{choice.arch}-linux" / "ascend_toolkit_install.info"
+    cann = _value(info, "version")
+    cmake = _says("cmake", "--version").rpartition(" ")[2]
+    versions = {**python["versions"], "CANN": cann, "cmake": cmake}
+    missing = [*_of_machine(choice, python["tag"])]
+    for wanted in _wanted(pristine):
+        found = versions[wanted.name] = versions.get(wanted.name) or "none"
+        if found == "none" or not wanted.specifier.contains(found, prereleases=True):
+            missing.append(f"{wanted}: expected, found {found}")
+    if "failed" in python and not missing:
+        missing.append(f"torch, pybind11: expected to import, found {python['failed']}")
     if missing:
         listed = "; ".join(f"({i}) {line}" for i, line in enumerate(missing, 1))
         raise ToolError(
@@ -104,77 +103,41 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
             "to get them"
         )
     compiler = os.environ.get("CXX_COMPILER", "c++")
-    versions = {
-        "CANN": cann or "of unknown version",
-        **{name: python["versions"][name] for name in ("torch", "torch-npu")},
-        "cmake": cmake[0] if cmake else "",
-        Path(compiler).name: _says(compiler, "-dumpfullversion", "-dumpversion"),
-    }
-    definitions = {
-        "ASCEND_HOME_PATH": str(home),
-        "PYTHON_EXECUTABLE": python["executable"],
-        "PYTHON_INCLUDE_PATH": python["include"],
-        "PYBIND11_CMAKE_DIR": python["pybind11"],
-        "TORCH_NPU_PATH": python["torch_npu"],
-    }
-    description = ", ".join(f"{name} {text}" for name, text in versions.items())
-    return Toolchain(definitions, description)
+    named = {name: versions[name] for name in ("CANN", "torch", "torch-npu", "cmake")}
+    named[Path(compiler).name] = _says(compiler, "-dumpfullversion", "-dumpversion")
+    definitions = {name: text for name, text in python.items() if name.isupper()}
+    return Toolchain(
+        definitions | {"ASCEND_HOME_PATH": str(home)},
+        ", ".join(f"{name} {version}" for name, version in named.items()),
+    )
 
 
-def _of_choice(
-    pristine: Path, choice: Choice, python: Mapping[str, Any]
-) -> Iterator[str]:
-    try:
-        device_of(choice.soc, pristine)
-    except ToolError as error:
-        yield str(error)
+def _of_machine(choice: Choice, python: str) -> Iterator[str]:
     if choice.arch != platform.machine():
         yield f"ARCH: expected this machine's {platform.machine()}, found {choice.arch}"
-    if choice.python != python["tag"]:
-        yield f"PYTHON: expected {python['tag']} of python3, found {choice.python}"
-
-
-def _of_cann(home: Path, found: str | None, wanted: str | None) -> Iterator[str]:
-    if not any((home / folder / "ascendc.cmake").is_file() for folder in ASCENDC):
-        yield (
-            f"ASCEND_HOME_PATH: expected the CANN toolkit with {ASCENDC[0]}, found "
-            f"none in {home}; install it and source its set_env.sh"
-        )
-    if wanted and found and Version(found).release != Version(wanted).release:
-        yield f"{home}: expected CANN {wanted}, found {found}"
-    atb = Path(os.environ.get("ATB_HOME_PATH", "/unset"))
-    if not (atb / "lib" / "libatb.so").is_file():
-        yield (
-            f"ATB_HOME_PATH: expected CANN's nnal with lib/libatb.so, found none in "
-            f"{atb}; install it and source nnal/atb/set_env.sh"
-        )
-
-
-def _of_path() -> Iterator[str]:
+    if choice.python != python:
+        yield f"PYTHON: expected {python} of python3, found {choice.python}"
+    for variable, file in FILES.items():
+        folder = Path(os.environ.get(variable, "/unset"))
+        if not any(folder.glob(file)):
+            yield (
+                f"{variable}: expected CANN or its nnal with {file}, found none in "
+                f"{folder}; install it and source its set_env.sh"
+            )
     compilers = (("C_COMPILER", "cc"), ("CXX_COMPILER", "c++"))
     for name in (*PROGRAMS, *(os.environ.get(*pair) or pair[1] for pair in compilers)):
         if shutil.which(name) is None:
             yield f"{name}: expected this program on PATH, found none"
 
 
-def _of_python(
-    pristine: Path, python: Mapping[str, Any], cmake: str | None
-) -> Iterator[str]:
-    """Compare versions with what the plugin declares that its build requires."""
+def _wanted(pristine: Path) -> Iterator[Requirement]:
+    """The versions that the plugin declares that its build requires."""
+    yield Requirement(f"CANN=={_value(pristine / 'csrc/version.info', 'Version')}.*")
     data = tomlkit.parse((pristine / "pyproject.toml").read_text()).unwrap()
-    lines = [Requirement(line) for line in data["build-system"]["requires"]]
-    wanted = {str(canonicalize_name(line.name)): line.specifier for line in lines}
-    have = {**python["versions"], "cmake": cmake}
-    for name in ("cmake", *DISTRIBUTIONS):
-        version = have.get(name)
-        if name not in wanted:
-            yield f"{pristine}/pyproject.toml: expected {name} in its build, found none"
-        elif version is None:
-            yield f"{name}{wanted[name]}: expected, found none"
-        elif not wanted[name].contains(version, prereleases=True):
-            yield f"{name}{wanted[name]}: expected, found {version}"
-        elif name in python["failed"]:
-            yield f"{name}: expected to import, found {python['failed'][name]}"
+    for line in map(Requirement, data["build-system"]["requires"]):
+        line.name = canonicalize_name(line.name)
+        if line.name in {"cmake", *DISTRIBUTIONS}:
+            yield line
 
 
 def _ask_python() -> dict[str, Any]:

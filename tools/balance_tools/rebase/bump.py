@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from balance_tools.contract.fit import OURS, Pin, findings, read_pin, status_of
-from balance_tools.drift.report import DriftReport, drift_report
+from balance_tools.contract.fit import OURS, findings, read_pin, status_of
+from balance_tools.drift.report import Drift, drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status
@@ -80,10 +79,9 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     # The new series as quilt writes it, applied to the new tree, and compared.
     session = export(work, session, series)
     # What upstream changed around it, and whether our files still fit.
-    with ThreadPoolExecutor(1) as beside:  # the type checker, on the second processor
-        pin = beside.submit(_read_pin, paths, work, session)
-        drift = _drift(session, series)
-        misfit = _misfit(pin.result(), work, session)
+    trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
+    drift = drift_report(trees, series)
+    misfit = _misfit(paths, work, session)
     if misfit.needs_human:
         return _refuse(work, session, drift, misfit)
     # One last step puts it in place.
@@ -117,44 +115,31 @@ def _former_series(paths: Paths, work: Work, session: Session) -> dict[str, Seri
 def _ask(work: Work, session: Session) -> int:
     """Say what waits for a person, and where."""
     assert session.pending is not None
-    report, result = write_report(work.path, session), session.pending.result
+    report, result = write_report(work.path, session), session.pending
     print(f"{report}: {result.name}: {result.status.label}", file=sys.stderr)
     why = [hook.note for hook in result.hooks if hook.status.needs_human]
     for note in (*result.notes, *why):
         print(f"  {note}", file=sys.stderr)
-    for path in session.pending.files:
+    for path in session.files:
         print(f"  edit {work.repo(result.package) / path}", file=sys.stderr)
     print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
     return exit_code(session)
 
 
-def _drift(session: Session, series: dict[str, Series]) -> DriftReport:
-    labels = ", ".join(plan.new_label for plan in session.plans)
-    print(f"comparing what the series need with {labels}", file=sys.stderr)
-    trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
-    return drift_report(trees, series)
-
-
-def _read_pin(paths: Paths, work: Work, session: Session) -> Pin | None:
-    """Read what our files expect; not asked of a dry run that got stuck."""
-    if exit_code(session) != 0:
-        return None
-    # Of the pin that the bump began with: a killed one may have replaced it.
-    root = paths if session.dry_run else Paths(work.former)
-    return read_pin(paths, load_lock(root.lock), load_series(root.patches(PACKAGE)))
-
-
-def _misfit(pin: Pin | None, work: Work, session: Session) -> Status:
+def _misfit(paths: Paths, work: Work, session: Session) -> Status:
     """Hold our files against the release; the findings go into the work folder."""
-    if exit_code(session) != 0:
+    if exit_code(session) != 0:  # a dry run that got stuck
         return Status.UNTOUCHED
     plan = session.plan(PACKAGE)
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
+    # Of the pin that the bump began with: a killed one may have replaced it.
+    root = paths if session.dry_run else Paths(work.former)
+    pin = read_pin(paths, load_lock(root.lock), load_series(root.patches(PACKAGE)))
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
-    scratch = pin.paths.build / "contract" / session.target
+    scratch = paths.build / "contract" / session.target
     version = plan.new_label.rpartition(" ")[2]
     found = findings(pin, series, plan.new_tree, scratch, version)
     (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
@@ -163,7 +148,9 @@ def _misfit(pin: Pin | None, work: Work, session: Session) -> Status:
     return status_of(found)
 
 
-def _refuse(work: Work, session: Session, drift: DriftReport, misfit: Status) -> int:
+def _refuse(
+    work: Work, session: Session, drift: dict[str, list[Drift]], misfit: Status
+) -> int:
     """Stop before anything is replaced: the hooks have places, and will not work."""
     report = write_report(work.path, session, drift)
     found = (work.path / "findings.txt").read_text().splitlines()

@@ -20,7 +20,7 @@ from balance_tools.rebase.scan_rows import write_scan
 from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
-from balance_tools.verify.verify import ReleaseUnderTest, pinned_release, verify
+from balance_tools.verify.verify import Bench, pinned_release, verify
 
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
@@ -141,12 +141,12 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
         line = find_line(paths, args.name)
         work, session = derive(paths, line)
         plan, series = session.plan("vllm"), work.final / "patches"
-        release = ReleaseUnderTest(
-            line.name, plan.new_label, session.lock, series, plan.new_tree
+        bench = Bench(
+            paths, line.name, plan.new_label, session.lock, series, plan.new_tree
         )
     else:
-        release = pinned_release(paths)
-    verdict = verify(paths, release, args.python, args.tests.split())
+        bench = pinned_release(paths)
+    verdict = verify(bench, args.python, args.tests.split())
     print(verdict.markdown(), end="")
     return 0
 

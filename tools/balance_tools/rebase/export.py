@@ -9,13 +9,13 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree, replacing
-from balance_tools.hooks.check_placement import PatchedModule
 from balance_tools.hooks.model import HookResult, PatchResult, Status
+from balance_tools.hooks.placement import placement_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
 from balance_tools.rebase.repo import NEW, Repo
-from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.series.export import export_patch, export_series_file, sorted_paths
+from balance_tools.series.apply import SERIES, Series, load_series, patched_files
+from balance_tools.series.export import export_patch, sorted_paths
 from balance_tools.series.lint import lint_in_place
 from balance_tools.series.patchfile import Patch, parse_patch
 
@@ -55,17 +55,16 @@ def _export_package(
             (folder / patch.name).write_bytes(raw)
             parent, result = result.commit, _final(repo, patch, raw, result, parent)
         found.append(result)
-    dropped = {result.name for result in found if result.dropped}
-    export_series_file(series, folder, dropped)
+    kept = "".join(f"{result.name}\n" for result in found if not result.dropped)
+    (folder / SERIES).write_text(kept, encoding="utf-8")
     _prove(repo, plan, load_series(folder), parent)
     return found
 
 
 def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
-    said = repo.git("diff", "--name-only", "-z", "--no-renames", before, after).output
-    paths = sorted_paths(path for path in said.decode().split("\0") if path)
-    old = {path: repo.read(before, path) for path in paths}
-    new = {path: repo.read(after, path) for path in paths}
+    paths = sorted_paths(repo.changed(before, after))
+    old = {path: repo.read(before, path) or b"" for path in paths}
+    new = {path: repo.read(after, path) or b"" for path in paths}
     return export_patch(patch.header.raw, old, new, paths)
 
 
@@ -82,18 +81,17 @@ def _final(
         status = Status.CONTEXT_ONLY
     else:
         status = Status.CONTENT_CHANGED
-    hooks: tuple[HookResult, ...] = result.hooks
+    hooks = result.hooks
     if any(hook.how == "hand" for hook in hooks):
         hooks = tuple(
             HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
             for file in new.files
-            if file.path.endswith(".py") and not file.creates and not file.deletes
-            for hook in PatchedModule(
-                new,
-                file.path,
+            if file.path.endswith(".py")
+            for hook in placement_of(
                 repo.read(parent, file.path) or b"",
                 repo.read(result.commit, file.path) or b"",
-            ).hooks
+                file.path,
+            )
         )
     else:
         hooks = tuple(replace(hook, status=status) for hook in hooks)

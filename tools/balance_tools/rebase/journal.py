@@ -30,14 +30,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A patch that waits for a person, and the files to look at."""
-
-    result: PatchResult
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Session:
     """The state of one bump, written after each patch."""
 
@@ -46,7 +38,10 @@ class Session:
     lock: str
     """Text of the new lock; "" if the new upstream cannot be locked."""
     results: tuple[PatchResult, ...] = ()
-    pending: Pending | None = None
+    pending: PatchResult | None = None
+    """A patch that waits for a person."""
+    files: tuple[str, ...] = ()
+    """The files to look at for it."""
     dry_run: bool = False
     done: bool = False
     line: str = ""

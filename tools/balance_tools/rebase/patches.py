@@ -9,7 +9,7 @@ from dataclasses import replace
 from balance_tools.errors import ToolError
 from balance_tools.hooks.model import FileVerdict, Labels, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
-from balance_tools.rebase.journal import Pending, Plan, Session, Work
+from balance_tools.rebase.journal import Plan, Session, Work
 from balance_tools.rebase.repo import NEW, Repo, build_repo, patch_ref
 from balance_tools.series.apply import Series, apply_to_bytes
 from balance_tools.series.patchfile import Patch
@@ -97,7 +97,7 @@ def _place(
     else:
         repo.reset(plan.tip)
         files = _leave_for_person(repo, verdicts)
-        session = replace(session, pending=Pending(result, files))
+        session = replace(session, pending=result, files=files)
     if not quiet:
         found = status.label if status.needs_human else "placed"
         _say(f"{plan.package}: {patch.name}: {found}")
@@ -126,8 +126,8 @@ def _verdicts(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileVerdict], 
     for file in patch.files:
         merged = repo.path / file.path
         sides = Sides(
-            base=repo.read(before, file.path),
-            patched=repo.read(after, file.path),
+            base=repo.read(before, file.path) or b"",
+            patched=repo.read(after, file.path) or b"",
             upstream=read(file.path),
             merged=merged.read_bytes() if merged.is_file() else None,
             clean=file.path not in unmerged,
@@ -159,7 +159,7 @@ def _committed(session: Session, plan: Plan, result: PatchResult) -> Session:
     tip = result.commit or plan.tip
     plan = replace(plan, tip=tip, commits=(*plan.commits, result.commit))
     results = (*session.results, result)
-    return replace(session.with_plan(plan), results=results, pending=None)
+    return replace(session.with_plan(plan), results=results, pending=None, files=())
 
 
 def _leave_for_person(repo: Repo, verdicts: list[FileVerdict]) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def accept(work: Work, session: Session) -> Session:
     """
     if session.pending is None:
         return session
-    result = session.pending.result
+    result = session.pending
     plan = session.plan(result.package)
     repo = Repo(work.repo(plan.package))
     commit = repo.commit_of("HEAD")
@@ -193,7 +193,7 @@ def accept(work: Work, session: Session) -> Session:
         if not _stage_edits(repo, plan.tip):
             raise ToolError(
                 f"{repo.path}: nothing is changed for {result.name}; edit "
-                f"{', '.join(session.pending.files) or 'the files'}, or leave the "
+                f"{', '.join(session.files) or 'the files'}, or leave the "
                 "patch out with tools/rebase.sh skip"
             )
         commit = repo.commit(result.name)
@@ -212,8 +212,7 @@ def accept(work: Work, session: Session) -> Session:
 def _stage_edits(repo: Repo, tip: str) -> list[str]:
     """Stage the work tree and check it; return the paths that differ from `tip`."""
     repo.git("add", "--all", "--force", ".")
-    said = repo.git("diff", "--cached", "--name-only", "-z", tip).text
-    changed = [path for path in said.split("\0") if path]
+    changed = repo.changed("--cached", tip)
     for path in changed:
         if (repo.path / path).is_file():
             check_edit(repo.path / path)
@@ -226,7 +225,7 @@ def skip(work: Work, session: Session) -> Session:
         raise ToolError(
             "skip: no patch waits for a decision; run tools/rebase.sh status"
         )
-    result = session.pending.result
+    result = session.pending
     plan = session.plan(result.package)
     Repo(work.repo(plan.package)).reset(plan.tip)
     notes = (*result.notes, "left out by a person")

@@ -7,8 +7,7 @@ on every machine.
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,42 +16,28 @@ from balance_tools.files import remove_tree
 from balance_tools.run import Ended, capture, git
 from balance_tools.series.apply import Series, patched_steps
 
-OLD, NEW, RESULT = "old-upstream", "new-upstream", "result"
+NEW = "new-upstream"
 
 _SETTINGS = {
-    "advice.detachedHead": "false",
-    "commit.gpgSign": "false",
-    "core.autocrlf": "false",
     "core.compression": "0",
-    "core.fileMode": "true",
     "core.fsync": "none",
-    "core.hooksPath": os.devnull,
-    "core.safecrlf": "false",
     "diff.algorithm": "histogram",
     "gc.auto": "0",
-    "init.defaultBranch": RESULT,
+    "init.defaultBranch": "result",
     "merge.conflictStyle": "diff3",
     "merge.renames": "false",
-    "rebase.autoStash": "false",
-    "rerere.enabled": "false",
+    "user.email": "rebase@localhost",
+    "user.name": "rebase",
 }
 _ENVIRONMENT = {
-    "EDITOR": "true",
-    "GIT_AUTHOR_DATE": "1700000000 +0000",
-    "GIT_AUTHOR_EMAIL": "rebase@localhost",
-    "GIT_AUTHOR_NAME": "rebase",
-    "GIT_COMMITTER_DATE": "1700000000 +0000",
-    "GIT_COMMITTER_EMAIL": "rebase@localhost",
-    "GIT_COMMITTER_NAME": "rebase",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_EDITOR": "true",
-    "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
 # Upstream's own attributes must not change a byte on the way in or out.
 _ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding merge\n"
-_MODE_LINK, _MODE_PLAIN, _MODE_PROGRAM = "120000", "100644", "100755"
+_LINK = "120000 "  # the mode that git lists a symbolic link with
 
 Contents = Mapping[str, bytes | None]
 
@@ -68,7 +53,7 @@ class Repo:
 
     path: Path
 
-    def git(self, *arguments: str, check: bool = True, stdin: bytes = b"") -> Ended:
+    def git(self, *arguments: str, check: bool = True) -> Ended:
         """Run git here.
 
         Raises:
@@ -81,7 +66,6 @@ class Repo:
         environment = {k: v for k, v in os.environ.items() if k not in foreign}
         run = capture(
             git(self.path, *settings, *arguments),
-            stdin=stdin,
             env={**environment, **_ENVIRONMENT},
         )
         if check and run.status:
@@ -97,20 +81,15 @@ class Repo:
 
     def read(self, commit: str, path: str) -> bytes | None:
         """Return a file of a commit, None if it is not there or not a file."""
-        if self.mode(commit, path) not in (_MODE_PLAIN, _MODE_PROGRAM):
-            return None
-        return self.git("cat-file", "blob", f"{commit}:{path}").output
+        link = self.git("ls-tree", "-z", commit, "--", path).text.startswith(_LINK)
+        said = self.git("cat-file", "blob", f"{commit}:{path}", check=False)
+        return None if link or said.status else said.output
 
     def link(self, commit: str, path: str) -> str | None:
         """Return where a symbolic link of a commit points to, None if it is none."""
-        if self.mode(commit, path) != _MODE_LINK:
+        if not self.git("ls-tree", "-z", commit, "--", path).text.startswith(_LINK):
             return None
         return self.git("cat-file", "blob", f"{commit}:{path}").text
-
-    def mode(self, commit: str, path: str) -> str:
-        """Return git's mode of a path, "" if it is not there."""
-        line = self.git("ls-tree", "-z", commit, "--", path).text
-        return line.split(" ", 1)[0]
 
     def python_files(self, commit: str) -> list[str]:
         """Return every Python file of a commit."""
@@ -119,7 +98,11 @@ class Repo:
 
     def unmerged(self) -> list[str]:
         """Return the paths that a stopped rebase left unmerged."""
-        said = self.git("diff", "--name-only", "-z", "--diff-filter=U").text
+        return self.changed("--diff-filter=U")
+
+    def changed(self, *what: str) -> list[str]:
+        """Return the paths that `git diff` names."""
+        said = self.git("diff", "--name-only", "-z", "--no-renames", *what).text
         return [path for path in said.split("\0") if path]
 
     def reset(self, commit: str) -> None:
@@ -180,58 +163,18 @@ def build_repo(
     repo = Repo(partial)
     repo.git("init", "-q")
     (partial / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
-    stream = b"".join(_stream(folder, old, new, series, labels))
-    repo.git("fast-import", "--quiet", stdin=stream)
+    # The trees are read where they lie.
+    repo.git(f"--work-tree={old}", "add", "--force", "--", folder)
+    repo.commit(labels[0])
+    repo.git("reset", "-q", "--hard")
+    repo.git("branch", patch_ref(0))
+    for index, (patch, contents) in enumerate(patched_steps(series, old), 1):
+        repo.write({file.path: contents[file.path] for file in patch.files})
+        repo.commit(patch.name)
+        repo.git("branch", patch_ref(index))
+    repo.git("checkout", "-q", "-b", NEW, patch_ref(0))
+    repo.git(f"--work-tree={new}", "add", "--all", "--force", "--", folder)
+    repo.commit(labels[1])
     repo.reset(NEW)
     partial.rename(path)
     return Repo(path)
-
-
-def _stream(
-    folder: str, old: Path, new: Path, series: Series, labels: tuple[str, str]
-) -> Iterator[bytes]:
-    yield _commit(OLD, labels[0], "")
-    yield from _tree(old, folder)
-    yield f"reset refs/heads/{patch_ref(0)}\nfrom refs/heads/{OLD}\n".encode()
-    for index, (patch, contents) in enumerate(patched_steps(series, old), 1):
-        yield _commit(patch_ref(index), patch.name, patch_ref(index - 1))
-        for file in patch.files:
-            content = contents[file.path]
-            if content is None:
-                yield f"D {file.path}\n".encode()
-            else:
-                yield _file(file.path, content, _mode(old / file.path))
-    yield _commit(NEW, labels[1], OLD)
-    yield b"deleteall\n"
-    yield from _tree(new, folder)
-
-
-def _commit(branch: str, message: str, parent: str) -> bytes:
-    text = message.encode()
-    start = f"from refs/heads/{parent}\n" if parent else ""
-    who = "rebase <rebase@localhost> 1700000000 +0000"
-    return (
-        f"commit refs/heads/{branch}\ncommitter {who}\ndata {len(text)}\n".encode()
-        + text
-        + f"\n{start}".encode()
-    )
-
-
-def _tree(tree: Path, folder: str) -> Iterator[bytes]:
-    for path in sorted((tree / folder).rglob("*")):
-        name = path.relative_to(tree).as_posix()
-        if path.is_symlink():
-            yield _file(name, str(path.readlink()).encode(), _MODE_LINK)
-        elif path.is_file():
-            yield _file(name, path.read_bytes(), _mode(path))
-
-
-def _file(path: str, content: bytes, mode: str) -> bytes:
-    quoted = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    start = f'M {mode} inline "{quoted}"\ndata {len(content)}\n'
-    return start.encode() + content + b"\n"
-
-
-def _mode(path: Path) -> str:
-    program = path.is_file() and path.stat().st_mode & stat.S_IXUSR
-    return _MODE_PROGRAM if program else _MODE_PLAIN

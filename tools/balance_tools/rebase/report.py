@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from balance_tools.drift.report import DriftReport
+from balance_tools.drift.report import Drift, drift_markdown
 from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
 from balance_tools.markdown import table
 from balance_tools.rebase.journal import Session
@@ -22,12 +23,14 @@ def _worst(session: Session) -> Status:
 
 
 def _all(session: Session) -> list[PatchResult]:
-    waiting = [session.pending.result] if session.pending else []
+    waiting = [session.pending] if session.pending else []
     return [*session.results, *waiting]
 
 
 def write_report(
-    folder: Path, session: Session, drift: DriftReport | None = None
+    folder: Path,
+    session: Session,
+    drift: Mapping[str, Sequence[Drift]] | None = None,
 ) -> Path:
     """Write report.md and report.json into `folder`; return the former."""
     data = {
@@ -39,13 +42,15 @@ def write_report(
             for p in session.plans
         ],
         "patches": [asdict(result) for result in _all(session)],
-        "waits_for": list(session.pending.files) if session.pending else [],
-        "drift": drift and asdict(drift),
+        "waits_for": list(session.files),
+        "drift": {
+            name: list(map(asdict, rows)) for name, rows in (drift or {}).items()
+        },
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
     report = folder / "report.md"
-    text = markdown(session) + (drift.markdown() if drift else "")
+    text = markdown(session) + (drift_markdown(drift) if drift else "")
     report.write_text(text, encoding="utf-8")
     return report
 
@@ -72,7 +77,7 @@ def markdown(session: Session) -> str:
             lines += table(columns, map(_row, result.hooks))
     if session.pending:
         lines += ["", "## Waits for a decision", ""]
-        lines += [f"- edit {path}" for path in session.pending.files]
+        lines += [f"- edit {path}" for path in session.files]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
     return "\n".join(lines) + "\n"
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tarfile
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -21,7 +18,7 @@ from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
-from balance_tools.files import named_in_part, remove_tree
+from balance_tools.files import remove_tree
 from balance_tools.hooks.model import Status, placed_by
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
@@ -29,16 +26,15 @@ from balance_tools.rebase.export import export
 from balance_tools.rebase.journal import Session, Work, work_root
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.scan_rows import RUNS, ScannedPatch, ScannedRelease
-from balance_tools.rebase.sources import PristineTree, plans_between
-from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.upstream.archive import check_tar, extract_member
+from balance_tools.rebase.sources import PristineTree, plans_between, pristine_tree
+from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.index import default_index
 from balance_tools.upstream.lock import Artifact, Lock, dump_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 from balance_tools.verify.serves import serves
-from balance_tools.verify.verify import Bench, ReleaseUnderTest
+from balance_tools.verify.verify import Bench
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
@@ -163,26 +159,21 @@ def _one(
         if data.pop("inputs") == inputs:
             return ScannedRelease.load(data)
     begun = time.monotonic()
-    archive = fetch(artifact, paths)
+    fetch(artifact, paths)
     remove_tree(work.path)
     work.path.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        try:
-            tree = unpack_python(archive, Path(name))
-        except ToolError as error:
-            row = _of_another_layout(paths, artifact.version, str(error))
-        else:
-            row = _row(work, paths, lock, artifact, tree, pin)
+    try:
+        new = pristine_tree(artifact, paths, PACKAGE)
+    except ToolError as error:  # upstream has another layout
+        gone, why = Status.TARGET_DELETED.label, (str(error),)
+        patches = load_series(paths.patches(PACKAGE)).patches
+        cells = [ScannedPatch(patch.name, gone, why, {}) for patch in patches]
+        row = ScannedRelease(artifact.version, tuple(cells), 0.0)
+    else:
+        row = _row(work, paths, lock, artifact, new, pin)
     row = replace(row, seconds=time.monotonic() - begun)
     known.write_text(json.dumps({"inputs": inputs, **asdict(row)}, indent=1))
     return row
-
-
-def _of_another_layout(paths: Paths, version: str, why: str) -> ScannedRelease:
-    patches = load_series(paths.patches(PACKAGE)).patches
-    gone = Status.TARGET_DELETED.label
-    cells = [ScannedPatch(patch.name, gone, (why,), {}, {}) for patch in patches]
-    return ScannedRelease(version, tuple(cells), 0.0)
 
 
 def _row(
@@ -190,68 +181,27 @@ def _row(
     paths: Paths,
     lock: Lock,
     artifact: Artifact,
-    tree: Path,
+    new: PristineTree,
     pin: Pin | None,
 ) -> ScannedRelease:
-    base = ensure_pristine(lock.vllm, paths)
-    session = _rebase(work, paths, lock, artifact, tree, base)
-    series = load_series(work.final_series(PACKAGE))
-    _write_patched(work, series, tree)
-    for plan in session.plans:
-        remove_tree(work.repo(plan.package))
+    old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
+    plans = plans_between(old, {PACKAGE: new})
+    series = {PACKAGE: load_series(paths.patches(PACKAGE))}
+    session = Session(artifact.version, plans, "", dry_run=True)
+    session = export(work, place_all(work, session, series, quiet=True), series)
+    remove_tree(work.repo(PACKAGE))
+    moved = load_series(work.final_series(PACKAGE))
+    for path, content in patched_files(moved, new.tree).items():
+        file = work.path / "patched" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     row = ScannedRelease(artifact.version, tuple(_cells(session)), 0.0)
     if pin is None or not row.placed:
         return row
-    scratch = tree.parent / "contract"
-    found = findings(pin, series, tree, scratch, artifact.version)
+    found = findings(pin, moved, new.tree, work.path / "contract", artifact.version)
+    remove_tree(work.path / "contract")
     told = tuple(str(one) for one in found)
     return replace(row, fit=status_of(found).label, findings=told)
-
-
-def unpack_python(archive: Path, folder: Path) -> Path:
-    """Unpack the package's Python files and return the top folder.
-
-    Raises:
-        ToolError: it has none at its top, or cannot be unpacked.
-    """
-    with tarfile.open(archive, "r:gz") as tar:
-        paths = {member: PurePosixPath(member.name) for member in tar}
-        members = [member for member, path in paths.items() if _is_python(path)]
-        if not members:
-            tops = sorted({p.parts[1] for p in paths.values() if len(p.parts) > 1})
-            raise ToolError(
-                f"{archive.name}: expected {PACKAGE}/ at its top, found "
-                f"{named_in_part(tops) or 'nothing'}"
-            )
-        check_tar(archive, members)
-        for member in members:
-            extract_member(tar, member, folder)
-    (top,) = folder.iterdir()
-    return top
-
-
-def _is_python(path: PurePosixPath) -> bool:
-    return (
-        path.suffix == ".py" and path.parts[1:2] == (PACKAGE,) and len(path.parts) > 2
-    )
-
-
-def _rebase(
-    work: Work, paths: Paths, lock: Lock, artifact: Artifact, tree: Path, base: Path
-) -> Session:
-    series: dict[str, Series] = {PACKAGE: load_series(paths.patches(PACKAGE))}
-    old = {PACKAGE: PristineTree(f"{PACKAGE} {lock.vllm.version}", base)}
-    new = {PACKAGE: PristineTree(f"{PACKAGE} {artifact.version}", tree)}
-    session = Session(artifact.version, plans_between(old, new), "", dry_run=True)
-    return export(work, place_all(work, session, series, quiet=True), series)
-
-
-def _write_patched(work: Work, series: Series, tree: Path) -> None:
-    for path, content in patched_files(series, tree).items():
-        if content is not None:
-            file = work.path / "patched" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
 
 
 def _cells(session: Session) -> list[ScannedPatch]:
@@ -262,8 +212,7 @@ def _cells(session: Session) -> list[ScannedPatch]:
         if result.status.needs_human and not reasons:
             reasons = list(result.notes)
         placed, label = placed_by(result.hooks), result.status.label
-        git = dict(Counter(hook.git or "right" for hook in result.hooks))
-        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed, git))
+        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
     return cells
 
 
@@ -293,14 +242,14 @@ def _serve(
     paths: Paths, lock: Lock, artifact: Artifact, base: Path
 ) -> tuple[str, float]:
     """Return what serving a model on one release showed, and how long it took."""
-    release = ReleaseUnderTest(
+    bench = Bench(
+        paths=paths,
         name=f"scan-{artifact.version}",
         label=f"{PACKAGE} {artifact.version}",
         lock=dump_lock(replace(lock, vllm=artifact)),
         series=work_root(paths) / "scan" / artifact.version / "final" / "patches",
         tree=ensure_pristine(artifact, paths),
     )
-    bench = Bench(paths, release, paths.build / "verify" / release.name)
     try:
         failed, seconds = serves(bench, base)
     except ToolError as error:

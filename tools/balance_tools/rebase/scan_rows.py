@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from balance_tools.hooks.model import Status, worst
 from balance_tools.markdown import table
@@ -30,8 +28,6 @@ class ScannedPatch:
     """Why a person must decide."""
     placed_by: dict[str, int]
     """How many hooks were placed by whom."""
-    git: dict[str, int] = field(default_factory=dict)
-    """How many hooks git alone had right, unproven, or stopped at."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +82,8 @@ class ScannedRelease:
         return cls(cells=cells, findings=tuple(data.pop("findings")), **data)
 
 
-def first_breaks(
-    rows: Sequence[ScannedRelease], pin: Version
-) -> dict[str, tuple[str, str]]:
-    """Return, for each patch, the first release that broke it going back and forth.
-
-    "" means none in that direction.
-    """
-    back = [row for row in reversed(rows) if Version(row.version) < pin]
-    forth = [row for row in rows if Version(row.version) > pin]
-    names = [cell.patch for cell in rows[0].cells]
-    return {name: (_first(back, name), _first(forth, name)) for name in names}
-
-
-def _first(rows: Sequence[ScannedRelease], name: str) -> str:
-    for row in rows:
-        for cell in row.cells:
-            if cell.patch == name and Status.of(cell.status).needs_human:
-                return row.version
-    return ""
-
-
 def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
-    """Return the table, the first breaks and the reasons."""
+    """Return the table and the reasons."""
     names = [cell.patch for cell in rows[0].cells]
     total = len(rows)
     tried = [row for row in rows if row.runs]
@@ -123,43 +98,12 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     ]
     columns = ("release", *names, "placed by", "checked", "runs", "seconds")
     lines += table(columns, map(_cells, rows))
-    lines += ["", "## What git alone makes of it, and what the syntax tree adds", ""]
-    lines += table(ALONE, map(_alone, rows))
-    lines += ["", "## First release that broke each patch", ""]
-    breaks = first_breaks(rows, Version(pin)).items()
-    broken = ((name, *(found or "none" for found in pair)) for name, pair in breaks)
-    lines += table(("patch", "going back", "going forth"), broken)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for cell in row.cells:
             lines += [f"- {row.version}, {cell.patch}: {why}" for why in cell.reasons]
         lines += [f"- {row.version}: {finding}" for finding in row.findings]
     return "\n".join(lines) + "\n"
-
-
-ALONE = (
-    "release",
-    "hooks",
-    "right by git alone",
-    "merged, but unproven",
-    "git stops",
-    "placed by syntax",
-    "left to a person",
-    "patches right by git alone",
-)
-
-
-def _alone(row: ScannedRelease) -> list[object]:
-    git: Counter[str] = Counter()
-    placed: Counter[str] = Counter()
-    for cell in row.cells:
-        git.update(cell.git)
-        placed.update(cell.placed_by)
-    whole = sum(set(cell.git) == {"right"} for cell in row.cells)
-    told = [git[what] for what in ("right", "unproven", "stopped")]
-    done = [placed["syntax"], placed["nobody"]]
-    patches = f"{whole} of {len(row.cells)}"
-    return [row.version, sum(git.values()), *told, *done, patches]
 
 
 def _cells(row: ScannedRelease) -> list[str]:

@@ -45,13 +45,17 @@ class NewUpstream:
 def pinned_trees(paths: Paths, lock: Lock) -> dict[str, PristineTree]:
     """Return the pristine trees of a lock, by package."""
     return {
-        name: PristineTree(f"{name} {artifact.version}", _tree(artifact, paths, name))
+        name: pristine_tree(artifact, paths, name)
         for name, artifact in lock.packages.items()
     }
 
 
-def _tree(artifact: Artifact, paths: Paths, package: str) -> Path:
-    """Unpack an sdist that has the package where the series expects it."""
+def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> PristineTree:
+    """Unpack an sdist.
+
+    Raises:
+        ToolError: it has not the package where the series expects it.
+    """
     tree = ensure_pristine(artifact, paths)
     if not (tree / package).is_dir():
         found = sorted(path.name for path in tree.iterdir())
@@ -60,7 +64,7 @@ def _tree(artifact: Artifact, paths: Paths, package: str) -> Path:
             f"{named_in_part(found) or 'nothing'}; upstream has another layout, so "
             "give --sdist a folder in which the package is at the top"
         )
-    return tree
+    return PristineTree(f"{package} {artifact.version}", tree)
 
 
 def plans_between(
@@ -150,8 +154,7 @@ def _local(
             )
         with replacing(paths.cached(artifact.sha256, artifact.filename)) as part:
             shutil.copyfile(given, part)
-        tree = _tree(artifact, paths, package)
-        return PristineTree(f"{package} {artifact.version}", tree), artifact
+        return pristine_tree(artifact, paths, package), artifact
     if not (given / package).is_dir():
         raise ToolError(
             f"{given}: expected an archive, or a folder with {package}/ in it; give "

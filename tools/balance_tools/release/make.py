@@ -165,16 +165,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "accept changes that are not committed, and a section of CHANGELOG.md that "
     text += "says Unreleased; the folder ends in -trial"
     parser.add_argument("--trial", action="store_true", help=text)
-    text = "with --trial: build only"
-    parser.add_argument("--no-verify", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `release`."""
-    if args.no_verify and not args.trial:
-        args.parser.error("--no-verify is for a trial: add --trial")
     release = plan_release(Paths.find(), trial=args.trial)
-    folder = make_release(release, verify=not args.no_verify)
+    folder = make_release(release)
     print((folder / SUMS).read_text(encoding="utf-8"), end="")
     print(folder)
     return 0

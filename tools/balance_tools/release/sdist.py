@@ -13,12 +13,12 @@ import tarfile
 from pathlib import Path
 
 from balance_tools.wheel.source_state import (
+    ARCHIVE_RECORD,
     commit_time_s,
     render_record,
     source_files,
     source_state,
 )
-from vllm_balance.checkout import ARCHIVE_RECORD
 
 NAME = "vllm_balance"
 """Not `vllm`: pip must never take it for a wheel's source and try to build it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,9 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import replacing
 from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
-from balance_tools.series.seriesfile import read_series_file
 from balance_tools.text import split_lines
 
-_NEW_FILE_MODE = 0o644
+SERIES = "series"
 
 
 @dataclass(frozen=True)
@@ -30,32 +29,47 @@ class Series:
 
 
 def load_series(directory: Path) -> Series:
-    """Load `directory/series`; a missing directory or file is an empty series.
+    """Load the patches that `directory/series` lists, in order.
+
+    A missing directory or a missing series file is a series with no patches.
+    Comments (`#`) and empty lines are skipped.
 
     Raises:
-        ToolError: a patch is missing or cannot be parsed.
+        ToolError: a line has options, a name occurs twice or leaves the directory, or
+            a patch is missing or cannot be parsed.
     """
-    entries = read_series_file(directory)
-    patches = tuple(_parse_in(directory, name, raw) for name, raw in entries)
-    return Series(directory, patches)
+    listing = directory / SERIES
+    text = listing.read_text(encoding="utf-8") if listing.is_file() else ""
+    patches: dict[str, Patch] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name = line.split("#", 1)[0].strip()
+        if not name:
+            continue
+        path = directory / name
+        if name in patches or len(name.split()) != 1 or path.parent != directory:
+            raise ToolError(
+                f"{listing}: line {number}: expected the plain name of another patch "
+                f"(every patch is applied once, with -p1), found {name!r}"
+            )
+        if not path.is_file():
+            raise ToolError(
+                f"{listing}: line {number}: {path} does not exist; add the patch or "
+                "remove the line"
+            )
+        try:
+            patches[name] = parse_patch(name, path.read_bytes())
+        except ToolError as error:
+            raise ToolError(f"{directory}/{error}") from error
+    return Series(directory, tuple(patches.values()))
 
 
-def _parse_in(directory: Path, name: str, raw: bytes) -> Patch:
-    try:
-        return parse_patch(name, raw)
-    except ToolError as error:
-        raise ToolError(f"{directory}/{error}") from error
-
-
-def patched_files(series: Series, tree: Path) -> dict[str, bytes | None]:
-    """Return what every touched file of `tree` becomes; None is a deleted file.
-
-    Nothing is written.
+def patched_files(series: Series, tree: Path) -> dict[str, bytes]:
+    """Return what every touched file of `tree` becomes; nothing is written.
 
     Raises:
         ToolError: a hunk does not apply at exactly its line.
     """
-    contents: dict[str, bytes | None] = {}
+    contents: dict[str, bytes] = {}
     for _, after in patched_steps(series, tree):
         contents = after
     return contents
@@ -63,33 +77,25 @@ def patched_files(series: Series, tree: Path) -> dict[str, bytes | None]:
 
 def patched_steps(
     series: Series, tree: Path
-) -> Iterator[tuple[Patch, dict[str, bytes | None]]]:
+) -> Iterator[tuple[Patch, dict[str, bytes]]]:
     """Yield each patch with every file touched so far, as that patch leaves it."""
-    contents: dict[str, bytes | None] = {}
+    contents: dict[str, bytes] = {}
     for patch in series.patches:
         for file in patch.files:
             where = f"{series.directory / patch.name}: {file.path}"
-            if file.path in contents:
-                old = contents[file.path]
-            else:
+            old = contents.get(file.path)
+            if old is None:
                 old = _read(tree, file.path, where)
             contents[file.path] = apply_to_bytes(file, old, where)
         yield patch, dict(contents)
 
 
-def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes | None:
+def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
     """Apply one file's hunks to its content; None stands for "no such file".
 
     Raises:
         ToolError: a hunk does not apply at exactly its line.
     """
-    if file.creates:
-        if old is not None:
-            raise ToolError(
-                f"{where}: the patch creates this file, but it exists; rebase the "
-                "series with tools/rebase.sh"
-            )
-        return b"".join(file.hunks[0].target)
     if old is None:
         raise ToolError(
             f"{where}: the patch changes this file, but it does not exist; rebase the "
@@ -106,15 +112,7 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes | No
         result += lines[position:start]
         result += hunk.target
         position = start + len(hunk.source)
-    result += lines[position:]
-    if file.deletes:
-        if result:
-            raise ToolError(
-                f"{where}: the patch deletes this file, but {len(result)} of its lines "
-                "are not in the patch; rebase the series with tools/rebase.sh"
-            )
-        return None
-    return b"".join(result)
+    return b"".join([*result, *lines[position:]])
 
 
 def _expect(hunk: Hunk, lines: list[bytes], where: str) -> None:
@@ -157,18 +155,8 @@ def apply_series(series: Series, tree: Path) -> None:
         ToolError: a hunk does not apply; it names patch, file, hunk and line.
         OSError: a file cannot be written.
     """
-    write_files(tree, patched_files(series, tree))
-
-
-def write_files(tree: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Write contents (None deletes) below `tree`: stage everything, then rename."""
     with ExitStack() as staged:
-        for path, content in contents.items():
-            if content is not None:
-                target = tree / path
-                part = staged.enter_context(replacing(target))
-                part.write_bytes(content)
-                part.chmod(target.stat().st_mode if target.exists() else _NEW_FILE_MODE)
-    for path, content in contents.items():
-        if content is None:
-            (tree / path).unlink(missing_ok=True)
+        for path, content in patched_files(series, tree).items():
+            part = staged.enter_context(replacing(tree / path))
+            part.write_bytes(content)
+            part.chmod((tree / path).stat().st_mode)

@@ -6,15 +6,13 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import date
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.series.apply import Series, load_series, patched_steps
-from balance_tools.series.export import CONTEXT_LINES, export_series, sorted_paths
-from balance_tools.series.patchfile import ADDED, CONTEXT, REMOVED, Hunk, Patch
-from balance_tools.series.seriesfile import SERIES
+from balance_tools.series.apply import SERIES, Series, load_series, patched_steps
+from balance_tools.series.export import export_series
+from balance_tools.series.patchfile import ADDED, REMOVED, Patch
 from balance_tools.text import parse_module
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -24,7 +22,6 @@ Limits = Mapping[str, int]
 
 LIMITS: dict[str, Limits] = {"vllm": {ADDED: 75, REMOVED: 0}, "vllm_ascend": {}}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
-REQUIRED_EVEN_IF_EMPTY = ("Relies-On",)
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
 
 
@@ -49,12 +46,11 @@ def lint_header(patch: Patch, where: str) -> Iterator[str]:
     for name in REQUIRED:
         if not header.get(name):
             yield f"{where}: expected the field {name}; write it into the header"
-    for name in REQUIRED_EVEN_IF_EMPTY:
-        if header.get(name) is None:
-            yield (
-                f"{where}: expected the field {name}; name the upstream symbols that "
-                "the patch needs but does not touch, one a line (or leave it empty)"
-            )
+    if header.get("Relies-On") is None:
+        yield (
+            f"{where}: expected the field Relies-On; name the upstream symbols that "
+            "the patch needs but does not touch, one a line (or leave it empty)"
+        )
     for symbol in (name for names in header.relies_on for name in names):
         if not _SYMBOL.fullmatch(symbol):
             yield (
@@ -62,52 +58,25 @@ def lint_header(patch: Patch, where: str) -> Iterator[str]:
                 f"method, found {symbol!r}"
             )
     updated = header.get("Last-Update")
-    if updated and not _is_date(updated):
+    if updated and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", updated):
         yield f"{where}: Last-Update: expected YYYY-MM-DD, found {updated!r}"
     if header.raw and not header.raw.endswith(b"\n\n"):
         yield f"{where}: expected an empty line between the header and the first file"
 
 
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return bool(re.fullmatch(r"\d{4}-\d{2}-\d{2}", text))
-
-
 def lint_diff(patch: Patch, where: str) -> Iterator[str]:
-    """Yield what is wrong with the text of the diff."""
+    """Yield what is wrong with the text of the diff, context and order apart."""
     if not patch.files:
         yield f"{where}: expected at least one changed file, found none"
     if b"\r\n" in patch.header.raw:
         yield f"{where}: expected LF line ends in the header, found CRLF"
-    paths = [file.path for file in patch.files]
-    if paths != sorted_paths(paths):
-        yield f"{where}: expected the files sorted by name; refresh the patch"
-    for file in patch.files:
-        for number, hunk in enumerate(file.hunks, 1):
-            place = f"{where}: {file.path}, hunk {number}"
-            last = number == len(file.hunks)
-            yield from (f"{place}: {problem}" for problem in _lint_hunk(hunk, last))
-
-
-def _lint_hunk(hunk: Hunk, last: bool) -> Iterator[str]:
-    tags = "".join(tag for tag, _ in hunk.lines)
-    leading = len(tags) - len(tags.lstrip(CONTEXT))
-    trailing = len(tags) - len(tags.rstrip(CONTEXT))
-    # Less is right where the file starts or ends.
-    at_start = hunk.first_source_index == 0
-    if leading > CONTEXT_LINES or (leading < CONTEXT_LINES and not at_start):
-        yield f"expected {CONTEXT_LINES} lines of context before, found {leading}"
-    if trailing > CONTEXT_LINES or (trailing < CONTEXT_LINES and not last):
-        yield f"expected {CONTEXT_LINES} lines of context after, found {trailing}"
-    if CONTEXT * (2 * CONTEXT_LINES + 1) in tags:
-        yield "expected changes this far apart in two hunks; refresh the patch"
-    for tag, line in hunk.lines:
+    for path, tag, line in patch.changes:
         text = line.removesuffix(b"\n")
         if tag == ADDED and text != text.rstrip():
-            yield f"an added line ends in white space or CR: {text.decode()!r}"
+            yield (
+                f"{where}: {path}: an added line ends in white space or CR: "
+                f"{text.decode()!r}"
+            )
 
 
 def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
@@ -131,10 +100,9 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
     for patch, contents in patched_steps(series, tree):
         where = series.directory / patch.name
         for file in patch.files:
-            content = contents[file.path]
-            if content is not None and file.path.endswith(".py"):
+            if file.path.endswith(".py"):
                 try:
-                    parse_module(content, file.path)
+                    parse_module(contents[file.path], file.path)
                 except ToolError as error:
                     yield f"{where}: {error}"
     for name, canonical in export_series(series, tree).items():
@@ -145,27 +113,19 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
             )
 
 
-def lint_series(series: Series, limits: Limits, tree: Path | None) -> list[str]:
+def lint_series(series: Series, limits: Limits, tree: Path) -> list[str]:
     """Return every broken rule of one series, a sentence each.
 
     Args:
         series: The series to check.
         limits: How much it may change.
-        tree: Its pristine tree, None to check the text alone.
+        tree: Its pristine tree.
     """
     problems = [*lint_files(series), *lint_limits(series, limits)]
     for patch in series.patches:
         where = str(series.directory / patch.name)
         problems += [*lint_header(patch, where), *lint_diff(patch, where)]
-    if tree is not None:
-        problems += lint_in_place(series, tree)
-    return problems
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lint-series`."""
-    text = "leave out what needs the pristine trees (nothing is fetched)"
-    parser.add_argument("--text-only", action="store_true", help=text)
+    return [*problems, *lint_in_place(series, tree)]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     problems: list[str] = []
     for name, limits in LIMITS.items():
         series = load_series(paths.patches(name))
-        tree = None if args.text_only else ensure_pristine(lock.packages[name], paths)
+        tree = ensure_pristine(lock.packages[name], paths)
         problems += lint_series(series, limits, tree)
         added = sum(patch.count(ADDED) for patch in series.patches)
         removed = sum(patch.count(REMOVED) for patch in series.patches)

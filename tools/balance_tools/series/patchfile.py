@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from email import message_from_string
+from email.message import Message
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from unidiff.errors import UnidiffParseError
@@ -16,25 +18,24 @@ CONTEXT, ADDED, REMOVED = " ", "+", "-"
 
 # Where quilt, too, ends the header (`patch_header` in its patchfns).
 _BODY = re.compile(rb"^(?:(?:---|\*\*\*|Index:)[ \t][^ \t]|diff -)", re.MULTILINE)
-_FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*):[ \t]*(.*)")
 _NO_NEWLINE = "\\"
 
 
 @dataclass(frozen=True)
 class Header:
-    """The DEP-3 header: raw bytes, and its fields by lower-case name."""
+    """The DEP-3 header."""
 
     raw: bytes
-    fields: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def fields(self) -> Message:
+        """Its fields, whose names may be of any case."""
+        return message_from_string(self.raw.decode("utf-8", "replace"))
 
     def get(self, name: str) -> str | None:
         """Return the first value of a field, or None where the field is missing."""
-        values = self.fields.get(name.lower())
-        return values[0] if values else None
-
-    def get_all(self, name: str) -> tuple[str, ...]:
-        """Return every value of a repeated field, in order."""
-        return self.fields.get(name.lower(), ())
+        value = self.fields.get(name)
+        return None if value is None else str(value)
 
     @property
     def relies_on(self) -> tuple[tuple[str, ...], ...]:
@@ -45,7 +46,7 @@ class Header:
         are a remark.
         """
         found = []
-        for value in self.get_all("Relies-On"):
+        for value in self.fields.get_all("Relies-On", []):
             first, *rest = value.split() or [""]
             names = [first]
             while len(rest) > 1 and rest[0] == "|":
@@ -89,13 +90,7 @@ class FilePatch:
     """What one patch does to one file; `path` is relative to the tree's root."""
 
     path: str
-    creates: bool
-    deletes: bool
     hunks: tuple[Hunk, ...]
-
-    def count(self, tag: str) -> int:
-        """Return the number of lines with this tag."""
-        return sum(t == tag for hunk in self.hunks for t, _ in hunk.lines)
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,8 @@ class Patch:
     files: tuple[FilePatch, ...]
 
     def count(self, tag: str) -> int:
-        """Return the number of lines with this tag in all files."""
-        return sum(file.count(tag) for file in self.files)
+        """Return the number of lines that are ADDED or REMOVED."""
+        return sum(found == tag for _, found, _ in self.changes)
 
     @property
     def changes(self) -> tuple[tuple[str, str, bytes], ...]:
@@ -123,38 +118,18 @@ class Patch:
         )
 
 
-def split_header(raw: bytes) -> tuple[bytes, bytes]:
-    """Split a patch into header and body where quilt does."""
-    match = _BODY.search(raw)
-    return (raw[: match.start()], raw[match.start() :]) if match else (raw, b"")
-
-
-def parse_header(raw: bytes) -> Header:
-    """Parse the RFC 822-like fields; a line that starts with a blank continues."""
-    fields: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for line in raw.decode("utf-8", "replace").splitlines():
-        if line[:1] in (" ", "\t") and current is not None:
-            current[-1] = f"{current[-1]}\n{line.strip()}".strip()
-        elif match := _FIELD.fullmatch(line):
-            current = fields.setdefault(match[1].lower(), [])
-            current.append(match[2].strip())
-        else:
-            current = None
-    return Header(raw, {name: tuple(values) for name, values in fields.items()})
-
-
 def parse_patch(name: str, raw: bytes) -> Patch:
     """Parse one patch file.
 
     Raises:
-        ToolError: the diff cannot be parsed, is binary, renames a file, names a path
-            outside of the tree, or names one file twice.
+        ToolError: it is no unified diff of text files inside of the tree, each of
+            which it changes once.
     """
-    header, body = split_header(raw)
+    body = _BODY.search(raw)
+    start = body.start() if body else len(raw)
     # latin-1 maps every byte to one character and back: content stays exact. Only
     # LF ends a line; str.splitlines would also split at a lone CR.
-    *lines, rest = body.decode("latin-1").split("\n")
+    *lines, rest = raw[start:].decode("latin-1").split("\n")
     if rest:
         raise ToolError(f"{name}: the last line has no line end; refresh the patch")
     try:
@@ -165,33 +140,19 @@ def parse_patch(name: str, raw: bytes) -> Patch:
             "refresh the patch with quilt"
         ) from error
     files = tuple(_file_patch(name, file) for file in parsed)
-    paths = [file.path for file in files]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ToolError(f"{name}: {path} occurs twice; refresh the patch")
-    return Patch(name, raw, parse_header(header), files)
+    if len({file.path for file in files}) < len(files):
+        raise ToolError(f"{name}: a file occurs twice; refresh the patch")
+    return Patch(name, raw, Header(raw[:start]), files)
 
 
 def _file_patch(name: str, file: PatchedFile) -> FilePatch:
     source, target = file.source_file, file.target_file
-    creates, deletes = source == "/dev/null", target == "/dev/null"
-    if file.is_binary_file:
-        raise ToolError(f"{name}: {target} is a binary diff; patch text files only")
-    for path, prefix in ((source, "a/"), (target, "b/")):
-        inside = PurePosixPath(path)
-        if path != "/dev/null" and (
-            not path.startswith(prefix) or ".." in inside.parts or path.endswith("/")
-        ):
-            raise ToolError(
-                f"{name}: expected a path that starts with {prefix} and stays in the "
-                f"tree, found {path!r}; refresh the patch with quilt"
-            )
-    if not file:
-        raise ToolError(f"{name}: {target} has no hunks; refresh the patch with quilt")
-    if not creates and not deletes and source[2:] != target[2:]:
+    path = PurePosixPath(target[2:])
+    inside = not path.is_absolute() and ".." not in path.parts
+    if not file or not inside or (source[:2], target) != ("a/", f"b/{source[2:]}"):
         raise ToolError(
-            f"{name}: {source} becomes {target}; a rename must be a deletion and an "
-            "addition"
+            f"{name}: expected hunks that change one text file of the tree, a/PATH to "
+            f"b/PATH, found {source} to {target}; a new file belongs to files of ours"
         )
     hunks = tuple(
         Hunk(
@@ -201,7 +162,7 @@ def _file_patch(name: str, file: PatchedFile) -> FilePatch:
         )
         for hunk in file
     )
-    return FilePatch((target if creates else source)[2:], creates, deletes, hunks)
+    return FilePatch(str(path), hunks)
 
 
 def _exact(name: str, lines: list[tuple[str, str]]) -> tuple[tuple[str, bytes], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import os
+import shutil
 import stat
 import tarfile
 import zipfile
@@ -32,7 +32,7 @@ def extract_sdist(archive: Path, dest: Path) -> None:
 
     Raises:
         ToolError: the archive is broken, has another layout, or has a member that is
-            not a file, a folder or a link below its top folder.
+            not a file or a folder below its top folder.
     """
     with _partial(dest) as partial, _archive_errors(archive, dest):
         with tarfile.open(archive, "r:gz") as tar:
@@ -47,22 +47,16 @@ def extract_sdist(archive: Path, dest: Path) -> None:
 
 
 def extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) -> None:
-    """Unpack a checked member as its content alone: no owner, no special mode bits.
-
-    Debian 12's Python, 3.11.2, does not have the filter that does this.
-    """
-    if hasattr(tarfile, "data_filter"):
-        tar.extract(member, dest, filter="data")
+    """Unpack a checked member as its content alone: no owner, no special mode bits."""
+    path = dest / member.name
+    content = tar.extractfile(member)
+    if content is None:
+        path.mkdir(parents=True, exist_ok=True)
         return
-    executable = member.isdir() or member.mode & 0o100
-    member.mode = 0o755 if executable else 0o644
-    member.uid, member.gid, member.uname, member.gname = (
-        os.getuid(),
-        os.getgid(),
-        "",
-        "",
-    )
-    tar.extract(member, dest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file)
+    path.chmod(0o755 if member.mode & 0o100 else 0o644)
 
 
 def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
@@ -100,40 +94,20 @@ def _archive_errors(archive: Path, dest: Path) -> Iterator[None]:
 
 
 def check_tar(archive: Path, members: list[tarfile.TarInfo]) -> None:
-    """Refuse a member that is written, or leads, outside the folder."""
-    links: set[PurePosixPath] = set()
+    """Refuse a member that is written, or leads, outside the folder.
+
+    No release of upstream's has a link, so none is unpacked.
+    """
     for member in members:
-        path = _check_name(archive, member.name)
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            raise _escape(archive, member.name, "is a device or another special file")
-        if any(parent in links for parent in path.parents):
-            raise _escape(archive, member.name, "would be written through a link")
-        if member.issym() or member.islnk():
-            # A hard link counts from the top of the archive, a symbolic one from
-            # its own folder.
-            base = path.parent if member.issym() else PurePosixPath()
-            if not _stays_inside(base, member.linkname):
-                raise _escape(archive, member.name, f"links to {member.linkname!r}")
-            links.add(path)
+        _check_name(archive, member.name)
+        if not (member.isreg() or member.isdir()):
+            raise _escape(archive, member.name, "is a link, a device or another thing")
 
 
-def _check_name(archive: Path, name: str) -> PurePosixPath:
+def _check_name(archive: Path, name: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
         raise _escape(archive, name, "does not stay below the folder")
-    return path
-
-
-def _stays_inside(base: PurePosixPath, target: str) -> bool:
-    """Whether a link target, seen from `base`, stays below the top of the archive."""
-    if PurePosixPath(target).is_absolute():
-        return False
-    depth = len(base.parts)
-    for part in PurePosixPath(target).parts:
-        depth += -1 if part == ".." else 1
-        if depth < 1:
-            return False
-    return True
 
 
 def _top_folder(archive: Path, members: list[tarfile.TarInfo]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -13,6 +12,7 @@ from balance_tools.files import disk_errors, exclusive, replacing, sha256_of
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.index import (
+    Body,
     BrokenError,
     Index,
     Link,
@@ -43,10 +43,8 @@ def fetch(
         found, problems = index(), []
         for source in found.sources:
             try:
-                get = partial(_receive, found, _find(found, source, artifact))
-                title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
-                with progress(title, artifact.size, "B") as report:
-                    found.retry(partial(get, artifact, cached, report))
+                link = _find(found, source, artifact)
+                _receive(found, link, artifact, cached, found.retries)
                 return cached
             except RefusedError as problem:
                 problems.append(f"{source}: {problem}")
@@ -68,26 +66,36 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
 
 
 def _receive(
-    index: Index,
-    link: Link,
-    artifact: Artifact,
-    cached: Path,
-    report: Callable[[int], object],
+    index: Index, link: Link, artifact: Artifact, cached: Path, retries: int
 ) -> None:
-    """Write and verify the file; a BrokenError is worth another try."""
-    with index.open(link.url) as body, replacing(cached) as part:
-        if body.size not in {None, artifact.size}:
-            raise RefusedError(f"it offers {body.size} bytes")
-        digest, have = hashlib.sha256(), 0
-        with part.open("wb") as file:
-            for chunk in body.chunks:
-                have += len(chunk)
-                if have > artifact.size:
-                    raise RefusedError("it sent more bytes than that")
-                digest.update(chunk)
-                file.write(chunk)
-                report(have)
-        if have < artifact.size:
-            raise BrokenError(f"the transfer broke off after {have} bytes")
-        if digest.hexdigest() != artifact.sha256:
-            raise RefusedError(f"it sent a file with sha256 {digest.hexdigest()}")
+    """Write and verify the file; from the start again when the transfer breaks off."""
+    title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
+    try:
+        with (
+            progress(title, artifact.size, "B") as report,
+            index.open(link.url) as body,
+            replacing(cached) as part,
+        ):
+            _write(body, part, artifact, report)
+    except BrokenError:
+        if not retries:
+            raise
+        _receive(index, link, artifact, cached, retries - 1)
+
+
+def _write(
+    body: Body, part: Path, artifact: Artifact, report: Callable[[int], object]
+) -> None:
+    if body.size not in {None, artifact.size}:
+        raise RefusedError(f"it offers {body.size} bytes")
+    digest, have = hashlib.sha256(), 0
+    with part.open("wb") as file:
+        for chunk in body.chunks:
+            have += len(chunk)
+            digest.update(chunk)
+            file.write(chunk)
+            report(have)
+    if have < artifact.size:
+        raise BrokenError(f"the transfer broke off after {have} bytes")
+    if digest.hexdigest() != artifact.sha256:
+        raise RefusedError(f"it sent a file with sha256 {digest.hexdigest()}")

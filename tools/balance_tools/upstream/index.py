@@ -6,12 +6,10 @@ that host. No URL or login is in an error.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import url2pathname
 
@@ -25,16 +23,17 @@ from pypi_simple import (
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
+from requests import exceptions
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from balance_tools.files import CHUNK_BYTES
 from balance_tools.upstream.lock import release_of
 from balance_tools.upstream.pip_config import PipConfig, Source, read_pip_config
 
-T = TypeVar("T")
-
 NO_SUCH_PAGE = (404, 410)
 TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
-BACKOFF_S, LONGEST_PAUSE_S = 0.5, 8.0
+BACKOFF_S = 0.5
 NOT_A_PAGE = (ValueError, UnsupportedContentTypeError, UnsupportedRepoVersionError)
 
 
@@ -43,7 +42,7 @@ class RefusedError(Exception):
 
 
 class BrokenError(RefusedError):
-    """A source failed in a way that may pass: worth another try."""
+    """A transfer broke off: worth another try."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,20 @@ class Body:
 
 
 class Index:
-    """The sources of pip's configuration; pauses between tries begin with a backoff."""
+    """The sources of pip's configuration."""
 
     def __init__(self, config: PipConfig, backoff_s: float = BACKOFF_S) -> None:
-        self.sources = config.sources
-        self._config, self._backoff_s = config, backoff_s
+        self.sources, self.retries = config.sources, config.retries
+        self._config = config
         self._session = requests.Session()
+        again = Retry(
+            config.retries,
+            backoff_factor=backoff_s,
+            status_forcelist=TRANSIENT_STATUS,
+            raise_on_status=False,
+        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=again))
         self._logins: dict[str, str] = {}
         if config.proxy:  # replaces what the environment says
             self._session.trust_env = False
@@ -97,27 +104,18 @@ class Index:
         flat, location = source.setting == "find-links", source.location
         if urlsplit(location).scheme in {"http", "https"}:
             url = location if flat else f"{location.rstrip('/')}/{name}/"
-            found = self.retry(lambda: self._page(source, url, name))
+            found = self._page(source, url, name)
         else:
             found = _folder(source, local_path(location), name, flat)
         return tuple(link for link in found if link.release[0] == name)
-
-    def retry(self, attempt: Callable[[], T]) -> T:
-        """Repeat `attempt` while what breaks may pass, with growing pauses."""
-        for tries in range(self._config.retries):
-            try:
-                return attempt()
-            except BrokenError:
-                time.sleep(min(self._backoff_s * 2**tries, LONGEST_PAUSE_S))
-        return attempt()
 
     @contextmanager
     def open(self, url: str) -> Iterator[Body]:
         """The bytes behind a link, as they are stored.
 
         Raises:
-            BrokenError: it failed in a way that may pass.
-            RefusedError: it failed for good.
+            BrokenError: the transfer broke off.
+            RefusedError: it failed in another way.
         """
         if url.startswith("file:"):
             path = local_path(url)
@@ -227,23 +225,20 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 
 def _refuse_status(response: requests.Response) -> None:
     if not response.ok:
-        passes = response.status_code in TRANSIENT_STATUS
-        problem = f"it answered {response.status_code} {response.reason}"
-        raise (BrokenError if passes else RefusedError)(problem)
+        raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
 
 def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
     """What an exception means, without its text: that may hold a login."""
-    if isinstance(error, requests.exceptions.SSLError):
-        return RefusedError(
-            "its certificate was not accepted (pip's settings cert, proxy)"
-        )
-    if isinstance(error, requests.exceptions.ProxyError):
-        return BrokenError("the proxy did not let us through (pip's setting proxy)")
-    if isinstance(error, requests.Timeout):
-        return BrokenError(f"it did not answer within {timeout_s:g} s")
-    if isinstance(error, requests.ConnectionError):
-        return BrokenError("no connection")
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return BrokenError("the transfer broke off")
+    problems = {
+        exceptions.SSLError: "its certificate was not accepted (pip's settings cert, "
+        "proxy)",
+        exceptions.ProxyError: "the proxy did not let us through (pip's setting proxy)",
+        exceptions.Timeout: f"it did not answer within {timeout_s:g} s",
+        exceptions.ConnectionError: "no connection",
+        exceptions.ChunkedEncodingError: "the transfer broke off",
+    }
+    for kind, problem in problems.items():
+        if isinstance(error, kind):
+            return RefusedError(problem)
     return RefusedError(f"the request is not possible ({type(error).__name__})")

@@ -5,10 +5,10 @@ It names files, never places: where they come from is pip's configuration.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,6 @@ class Lock:
         """Vendored package folder to the sdist it comes from."""
         return {"vllm": self.vllm, "vllm_ascend": self.vllm_ascend}
 
-    @property
-    def sha256(self) -> str:
-        """The hash of the canonical text: the name of this lock in a wheel."""
-        return hashlib.sha256(dump_lock(self).encode()).hexdigest()
-
     def kernel_wheel(self, python: str, arch: str) -> Artifact:
         """The kernel wheel for e.g. `cp311` and `x86_64`.
 
@@ -151,29 +146,21 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
 
 def dump_lock(lock: Lock) -> str:
     """The canonical text: the same lock always gives the same bytes."""
-    document = tomlkit.document()
-    for line in HEADER.splitlines():
-        document.add(tomlkit.comment(line))
+    tables = ["".join(f"# {line}\n" for line in HEADER.splitlines())]
     for name in ("vllm", "vllm_ascend", "kernel_sdist"):
         if (artifact := getattr(lock, name)) is not None:
-            document.add(name, _table(artifact, NOTES[name]))
-    if lock.kernel_wheels:
-        wheels = tomlkit.aot()
-        note: str | None = NOTES["kernel_wheels"]
-        for artifact in sorted(lock.kernel_wheels, key=lambda wheel: wheel.filename):
-            wheels.append(_table(artifact, note))
-            note = None
-        document.add("kernel_wheels", wheels)
-    return tomlkit.dumps(document)
+            tables.append(f"[{name}]\n# {NOTES[name]}\n{_entries(artifact)}")
+    note = f"# {NOTES['kernel_wheels']}\n"
+    for artifact in sorted(lock.kernel_wheels, key=lambda wheel: wheel.filename):
+        tables.append(f"[[kernel_wheels]]\n{note}{_entries(artifact)}")
+        note = ""
+    return "\n".join(tables)
 
 
-def _table(artifact: Artifact, note: str | None) -> tomlkit.items.Table:
-    table = tomlkit.table()
-    if note:
-        table.add(tomlkit.comment(note))
-    for field in fields(Artifact):
-        table.add(field.name, getattr(artifact, field.name))
-    return table
+def _entries(artifact: Artifact) -> str:
+    # Of names, versions, hashes and sizes JSON and TOML are the same.
+    entries = asdict(artifact).items()
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries)
 
 
 def _artifact(entry: Any, where: str) -> Artifact:

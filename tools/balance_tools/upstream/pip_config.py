@@ -83,8 +83,8 @@ def parse_pip_config(listing: str) -> PipConfig:
         cert=settings.get("cert"),
         client_cert=settings.get("client-cert"),
         trusted_hosts=frozenset(settings.get("trusted-host", "").split()),
-        timeout_s=_number("timeout", settings.get("timeout"), DEFAULT_TIMEOUT_S),
-        retries=int(_number("retries", settings.get("retries"), DEFAULT_RETRIES)),
+        timeout_s=float(settings.get("timeout", DEFAULT_TIMEOUT_S)),
+        retries=int(settings.get("retries", DEFAULT_RETRIES)),
     )
 
 
@@ -108,15 +108,3 @@ def _sources(settings: Mapping[str, str]) -> tuple[Source, ...]:
         for setting, locations in wanted
         for location in locations.split()
     )
-
-
-def _number(name: str, text: str | None, default: float) -> float:
-    if text is None:
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        raise ToolError(
-            f"{name}: expected a number in pip's configuration, found {text!r}; fix "
-            f"it with `pip config set global.{name} <number>`"
-        ) from None

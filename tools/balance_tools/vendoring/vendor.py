@@ -18,6 +18,7 @@ from balance_tools.manifest import (
     files_of_ours,
     same_content,
     take_manifest,
+    walk,
 )
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
@@ -61,17 +62,16 @@ class Package:
         """Name and version, for messages."""
         return f"{self.name} {self.artifact.version}"
 
-    def findings(self, *, thorough: bool = False) -> list[str]:
-        """What is not as the lock, the series and the manifest say, a line each."""
-        if self.manifest is None:
-            return [f"{self.name}/: not materialised"]
-        if self.manifest.inputs != self.inputs:
-            return [f"{self.name}/: made from another lock entry or patch series"]
-        edited = self.manifest.changed(self.tree, thorough=thorough)
-        missing = self.manifest.missing(self.tree)
-        return [f"{self.name}/{path}: edited" for path in edited] + [
-            f"{self.name}/{path}: missing" for path in missing
-        ]
+    @property
+    def is_current(self) -> bool:
+        """Whether upstream's files are as the lock, the series and the manifest say."""
+        known = self.manifest
+        return (
+            known is not None
+            and known.inputs == self.inputs
+            and not known.missing(self.tree)
+            and not known.changed(self.tree)
+        )
 
 
 def look(paths: Paths, lock: Lock, name: str) -> Package:
@@ -118,8 +118,18 @@ def vendor(
 def settle(paths: Paths, lock: Lock) -> None:
     """Put back what a run had moved away when it was stopped, and clear the rest."""
     for name in lock.packages:
-        old, tree = paths.staging / "old" / name, paths.vendored(name)
-        if old.is_dir() and not tree.exists():
+        old, new = (paths.staging / part / name for part in ("old", "new"))
+        tree = paths.vendored(name)
+        if old.is_dir() and new.is_dir():
+            if mine := [
+                path for path in walk(tree) if not _same(tree / path, old / path)
+            ]:
+                raise ToolError(
+                    f"{tree / mine[0]}: expected nothing new here since a run was "
+                    f"stopped, found it; what was here before is in {old}, which takes "
+                    "this place again once you have moved yours away"
+                )
+            remove_tree(tree)
             old.rename(tree)
     remove_tree(paths.staging)
 
@@ -127,7 +137,7 @@ def settle(paths: Paths, lock: Lock) -> None:
 def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch) -> str:
     """Make one tree: stage upstream, patch it, add what is ours, swap it in."""
     start = time.monotonic()
-    if not package.findings() and not tracked_of_upstream(package):
+    if package.is_current and not tracked_of_upstream(package):
         return f"{package.label}: up to date"
     new = stage(ensure_pristine(package.artifact, paths, get), paths.staging, package)
     apply_series(package.series, new.parent)
@@ -145,11 +155,19 @@ def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch)
 
 
 def swap_in(new: Path, tree: Path, old: Path) -> None:
-    """Make `new` the folder `tree`: two renames, between which `settle` helps."""
+    """Make `new` the folder `tree`; while both `old` and `new` exist, `settle` helps.
+
+    `old` is whole as soon as it is there.
+    """
     old.parent.mkdir(exist_ok=True)
     if tree.exists():
-        # Not a rename where `tree` is in a lower layer of an overlay file system.
-        shutil.move(tree, old)
+        try:
+            tree.rename(old)
+        except OSError:  # `tree` is in a lower layer of an overlay file system
+            part = old.with_name(f"{old.name}.part")
+            shutil.copytree(tree, part, symlinks=True)
+            part.rename(old)
+            remove_tree(tree)
     new.rename(tree)
 
 
@@ -221,8 +239,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `vendor`."""
     add = parser.add_argument
     add("--only", choices=("vllm", "vllm_ascend"), help="this package alone")
-    text = "change nothing; compare every hash and exit with 1 on a difference"
-    add("--check", action="store_true", help=text)
     text = "overwrite upstream's files that were edited by hand"
     add("--discard-edits", action="store_true", help=text)
 
@@ -232,14 +248,6 @@ def run(args: argparse.Namespace) -> int:
     paths = Paths.find()
     lock = load_lock(paths.lock)
     names = [args.only] if args.only else list(lock.packages)
-    if not args.check:
-        for line in vendor(paths, lock, names, discard_edits=args.discard_edits):
-            print(line)
-        return 0
-    found = []
-    with exclusive(paths.vendor_lock), disk_errors(paths.root):
-        for name in names:
-            found += look(paths, lock, name).findings(thorough=True)
-    for line in found or [f"{name}/: as the lock and the series say" for name in names]:
+    for line in vendor(paths, lock, names, discard_edits=args.discard_edits):
         print(line)
-    return 1 if found else 0
+    return 0

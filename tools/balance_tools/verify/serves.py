@@ -28,7 +28,7 @@ def serves(bench: Bench, base: Path) -> tuple[list[str], float]:
     deleted when the tests have run.
 
     Args:
-        bench: The release; `name` of its release is the folder below build/verify.
+        bench: The release.
         base: Interpreter of an environment that has most of the requirements.
 
     Returns:
@@ -45,7 +45,7 @@ def serves(bench: Bench, base: Path) -> tuple[list[str], float]:
         def install_and_run() -> Data:
             folder = root.env / "serves"
             layered_environment(folder, wheel, base, requirements=True)
-            print(f"{bench.release.label}: serving with each policy", file=sys.stderr)
+            print(f"{bench.label}: serving with each policy", file=sys.stderr)
             try:
                 return run_file(setup, TEST, bench.folder / "logs", SECONDS)
             finally:

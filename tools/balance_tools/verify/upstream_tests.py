@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from balance_tools.drift.symbols import imports
+from balance_tools.drift.symbols import imports, module_of
 from balance_tools.files import remove_tree
 from balance_tools.verify.pytest_file import PASSED
 
@@ -46,7 +46,7 @@ def select(tree: Path, touched: Sequence[str]) -> list[str]:
 
     A test uses what it imports, and what the helpers beside the tests import for it.
     """
-    modules = {_module(path) for path in touched}
+    modules = {module_of(path) for path in touched}
     found = []
     for folder in FOLDERS:
         for path in sorted((tree / folder).rglob("test_*.py")):
@@ -56,13 +56,9 @@ def select(tree: Path, touched: Sequence[str]) -> list[str]:
     return found
 
 
-def _module(path: str) -> str:
-    return path.removesuffix(".py").replace("/", ".")
-
-
 def _uses(tree: Path, name: str, modules: set[str], helpers: bool) -> bool:
     parsed = ast.parse((tree / name).read_bytes())
-    symbols = set(imports(parsed, _module(name), name).values())
+    symbols = set(imports(parsed, module_of(name), name).values())
     symbols |= {
         alias.name
         for node in ast.walk(parsed)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from balance_tools.distribution import Choice
-from balance_tools.drift.replaced import PLUGIN, UPSTREAM
 from balance_tools.environment.layered import layered_environment
 from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
@@ -44,6 +43,7 @@ from balance_tools.verify.upstream_tests import (
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
+UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
@@ -52,11 +52,12 @@ _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
 
 
 @dataclass(frozen=True)
-class ReleaseUnderTest:
-    """What is verified."""
+class Bench:
+    """What is verified, and where."""
 
+    paths: Paths
     name: str
-    """Of the line, or "pin"; the folder below build/verify."""
+    """Of the line, or "pin"."""
     label: str
     """For people, "vllm 0.30.0"."""
     lock: str
@@ -66,11 +67,22 @@ class ReleaseUnderTest:
     tree: Path
     """Pristine tree of the same release."""
 
+    @property
+    def folder(self) -> Path:
+        """All that belongs to it."""
+        return self.paths.build / "verify" / self.name
 
-def pinned_release(paths: Paths) -> ReleaseUnderTest:
+    @property
+    def ledger(self) -> Ledger:
+        """What is done."""
+        return Ledger(self.folder / "stages")
+
+
+def pinned_release(paths: Paths) -> Bench:
     """The release that the repository is made from, with the series that it has."""
     lock = load_lock(paths.lock)
-    return ReleaseUnderTest(
+    return Bench(
+        paths=paths,
         name="pin",
         label=f"vllm {lock.vllm.version}",
         lock=paths.lock.read_text(encoding="utf-8"),
@@ -79,28 +91,11 @@ def pinned_release(paths: Paths) -> ReleaseUnderTest:
     )
 
 
-@dataclass(frozen=True)
-class Bench:
-    """The places of one verification."""
-
-    paths: Paths
-    release: ReleaseUnderTest
-    folder: Path
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is done."""
-        return Ledger(self.folder / "stages")
-
-
-def verify(
-    paths: Paths, release: ReleaseUnderTest, base: Path | None, engine: Sequence[str]
-) -> Verdict:
+def verify(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     """Verify a series; what was done before with equal inputs is not done again.
 
     Args:
-        paths: The repository.
-        release: What to verify.
+        bench: What to verify.
         base: Interpreter of an environment that has the requirements of the release
             already; None installs them.
         engine: Our engine tests, files and folders; empty leaves them out.
@@ -109,7 +104,6 @@ def verify(
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Then verify.md in build/verify/NAME says which.
     """
-    bench = Bench(paths, release, paths.build / "verify" / release.name)
     with exclusive(bench.folder / ".lock"), termination_interrupts():
         found = _verdict(bench, base, engine)
     report = bench.folder / "verify.md"
@@ -148,31 +142,31 @@ def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     for stage in upstream:
         results[stage.name.split("/")[0]].update(stage.data)
     failing += newly_failing(results)
-    return Verdict(bench.release.label, [*stages, *tests, *upstream], failing)
+    return Verdict(bench.label, [*stages, *tests, *upstream], failing)
 
 
 def patched_root(bench: Bench) -> Paths:
     """Make the source root with the series."""
-    return _root(bench, "patched", bench.release.series)
+    return _root(bench, "patched", bench.series)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     """Make the source root of one side."""
-    paths, release = bench.paths, bench.release
+    paths = bench.paths
     patches: dict[str, Path | None] = {
         package: series / package if series and (series / package).is_dir() else None
         for package in (UPSTREAM, PLUGIN)
     }
-    root = make_checkout(paths, bench.folder / name, release.lock, patches)
+    root = make_checkout(paths, bench.folder / name, bench.lock, patches)
     pin = load_lock(paths.lock).vllm.version
-    if parse_lock(release.lock, "the new lock").vllm.version != pin:
+    if parse_lock(bench.lock, "the new lock").vllm.version != pin:
         (root.root / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
     return root
 
 
 def wheel_stage(bench: Bench, root: Paths) -> Entry:
     """Build the wheel of a source root, unless that is done."""
-    digest = hashlib.sha256(bench.release.lock.encode())
+    digest = hashlib.sha256(bench.lock.encode())
     for name in listed_by_git(bench.paths.root):
         if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
             digest.update(name.encode() + (root.root / name).read_bytes())
@@ -232,7 +226,7 @@ def _upstream(
     bench: Bench, wheels: Sequence[Path], pythons: Sequence[Path]
 ) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
-    tree = bench.release.tree
+    tree = bench.tree
     copy = bench.folder / "upstream"
     copy_tests(tree, copy)
     write_hub(bench.folder / "hub")
@@ -242,7 +236,7 @@ def _upstream(
         OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
         ON: (Setup(ON, pythons[0], copy, (SWITCH_ON,), variables), wheels[0]),
     }
-    files = select(tree, load_series(bench.release.series / UPSTREAM).paths)
+    files = select(tree, load_series(bench.series / UPSTREAM).paths)
     for setup, wheel in setups.values():
         runs = [(setup, file) for file in files]
         yield from _run(bench, runs, sha256_of(wheel))

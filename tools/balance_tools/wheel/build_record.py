@@ -42,10 +42,6 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         own_files={
             name: sha256_of(wheel_root / name) for name in own_files(plan, wheel_root)
         },
-        left_out=[
-            *plan.target.excludes,
-            *(name for name in PACKAGES if name not in plan.target.packages),
-        ],
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
     )
@@ -79,7 +75,7 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
 
 def _hashes(manifest: Path) -> dict[str, str]:
     known = Manifest.read(manifest)
-    return {path: one.sha256 for path, one in known.files.items()} if known else {}
+    return dict(known.files) if known else {}
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:

@@ -6,13 +6,13 @@ become one WheelPlan.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
+from setuptools import find_namespace_packages
 
 from balance_tools.distribution import (
     SETTINGS_NAME,
@@ -45,7 +45,6 @@ OURS = "vllm_balance"
 GUARD = "vllm-balance"
 """The distribution that OURS is, in every wheel."""
 PLUGIN = "vllm_ascend"
-SKIPPED_FOLDERS = frozenset({"__pycache__"})
 
 
 @dataclass(frozen=True)
@@ -136,54 +135,18 @@ class WheelPlan:
 
         Upstream ships folders without an __init__.py too, so each folder counts.
         """
-        folders: list[Path] = []
+        found: list[str] = []
         for package in (*self.target.packages, OURS):
-            folders += package_folders(self.paths.root, package, self.target.excludes)
-        return [".".join(folder.parts) for folder in folders]
-
-
-def package_folders(
-    root: Path, package: str, excludes: tuple[str, ...] = ()
-) -> list[Path]:
-    """The folders of a package that hold a file, relative to `root`, sorted.
-
-    Args:
-        root: The folder that holds the package.
-        package: Its name.
-        excludes: Posix paths below `root` that are left out with all they hold.
-    """
-    if not (root / package).is_dir():
-        raise ToolError(
-            f"{root / package}: expected the sources of the wheel here, found no "
-            "folder; run `make vendor`"
-        )
-    found = []
-    for base, names, files in os.walk(root / package):
-        folder = Path(base).relative_to(root)
-        names[:] = sorted(
-            name
-            for name in names
-            if name not in SKIPPED_FOLDERS
-            and (folder / name).as_posix() not in excludes
-        )
-        if files:
-            found.append(folder)
-    return found
-
-
-def check_our_entry_points(root: Path, entry_points: EntryPoints) -> None:
-    """Refuse an entry point whose module is not there."""
-    for group, entries in entry_points.items():
-        for name, reference in entries.items():
-            module = root.joinpath(*reference.partition(":")[0].split("."))
-            if (
-                not (module / "__init__.py").is_file()
-                and not module.with_suffix(".py").is_file()
-            ):
-                raise ToolError(
-                    f"{module}: expected the module of entry point {name!r} in "
-                    f"{group}, found none; restore it, or fix {SETTINGS_NAME}"
-                )
+            below = find_namespace_packages(str(self.paths.root / package))
+            found += [package, *(f"{package}.{name}" for name in below)]
+        excludes = {path.replace("/", ".") for path in self.target.excludes}
+        folders = (name.split(".") for name in found)
+        return [
+            ".".join(parts)
+            for parts in folders
+            if "__pycache__" not in parts
+            and not excludes & {".".join(parts[:n]) for n in range(1, 1 + len(parts))}
+        ]
 
 
 def check_pair(lock: Lock) -> None:
@@ -208,8 +171,6 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
     target = settings.targets[choice.target]
-    for entry_points in (target.entry_points, settings.guard_entry_points):
-        check_our_entry_points(paths.root, entry_points)
     if PLUGIN in target.packages:
         check_pair(lock)
     check_trees(paths, lock, target.packages)
@@ -234,7 +195,7 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         target=target,
         lock=lock,
         upstreams=upstreams,
-        requirements=tuple(reconcile(wanted, target.policy)),
+        requirements=tuple(reconcile(wanted, target.drops, target.overrides)),
         licences=licence_files(paths.root, pristine),
         kernels=stage_of(paths, lock, choice, target.device_type),
     )

@@ -7,7 +7,7 @@ distribution.toml says which side wins and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from balance_tools.distribution import SETTINGS_NAME, RequirementPolicy
+from balance_tools.distribution import SETTINGS_NAME
 from balance_tools.errors import ToolError
 
 REQUIREMENT_FILES = {
@@ -63,36 +63,39 @@ def parse_requirement(line: str, source: str) -> Wanted:
         ) from error
 
 
-def reconcile(wanted: Iterable[Wanted], policy: RequirementPolicy) -> list[str]:
-    """The one list, sorted, a line for each package and environment marker."""
+def reconcile(
+    wanted: Iterable[Wanted], drops: Iterable[str], overrides: Mapping[str, str]
+) -> list[str]:
+    """The one list, sorted, a line for each package and environment marker.
+
+    Raises:
+        ToolError: two upstreams contradict each other, or a drop or an override of
+            distribution.toml is not needed.
+    """
     groups: dict[str, list[Wanted]] = {}
     for want in wanted:
         groups.setdefault(want.name, []).append(want)
-    for name in policy.drops:
-        if groups.pop(canonicalize_name(name), None) is None:
-            raise ToolError(
-                f"{SETTINGS_NAME}: the dropped requirement {name!r} is expected in a "
-                "list of an upstream, found in none; remove that entry"
-            )
-    chosen = {str(canonicalize_name(entry.name)): entry for entry in policy.overrides}
-    if unknown := sorted(set(chosen) - set(groups)):
+    dropped: set[str] = {canonicalize_name(name) for name in drops}
+    chosen = {str(canonicalize_name(name)): text for name, text in overrides.items()}
+    idle = dropped - groups.keys()
+    idle |= {n for n in chosen if n not in groups or _possible(groups[n])}
+    if idle:
         raise ToolError(
-            f"{SETTINGS_NAME}: the override of {unknown[0]!r} is expected in a list of "
-            "an upstream, found in none; remove that entry"
+            f"{SETTINGS_NAME}: expected the drop or override of {min(idle)!r} to "
+            "change a list of an upstream, found that it does not; remove that entry"
         )
     lines: list[str] = []
     for name, group in sorted(groups.items()):
-        possible = not _joined(group).is_unsatisfiable()
-        if name not in chosen and not possible:
+        if name in dropped:
+            continue
+        if name not in chosen and not _possible(group):
             raise ToolError(_contradiction(name, group))
-        if name in chosen and possible:
-            raise ToolError(
-                f"{SETTINGS_NAME}: the override of {name!r} is expected to settle a "
-                "contradiction, found none; remove that entry"
-            )
-        replacement = chosen[name].specifier if name in chosen else None
-        lines += _merge(group, replacement)
+        lines += _merge(group, chosen.get(name))
     return lines
+
+
+def _possible(group: Sequence[Wanted]) -> bool:
+    return not _joined(group).is_unsatisfiable()
 
 
 def _joined(group: Sequence[Wanted]) -> SpecifierSet:

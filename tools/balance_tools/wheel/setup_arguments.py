@@ -17,9 +17,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
 from balance_tools.wheel.build_record import build_record
-from balance_tools.wheel.dist_info import render_entry_points, write_dist_info
-from balance_tools.wheel.elf import check_elf_files, check_pure, find_elf_files
-from balance_tools.wheel.parts import further_dist_infos
+from balance_tools.wheel.dist_info import (
+    further_dist_infos,
+    render_entry_points,
+    write_dist_info,
+)
 from balance_tools.wheel.plan import OURS, WheelPlan
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
@@ -115,15 +117,12 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
-    """Add the rest to the unpacked wheel, and check and normalise all of it.
+    """Add the rest to the unpacked wheel, and make all modes alike.
 
     Args:
         plan: The wheel.
         wheel_root: The unpacked wheel.
         data_dir: Name of the wheel's `.data` folder.
-
-    Raises:
-        ToolError: a binary does not fit the tag.
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan, wheel_root), encoding="utf-8")
@@ -133,15 +132,7 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
     for info in further_dist_infos(plan):
         write_dist_info(info, wheel_root, library)
-    files = [path for path in wheel_root.rglob("*") if path.is_file()]
-    binaries = find_elf_files(
-        wheel_root, (path.relative_to(wheel_root) for path in files)
-    )
-    if plan.has_plugin:
-        check_elf_files(binaries, plan.choice.python, plan.choice.arch)
-    else:
-        check_pure(binaries)
-    for path in files:
+    for path in filter(Path.is_file, wheel_root.rglob("*")):
         path.chmod(SCRIPT_MODE if is_script(path) else FILE_MODE)
 
 

@@ -14,7 +14,10 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import files_of_ours
 from balance_tools.run import git, listed_by_git, output_of
-from vllm_balance.checkout import ALL_PACKAGES, ARCHIVE_RECORD
+from vllm_balance.fingerprint import ALL_PACKAGES
+
+ARCHIVE_RECORD = "commit.json"
+"""In a source archive: its commit and files."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def _add_server_args(server: argparse._ArgumentGroup) -> None:
         default=AS_SERVED,
         help="as-served: by prompt tokens for the policies of a server, that of vLLM "
         "0.23 for off and for other projects' rules. Or one for all: vLLM's own, by "
-        "version, or a router that does not look at the ranks: skewed draws ranks and "
-        "sticky sessions by Zipf's law.",
+        "version, or a router that does not look at the ranks: skewed draws them by "
+        "Zipf's law.",
     )
     text = "Default: one per rank, as of `vllm serve`."
     server.add_argument("--api-server-count", "-asc", type=int, help=text)

@@ -4,7 +4,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
@@ -108,12 +108,3 @@ def simulate_and_measure(scenario: Scenario, policy: str, seed: int = 0) -> Metr
         scenario.traffic.max_concurrency,
         scenario.cost,
     )
-
-
-def with_shared_prefill(scenario: Scenario) -> Scenario:
-    """The perfect-sharing oracle.
-
-    Every prompt token is spread over all ranks, so that no rank waits for another
-    one's prefill.
-    """
-    return replace(scenario, cost=replace(scenario.cost, phi=1.0))

@@ -7,7 +7,7 @@ own requests at once. Each API server has its own.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
@@ -32,9 +32,18 @@ FIRST = ApiServer()
 class LoadBalancer:
     """Chooses ranks; what it does not look at, it is told in vain."""
 
-    def choose(self, request: SimRequest) -> int:
-        """The rank of the next request."""
+    def best(self) -> int:
+        """The rank for the next request."""
         raise NotImplementedError
+
+    def choose(self, request: SimRequest) -> int:
+        """Sends a request to the best rank."""
+        rank = self.best()
+        self.sent(request, rank)
+        return rank
+
+    def sent(self, request: SimRequest, rank: int) -> None:
+        """A request was sent to a rank."""
 
     def publish(self, counts: Counts) -> None:
         """The coordinator's counts arrived."""
@@ -46,25 +55,7 @@ class LoadBalancer:
         """A request of this front-end ended."""
 
 
-class FrontEndBalancer(LoadBalancer):
-    """A load balancer of a front-end, which counts what it sends."""
-
-    def best(self) -> int:
-        """The rank for the next request."""
-        raise NotImplementedError
-
-    def sent(self, request: SimRequest, rank: int) -> None:
-        """A request was sent to a rank."""
-        raise NotImplementedError
-
-    def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
-        rank = self.best()
-        self.sent(request, rank)
-        return rank
-
-
-class Balancer023(FrontEndBalancer):
+class Balancer023(LoadBalancer):
     """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
 
     With several API servers the scan starts at another rank in each, and each counts
@@ -94,7 +85,7 @@ class Balancer023(FrontEndBalancer):
         self._waiting[rank] += self._server.count
 
 
-class Balancer030(FrontEndBalancer):
+class Balancer030(LoadBalancer):
     """The load balancer of vLLM 0.30 to 0.33.
 
     The least of the greater of own requests in flight times the API servers and
@@ -135,7 +126,7 @@ class Balancer030(FrontEndBalancer):
         self._in_flight[request.rank] -= 1
 
 
-class TokenBalancer(FrontEndBalancer):
+class TokenBalancer(LoadBalancer):
     """Balance scheduling's own: by prompt tokens without a first token."""
 
     def __init__(self, ranks: int, server: ApiServer, slots: int) -> None:
@@ -168,27 +159,20 @@ class BlindBalancer(LoadBalancer):
     def __init__(self, draw: Callable[[], int]) -> None:
         self._draw = draw
 
-    def choose(self, request: SimRequest) -> int:
+    def best(self) -> int:
         """Draws a rank."""
         return self._draw()
 
 
-SESSIONS_PER_RANK = 8
-ROUTERS = ("round-robin", "random", "skewed", "sticky")
-"""Without a look at the ranks: "skewed" draws ranks, "sticky" sessions that stay on one
-rank, both with Zipf weights."""
+ROUTERS = ("round-robin", "skewed")
+"""Without a look at the ranks; "skewed" draws them with Zipf weights."""
 
 
 def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBalancer:
     if name == "round-robin":
         return BlindBalancer(cycle(range(ranks)).__next__)
-    if name == "random":
-        return BlindBalancer(lambda: rng.randrange(ranks))
-    homes: Sequence[int] = range(ranks)
-    if name == "sticky":
-        homes = [rng.randrange(ranks) for _ in range(SESSIONS_PER_RANK * ranks)]
-    weights = list(accumulate((i + 1) ** -skew for i in range(len(homes))))
-    return BlindBalancer(lambda: rng.choices(homes, cum_weights=weights)[0])
+    weights = list(accumulate((i + 1) ** -skew for i in range(ranks)))
+    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
 
 
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}

@@ -3,6 +3,7 @@
 """The command line options that say which requests are sent, and when."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from ..errors import UsageError
@@ -72,14 +73,10 @@ def workload_from(args: argparse.Namespace) -> Workload:
         args.output_len,
         args.dataset_path,
         TimedTrace(
-            args.timed_trace_chunk_hash_size,
-            args.timed_trace_sec_multiplier,
-            args.timed_trace_label_timestamp,
-            args.timed_trace_label_input_length,
-            args.timed_trace_label_output_length,
-            args.timed_trace_label_hash_ids,
-            args.timed_trace_start,
-            args.timed_trace_duration,
+            **{
+                field.name: getattr(args, f"timed_trace_{field.name}")
+                for field in fields(TimedTrace)
+            }
         ),
         args.prefix_share,
         args.num_prefixes,

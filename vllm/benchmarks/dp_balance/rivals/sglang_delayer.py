@@ -6,7 +6,8 @@ While only some ranks can prefill, both hold for at most N passes. While all can
 of 0.5.23 holds as well: as long as the free slots of the fullest rank are fewer than
 the largest of the last prefill batches (slot condition), and if asked to also until the
 longest queue is as long as a share of the running requests (queue trigger). A test
-compares every decision of it with SGLang's own code.
+compares every decision of it with SGLang's own code, whose watermark of the KV cache's
+usage is off: rows do not have the usage.
 """
 
 from collections import deque
@@ -61,8 +62,6 @@ class RankState(NamedTuple):
     """Requests in the queue."""
     slots: int
     """Requests that can run."""
-    usage: float = 1.0
-    """Of the KV cache, as a share."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,6 @@ class DelayerParameters:
     max_delay_passes: int
     queue_min_ratio: float | None = None
     """Of the running requests; None for no queue trigger."""
-    token_usage_low_watermark: float | None = None
-    """Below it nothing is held; None for no watermark. Rows of a server do not have
-    the usage: only `allows` knows it."""
 
 
 class SGLangDelayer0523:
@@ -140,11 +136,6 @@ class SGLangDelayer0523:
     def _negotiate(self, states: Sequence[RankState], now: float) -> bool:
         able = [state.prefillable for state in states]
         if not any(able):
-            return True
-        watermark = self._parameters.token_usage_low_watermark
-        if watermark is not None and any(
-            state.prefillable and state.usage < watermark for state in states
-        ):
             return True
         if all(able):
             if not self._waits_for_more(states, now):
