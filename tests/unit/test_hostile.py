@@ -29,6 +29,10 @@ KEPT = [
     "2:short_answers+closed",
     "237:starved+slow_rank+short_answers",
     "249:attention+kv_full+night+long_prompts",
+    "104:slow_rank+short_answers+closed",
+    "237:bursts+starved+short_answers",
+    "237:first_decode+bursts+starved+slow_rank+short_answers",
+    "50:equal+aborts+first_decode+two_servers+tiny",
     "13:long_prompts+first_decode+0.30+tiny+attention",
 ]
 """Worlds that some policy harmed."""

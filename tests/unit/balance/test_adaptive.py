@@ -17,6 +17,7 @@ def learned(ranks=4, rate=12, **parameters):
     and so many of them per second."""
     policy = Adaptive(AdaptiveParameters(**parameters))
     since, interval = 0.0, 1 / rate
+    policy.decide(snapshot([DECODE] * ranks))
     for _ in range(800):
         prompt = since >= interval
         since += 0.1 - interval if prompt else 0.04
@@ -41,15 +42,35 @@ def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-def test_the_first_decision_needs_a_decode_step_to_be_timed():
+@pytest.mark.parametrize("pending", [0, 1])
+def test_the_first_decode_step_is_not_made_while_any_prompt_waits(pending):
+    """It may be a slow one, and all that wait would meet it."""
     policy = Adaptive(AdaptiveParameters())
-    first = running(0, pending=2, step_time_us=0)
-    start = snapshot([first, IDLE._replace(step_time_us=0)])
-    assert policy.decide(start).reason == "idle"
-    some_decode = snapshot([running(3, pending=2, prefill_tokens=9), DECODE])
-    assert policy.decide(some_decode) == (False, 0, "learn")
-    few_decodes = snapshot([running(1, pending=1, prefill_tokens=9)] * 2)
-    assert policy.decide(few_decodes) == (True, None, "learn")
+    policy.decide(snapshot([running(9)] * 2))
+    row = running(9, pending, prefill_tokens=300, step_time_us=300_000)
+    for _ in range(20):
+        reason = policy.decide(snapshot([row, running(0)])).reason
+    assert (reason == "learn") == bool(pending)
+    assert policy.learned is None, "a guess"
+
+
+def test_a_step_in_which_nobody_decodes_does_not_time_a_decode():
+    policy = Adaptive(AdaptiveParameters())
+    for _ in range(5):
+        policy.decide(snapshot([IDLE] * 2))
+    assert policy.learned is None
+    for _ in range(2):
+        policy.decide(snapshot([DECODE] * 2))
+    assert policy.learned is not None
+
+
+@pytest.mark.parametrize("idle", [0, 2])
+def test_a_rank_that_never_gets_any_request_wastes_nothing(idle):
+    """The prompts of the others are alike: nothing is worth waiting for."""
+    policy = learned(ranks=2)
+    rows = [running(6, pending=1, tokens=MAX_TOKENS)] * 2 + [IDLE] * idle
+    decision = policy.decide(snapshot(rows))
+    assert (decision.admit, decision.prefill_budget) == (True, MAX_TOKENS - 6)
 
 
 def test_what_arrives_before_the_first_step_of_a_wave_waits():

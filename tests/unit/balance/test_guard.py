@@ -4,9 +4,8 @@ import itertools
 import math
 
 import pytest
-from balance.policies.adaptive import Adaptive, AdaptiveParameters
 from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
-from balance.policies.decision import OPEN, Decision
+from balance.policies.decision import Decision
 from balance.policies.guard import Guard
 from balance.policies.hold_bound import HoldBound
 from balance.policies.step_cost import CostLearner, StepCost
@@ -235,13 +234,3 @@ def test_no_rows_end_in_an_exception_or_in_what_is_no_number(name, data, ranks):
         assert decision.prefill_budget is None or decision.prefill_budget >= 0
         if policy.learned:
             assert all(map(math.isfinite, policy.learned.cost))
-
-
-def test_learning_ends_although_every_step_has_a_prefill():
-    """What a KV connector has loaded is prefilled in spite of a hold."""
-    policy = Adaptive(AdaptiveParameters())
-    row = running(6, pending=1, prefill_tokens=1)
-    decisions = [policy.decide(snapshot([row] * 2)) for _ in range(50)]
-    held = [decision for decision in decisions if not decision.admit]
-    assert len(held) == 10
-    assert decisions[-1] == OPEN._replace(reason="learn")

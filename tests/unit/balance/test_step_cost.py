@@ -55,10 +55,15 @@ def test_follows_a_device_that_changes():
     assert learner.cost.own == pytest.approx(0.45, rel=0.1)
 
 
-def test_knows_nothing_before_the_first_step_without_prefill():
+def test_guesses_before_the_first_step_without_prefill():
     learner = CostLearner()
-    learner.observe(1.0, most=0.5, mean=0.5, idle=0.0)
     assert learner.cost is None
+    for seconds in (1.0, 0.6, 0.8):
+        learner.observe(seconds, most=0.5, mean=0.5, idle=0.0)
+    assert (learner.cost.decode, learner.is_sure) == (0.3, False)
+    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    assert learner.cost == (0.04, 0.0, 0.0, 0.0, 0.0)
+    assert learner.is_sure
 
 
 @given(

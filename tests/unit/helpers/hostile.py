@@ -214,7 +214,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     Raises:
         AssertionError: copies disagree, costs are not finite, or it takes too long.
     """
-    requests, leaving = world.requests(), world.leaving()
+    requests, leaving = world.requests(noise), world.leaving()
     limits, ranks = world.limits, world.limits.ranks
     device = Device(world, random.Random(f"device {world.seed} {noise}"))
     copies = None if policy == "off" else Copies(policy)

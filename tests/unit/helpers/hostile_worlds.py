@@ -64,7 +64,8 @@ class World:
     def name(self) -> str:
         return f"{self.seed}:{'+'.join(self.troubles)}"
 
-    def requests(self) -> list[SimRequest]:
+    def requests(self, noise: int = 0) -> list[SimRequest]:
+        """What is sent; with noise, clients that wait for answers begin elsewhere."""
         rng, found, start = random.Random(f"requests {self.seed}"), [], 0.0
         for phase in self.phases:
             prompt, output = (parse_lengths("", text) for text in phase[2:])
@@ -78,7 +79,8 @@ class World:
                 for _ in range(self.limits.ranks if self.equal else 1):
                     found.append(SimRequest(len(found), *lengths))
                     found[-1].due = 0.0 if self.concurrency else due
-        return found
+        begin = random.Random(f"begin {noise}").randrange(max(1, len(found)))
+        return found[begin:] + found[:begin] if self.concurrency and noise else found
 
     def leaving(self) -> dict[int, float]:
         """Of the requests whose clients go away, after how many seconds."""

@@ -15,8 +15,6 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_FIRST_DECODES = 10
-"""Steps that are held, in all, to time one without prefill."""
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
 _SECONDS = 1e-6
@@ -82,13 +80,14 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
-        self._first_decodes = _FIRST_DECODES
+        self._served: set[int] = set()
+        """Ranks that have ever had a request."""
         self.reset()
 
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
-        cost = self._learner.cost
+        cost = self._learner.cost if self._learner.is_sure else None
         return cost and Learned(cost, self._learner.set_backs)
 
     def reset(self) -> None:
@@ -103,6 +102,8 @@ class Adaptive:
         self._learn(snapshot, seconds)
         if len(self._waiting) != ranks:
             self._waiting = [0.0] * ranks
+        loads = zip(snapshot.running, snapshot.waiting, strict=True)
+        self._served.update(rank for rank, load in enumerate(loads) if any(load))
         decision = self._decide(snapshot, seconds)
         if decision.prefill_budget is None:
             self._waiting = [0.0] * ranks
@@ -112,13 +113,15 @@ class Adaptive:
         prefills = snapshot.prefill_tokens
         prefilled = sum(prefills)
         if seconds:  # the first step of a wave has no step time
-            self._learner.observe(seconds, *_shares(prefills, max(snapshot.max_tokens)))
+            if prefilled or self._decodes.before:  # else nobody decoded
+                shares = _shares(prefills, max(snapshot.max_tokens))
+                self._learner.observe(seconds, *shares)
             self._traffic.observe(
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
-        cost = self._learner.cost
+        known = self.learned
         self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
+            sum(snapshot.decoding), prefilled, seconds, known and known.cost.decode
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
@@ -126,8 +129,9 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
-        if cost is None:
-            return self._first_decode(snapshot)
+        # The first step without prefill may be a slow one: not while any prompt waits.
+        if cost is None or (not self._learner.is_sure and any(tokens)):
+            return OPEN._replace(reason="learn")
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
@@ -152,7 +156,7 @@ class Adaptive:
                 for work, waited in zip(tokens, self._waiting, strict=True)
                 if work
             ],
-            ranks=len(tokens),
+            ranks=len(self._served),
             limit=limit,
             max_tokens=max(snapshot.max_tokens),
             cost=cost,
@@ -169,24 +173,10 @@ class Adaptive:
         ]
         return Decision(admit=True, prefill_budget=budget, reason="gain")
 
-    def _first_decode(self, snapshot: Snapshot) -> Decision:
-        """Makes a step without prefill, if none has been timed and some can decode.
-
-        Not for ever: what comes from a KV connector is prefilled in spite of a hold.
-        """
-        some_can = any(
-            active > n
-            for active, n in zip(snapshot.running, snapshot.pending, strict=True)
-        )
-        if some_can and self._first_decodes:
-            self._first_decodes -= 1
-            return _HOLD._replace(reason="learn")
-        return OPEN._replace(reason="learn")
-
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
         """Whether so few requests come that none would join one that waits."""
         size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
-        ranks = len(snapshot.running)
+        ranks = len(self._served)
         price = cost.waste(most=size, mean=size / ranks, idle=1 - 1 / ranks)
         price *= self._decodes.stretch
         requests = sum(snapshot.running) + sum(snapshot.pending)

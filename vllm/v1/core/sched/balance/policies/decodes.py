@@ -18,14 +18,15 @@ class Decodes:
     def __init__(self) -> None:
         self._ended = 0.0
         self._decoded = 0.0
-        self._before: int | None = None
+        self.before: int | None = None
+        """Requests that decode after the last step; None if there was none."""
         self._expected = 0.0
         self._seconds = 0.0
         self._decode_seconds = 0.0
 
     def reset(self) -> None:
         """Forgets the last step; keeps what was learned."""
-        self._before = None
+        self.before = None
 
     @property
     def ending(self) -> float:
@@ -53,18 +54,18 @@ class Decodes:
             seconds: its duration; 0 if it is not known.
             decode: seconds of a step without prefill; None if they are not known.
         """
-        if self._before and not prefilled:
+        if self.before and not prefilled:
             share = self.ending
             # Without prefill nobody joins, so whoever is missing has ended.
-            ended = max(0, self._before - decoding)
+            ended = max(0, self.before - decoding)
             self._ended += ended
-            self._decoded += self._before
-            self._expected = 0.0 if ended else self._expected + self._before * share
+            self._decoded += self.before
+            self._expected = 0.0 if ended else self._expected + self.before * share
             # Answers have become longer if none ends where many should.
             if self._ended > _MEMORY or self._expected > _SURPRISE:
                 self._ended /= 2
                 self._decoded /= 2
-        self._before = decoding
+        self.before = decoding
         if decode is not None and seconds:
             keep = math.exp(-max(self.ending, 1 / _LONGEST))
             self._seconds = self._seconds * keep + seconds

@@ -51,6 +51,8 @@ class StepCost(NamedTuple):
 
 _DECODES = 15
 """Steps without prefill whose median is the decode time."""
+_GUESS = 0.5
+"""What the shortest step counts as a decode step, while only prefills were timed."""
 _DEVIATIONS = (1.0, 30.0, 20.0, 20.0)
 """Prior standard deviations of the states, as multiples of the newest step."""
 _MEMORY = 100
@@ -88,7 +90,7 @@ class CostLearner:
         self.set_backs = 0
         """How often the costs were forgotten because they had changed."""
         self._decodes: deque[float] = deque(maxlen=_DECODES)
-        self._decode: float | None = None
+        self._decode = math.inf
         self._forget()
 
     def _forget(self) -> None:
@@ -100,8 +102,14 @@ class CostLearner:
 
     @property
     def cost(self) -> StepCost | None:
-        """What is known, or None before the first step without prefill."""
-        return None if self._decode is None else StepCost(self._decode, *self._state)
+        """What is known or guessed, or None before the first step with a prefill."""
+        known = self._decode < math.inf
+        return StepCost(self._decode, *self._state) if known else None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a step without prefill was timed; else its time is a guess."""
+        return bool(self._decodes)
 
     def observe(self, seconds: float, most: float, mean: float, idle: float) -> None:
         """Learns from one step.
@@ -112,12 +120,16 @@ class CostLearner:
             mean: the same of the mean rank.
             idle: share of the ranks that have no prompt tokens.
         """
-        # A step with a prefill that is shorter shows as well that decodes are.
-        if most == 0 or (self._decode is not None and seconds < self._decode):
+        if most > 0 and not self.is_sure:
+            self._decode = min(self._decode, _GUESS * seconds)
+        elif most == 0 or seconds < self._decode:
+            if not self.is_sure:
+                self._forget()
+            # A step with a prefill that is shorter shows as well that decodes are.
             self._decodes.append(seconds)
             # The lower one of two: the first step is often a slow one.
             self._decode = sorted(self._decodes)[(len(self._decodes) - 1) // 2]
-        if most > 0 and self._decode is not None:
+        if most > 0:
             self._observe_prefill(seconds, self._decode, (1.0, most, mean, most * idle))
 
     def _observe_prefill(
