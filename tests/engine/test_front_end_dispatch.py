@@ -1,4 +1,5 @@
-"""With balance on, real front-ends send requests by prompt tokens, and forget them."""
+"""With balance on, real front-ends send requests by prompt tokens and prefixes, and
+forget them."""
 
 import asyncio
 import contextlib
@@ -14,13 +15,18 @@ from typing import Any
 import requests
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import (
+    MultiModalFeatureSpec,
+    PlaceholderRange,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import (
     REQUEST_TOKENS,
     Backlog,
     TokenDispatch,
 )
-from vllm.v1.core.sched.balance.front_end import BalanceDispatch
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -38,17 +44,18 @@ def device(step_seconds: float) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def engine(
-    model: Path, step_seconds: float, policy: str = "adaptive"
+    model: Path, step_seconds: float, policy: str = "adaptive", **options: Any
 ) -> AsyncIterator[AsyncLLM]:
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
         data_parallel_balance=policy,
         max_num_seqs=SLOTS,
-        max_model_len=256,
+        max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
         additional_config=device(step_seconds),
+        **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
     try:
@@ -66,7 +73,7 @@ async def stream(one: StreamingInput, times: int) -> AsyncIterator[StreamingInpu
 async def ask(
     asked: AsyncLLM,
     name: str,
-    prompt: int,
+    prompt: int | list[int],
     output: int,
     rank: int | None = None,
     inputs: int = 1,
@@ -76,7 +83,8 @@ async def ask(
     parameters = SamplingParams(
         max_tokens=output, ignore_eos=True, detokenize=False, **sampling
     )
-    prompts: Any = {"prompt_token_ids": [7] * prompt}
+    tokens_asked = [7] * prompt if isinstance(prompt, int) else prompt
+    prompts: Any = {"prompt_token_ids": tokens_asked}
     if inputs > 1:
         prompts = stream(StreamingInput(prompts), inputs)
     tokens = 0
@@ -140,6 +148,131 @@ def test_requests_go_by_prompt_tokens_and_pins_are_kept(moe_model: Path) -> None
     assert expected != by_requests, "the case does not tell rules apart"
 
 
+def held(dispatch: TokenDispatch) -> list[int]:
+    """Chunks of 512 tokens that each rank is believed to have."""
+    return [memory.held() // 512 for memory in dispatch.memories]
+
+
+def grown(session: int, turn: int) -> list[int]:
+    """The prompt of a session, which contains that of the turn before."""
+    return [3 + session] * (1100 + 100 * turn)
+
+
+def test_a_prompt_goes_where_its_prefix_is(moe_model: Path) -> None:
+    """So also after a pin, and until the ranks say that they have it no longer."""
+    homes = {0: 2, 1: 0, 2: 1}
+
+    async def serve() -> None:
+        async with engine(moe_model, step_seconds=0.01, block_size=16) as asked:
+            client: Any = asked.engine_core
+            chosen, dispatch = ranks_chosen(asked), client.balance_dispatch.dispatch
+            blocks = asked.vllm_config.cache_config.num_gpu_blocks // RANKS
+            assert {memory._most for memory in dispatch.memories} == {blocks // 32}
+            for session, home in homes.items():
+                await ask(asked, f"{session} first", grown(session, 0), 2, rank=home)
+            for turn in (1, 2):
+                for session in (1, 0, 2):
+                    name = f"{session} {turn}"
+                    await ask(asked, name, grown(session, turn), 2)
+            assert chosen[3:] == [0, 2, 1] * 2
+            assert held(dispatch) == [2] * RANKS
+            other = [3] * 600 + [9] * 600
+            await ask(asked, "other", other, 2)
+            assert chosen[-1] == homes[0]
+            assert held(dispatch) == [2, 2, 3]
+            assert await asked.reset_prefix_cache()
+            await ask(asked, "after", grown(0, 3), 2)
+            assert held(dispatch) == [2, 2, 2]
+            await ask(asked, "other again", other, 2)
+            assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
+
+    asyncio.run(serve())
+
+
+def test_without_prefix_caching_requests_go_by_prompt_tokens(moe_model: Path) -> None:
+    async def serve() -> list[int]:
+        options = {"enable_prefix_caching": False}
+        async with engine(moe_model, step_seconds=0.01, **options) as asked:
+            chosen = ranks_chosen(asked)
+            await ask(asked, "pinned", grown(0, 0), 2, rank=2)
+            for turn in (1, 2):
+                await ask(asked, f"{turn}", grown(0, turn), 2)
+            return chosen
+
+    assert asyncio.run(serve()) == [2, 0, 0]
+
+
+def made(**fields: Any) -> EngineCoreRequest:
+    """A request with a prompt of two chunks and a little."""
+    given = {
+        "request_id": "one",
+        "prompt_token_ids": list(range(1100)),
+        "mm_features": None,
+        "sampling_params": SamplingParams(),
+        "pooling_params": None,
+        "arrival_time": 0.0,
+        "lora_request": None,
+        "cache_salt": None,
+        "data_parallel_rank": None,
+    }
+    return EngineCoreRequest(**given | fields)
+
+
+def hashed(**fields: Any) -> list[Any]:
+    return list(PromptHasher("sha256", 16).keys(made(**fields)))
+
+
+def image(name: str, offset: int) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(
+        data=None,
+        modality="image",
+        identifier=name,
+        mm_position=PlaceholderRange(offset=offset, length=30),
+    )
+
+
+def test_what_makes_another_kv_cache_makes_another_key() -> None:
+    plain = hashed()
+    assert len(plain) == 2
+    assert hashed() == hashed(request_id="two", prompt_token_ids=list(range(1400)))
+    lora = LoRARequest("adapter", 1, "/adapter")
+    others = [
+        hashed(cache_salt="mine"),
+        hashed(cache_salt="yours"),
+        hashed(lora_request=lora),
+        hashed(mm_features=[image("cat", 40)]),
+        hashed(mm_features=[image("dog", 40)]),
+        hashed(mm_features=[image("dog", 41)]),
+    ]
+    for place in (0, 1):
+        assert len({keys[place] for keys in (plain, *others)}) == 1 + len(others)
+    late = hashed(mm_features=[image("cat", 600)])
+    assert (late[0], late[1] != plain[1]) == (plain[0], True)
+    across = [hashed(mm_features=[image(name, 500)])[1] for name in ("cat", "dog")]
+    assert across[0] != across[1]
+    uncached = SamplingParams(prompt_logprobs=1)
+    assert hashed(sampling_params=uncached) == []
+    assert hashed(prompt_token_ids=list(range(511))) == []
+    assert hashed(prompt_token_ids=None) == []
+
+
+def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
+    dispatch = BalanceDispatch(
+        TokenDispatch(2, SLOTS, 1, 0, 100, 512), PromptHasher("sha256", 16)
+    )
+
+    def send(name: str, tokens: list[int]) -> int | None:
+        request = made(request_id=name, prompt_token_ids=tokens)
+        dispatch.pin(request, [[0, 0], [0, 0]], 2)
+        dispatch.sent(request)
+        return request.data_parallel_rank
+
+    assert send("one", [5] * 600) == 0
+    assert send("other", [4] * 600) == 1
+    assert send("other", [6] * 600) == 1
+    assert held(dispatch.dispatch) == [1, 1]
+
+
 def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, for several answers, or send more input."""
@@ -150,11 +283,12 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
             dispatch = asked.engine_core.balance_dispatch.dispatch
 
             async def client(number: int) -> None:
-                prompt, output = rng.randint(4, 200), rng.randint(1, 30)
+                tokens = [3 + number % 50] * rng.choice((4, 20, 50, 600))
+                output = rng.randint(1, 30)
                 odd = rng.choice(
                     ({}, {}, {"n": 2}, {"stop_token_ids": [2**64]}, {"inputs": 3})
                 )
-                request = ask(asked, f"{number}", prompt // 4, output, **odd)
+                request = ask(asked, f"{number}", tokens, output, **odd)
                 with contextlib.suppress(TimeoutError, EngineGenerateError):
                     await asyncio.wait_for(request, rng.choice((0.01, 0.1, 0.5, 60)))
 
@@ -172,6 +306,9 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
                 await asyncio.sleep(0.05)
             assert dispatch.own == [Backlog()] * RANKS
             assert not dispatch._requests
+            assert any(held(dispatch))
+            assert max(held(dispatch)) <= 50
+            assert not any(memory._computing for memory in dispatch.memories)
 
     asyncio.run(serve())
 
@@ -225,16 +362,9 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
     vars(client).update(later, balance_dispatch=dispatch)
 
     def send(name: str, rank: int | None = None) -> bytes:
-        request = EngineCoreRequest(
-            request_id=name,
-            prompt_token_ids=[5] * 10,
-            mm_features=None,
-            sampling_params=SamplingParams(),
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=rank,
+        tokens = [5] * 10
+        request = made(
+            request_id=name, prompt_token_ids=tokens, data_parallel_rank=rank
         )
         engine = client.get_core_engine_for_request(request)
         dispatch.sent(request)

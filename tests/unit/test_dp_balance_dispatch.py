@@ -1,7 +1,9 @@
 """Load balancers, and when they learn what."""
 
 import itertools
+import json
 import random
+from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
@@ -10,7 +12,13 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     LoadBalancer,
     make_load_balancers,
 )
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
+from vllm.benchmarks.dp_balance.requests.workload import Workload
+from vllm.benchmarks.dp_balance.scenario import Scenario, simulate
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 
 def request(index: int = 0, server: int = 0) -> SimRequest:
@@ -110,3 +118,59 @@ def test_short_steps_publish_every_100_ms_what_is_one_step_old() -> None:
     assert 0.0999 <= min(gaps) <= max(gaps) <= 0.13
     ages = [found.time / 0.03 - found.counts[0].waiting for found in seen[2:]]
     assert 0.9 <= min(ages) <= max(ages) <= 2.1, "in steps"
+
+
+def sessions(folder: Path, shares: bool) -> Workload:
+    """A trace of 12 sessions whose prompts grow, in blocks of 64 tokens."""
+    rows = []
+    for turn in range(8):
+        for session in range(12):
+            blocks = 64 + 16 * turn
+            row = {
+                "timestamp": 5000 * turn + 40 * ((5 * session + turn) % 12),
+                "input_length": 64 * blocks,
+                "output_length": 5,
+            }
+            hash_ids = [1000 * session + block for block in range(blocks)]
+            rows.append(row | ({"hash_ids": hash_ids} if shares else {}))
+    rows.sort(key=lambda row: row["timestamp"])
+    path = folder / f"{shares}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    timed = TimedTrace(chunk_hash_size=64, sec_multiplier=1e-3)
+    return Workload(len(rows), trace=path, timed_trace=timed)
+
+
+def computed(
+    workload: Workload, load_balancer: str, **limits: int
+) -> tuple[int, float]:
+    """Prompt tokens that were computed, and when the last request ended."""
+    scenario = Scenario(
+        RankLimits(4, 8, 2048, **limits),
+        PRESETS["a3-dp4-tp4"],
+        workload,
+        ClientTraffic(self_timed=True),
+        load_balancer=load_balancer,
+    )
+    tokens: list[int] = []
+    done = simulate(
+        scenario,
+        "adaptive",
+        on_step=lambda step: tokens.append(sum(step.loads.prefill)),
+    )
+    return sum(tokens), max(request.done for request in done.requests)
+
+
+def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
+    """Also where KV caches hold a third of it all; and that is what is served."""
+    workload = sessions(tmp_path, shares=True)
+    for limits in ({}, {"kv_blocks": 1500}):
+        by_tokens, _ = computed(workload, "tokens", **limits)
+        by_prefixes, _ = computed(workload, "prefix-aware", **limits)
+        assert by_prefixes < 0.6 * by_tokens
+    served = computed(workload, "as-served", **limits)
+    assert served == computed(workload, "prefix-aware", **limits)
+
+
+def test_without_shared_prefixes_requests_go_by_tokens(tmp_path: Path) -> None:
+    workload = sessions(tmp_path, shares=False)
+    assert computed(workload, "prefix-aware") == computed(workload, "tokens")

@@ -1,11 +1,14 @@
-"""Dispatch by prompt tokens: which rank, and what is left of it afterwards."""
+"""Dispatch by tokens and prefixes: which rank, and what is left of it afterwards."""
 
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
 from vllm.v1.core.sched.balance.dispatch import (
+    CROWDED,
+    MISSING_WEIGHT,
     QUEUE_SAMPLE,
     REQUEST_TOKENS,
     Backlog,
@@ -113,23 +116,176 @@ def test_what_goes_to_a_rank_that_was_not_heard_of_yet_is_not_counted() -> None:
     assert dispatch.own == [Backlog()] * 3
 
 
-def test_random_operations_leave_no_count_behind() -> None:
+CHUNK = 100
+
+
+def with_prefixes(
+    ranks: int = 2, slots: int = 8, chunks: int = 10_000, servers: int = 1
+) -> TokenDispatch:
+    return TokenDispatch(ranks, slots, servers, 0, chunks, CHUNK)
+
+
+def send_text(
+    dispatch: TokenDispatch, request: int, text: str, pin: int | None = None
+) -> int:
+    """A prompt of so many words, a chunk each."""
+    keys = list(accumulate(text.split(), "{} {}".format))
+    rank = dispatch.choose(keys) if pin is None else pin
+    dispatch.sent(request, rank, CHUNK * len(keys), keys)
+    return rank
+
+
+def session(number: int, words: int, shared: int = 0) -> str:
+    return " ".join(
+        f"shared{word}" if word < shared else f"{number}-{word}"
+        for word in range(words)
+    )
+
+
+def test_a_session_stays_where_its_prefix_is() -> None:
+    dispatch = with_prefixes(ranks=4)
+    homes = []
+    for turn in range(1, 9):
+        ranks = []
+        for number in range(4):
+            request = 10 * turn + number
+            ranks.append(send_text(dispatch, request, session(number, 20 * turn)))
+            dispatch.first_token(request, CHUNK * 20 * (turn - 1))
+        for number in (3, 0, 2, 1):  # they end in another order
+            dispatch.ended(10 * turn + number)
+        homes.append(ranks)
+    assert homes == [[0, 1, 2, 3]] * 8
+
+
+def test_only_tokens_that_must_be_computed_wait() -> None:
+    dispatch = with_prefixes()
+    send_text(dispatch, 0, session(0, 50))
+    dispatch.first_token(0)
+    send_text(dispatch, 1, session(0, 52), pin=0)
+    assert dispatch.own[0] == Backlog(2 * CHUNK, 2)
+    dispatch.first_token(1)
+    send_text(dispatch, 2, session(0, 52), pin=0)
+    assert dispatch.own[0] == Backlog(1, 3), "the last is always computed"
+
+
+def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
+    dispatch = with_prefixes()
+    send_text(dispatch, 0, session(0, 10), pin=0)
+    dispatch.first_token(0)
+    worth = int(MISSING_WEIGHT * (1 - CROWDED) * 10 * CHUNK)
+    dispatch.sent(1, 0, worth - 2 * REQUEST_TOKENS - 1)  # what others wait for there
+    assert send_text(dispatch, 2, session(0, 10)) == 0
+    dispatch.ended(2)
+    dispatch.sent(3, 0, 2)
+    assert send_text(dispatch, 4, session(0, 10)) == 1
+
+
+def test_who_shares_a_beginning_does_not_crowd_on_one_rank() -> None:
+    """Even if they come one after the other, while nothing waits anywhere."""
+    dispatch = with_prefixes(ranks=4)
+    homes: dict[int, list[int]] = {}
+    for turn in range(4):
+        for number in range(16):
+            request = 100 * turn + number
+            text = session(number, 150 + 100 * turn, shared=20)
+            homes.setdefault(send_text(dispatch, request, text), []).append(number)
+            dispatch.first_token(request)
+            dispatch.ended(request)
+    assert all(2 <= len(set(each)) <= 6 for each in homes.values()), homes
+    assert sum(len(set(each)) for each in homes.values()) == 16, "nobody has moved"
+
+
+def test_a_rank_without_a_free_slot_gets_no_prefix() -> None:
+    dispatch = with_prefixes(slots=1)
+    assert send_text(dispatch, 0, session(0, 500)) == 0
+    assert send_text(dispatch, 1, session(0, 500)) == 1
+
+
+def test_pins_teach_where_a_prefix_is() -> None:
+    dispatch = with_prefixes(ranks=3)
+    send_text(dispatch, 0, session(0, 9), pin=2)
+    dispatch.ended(0)
+    assert send_text(dispatch, 1, session(0, 9)) == 0, "it ended without a first token"
+    dispatch.ended(1)
+    send_text(dispatch, 2, session(0, 9), pin=2)
+    dispatch.first_token(2)
+    dispatch.ended(2)
+    assert send_text(dispatch, 3, session(0, 9)) == 2
+
+
+def test_a_rank_that_comes_back_has_nothing() -> None:
+    dispatch = with_prefixes()
+    send_text(dispatch, 0, session(0, 9), pin=1)
+    dispatch.first_token(0)
+    dispatch.ended(0)
+    for ranks in (1, 2):
+        dispatch.publish([(0, 0)] * ranks)
+    assert send_text(dispatch, 1, session(0, 9)) == 0
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(
+    hostile: bool,
+) -> None:
+    """Sessions share a beginning; hostile clients ask for it again and again on one
+    rank, with ends of their own, and give up or not. No request waits behind more than
+    its prefix is worth, and none in a queue while another rank has a free slot."""
+    rng = random.Random(5)
+    ranks, slots, shared = 4, 16, 150
+    dispatch = with_prefixes(ranks, slots, chunks=2000)
+    sent: list[int] = []
+    used = [0] * ranks
+    for request in range(1000):
+        if hostile and rng.random() < 0.5:
+            send_text(dispatch, request, session(-request, 160, shared), pin=0)
+        else:
+            before = list(dispatch.own)
+            rank = send_text(dispatch, request, session(request % 40, 170, shared))
+            used[rank] += 1
+            load, least = before[rank], min(before, key=lambda own: own.prompt_tokens)
+            worth = MISSING_WEIGHT * 170 * CHUNK
+            room = any(own.requests < slots for own in before)
+            assert not room or load.requests < slots
+            if room and least.requests < slots:
+                assert (
+                    load.prompt_tokens + REQUEST_TOKENS * load.requests
+                    <= least.prompt_tokens + REQUEST_TOKENS * least.requests + worth
+                )
+        sent.append(request)
+        while len(sent) > 60:
+            ended = sent.pop(rng.randrange(len(sent)))
+            if rng.random() < 0.9:
+                dispatch.first_token(ended)
+            dispatch.ended(ended)
+    assert min(used[1:]) > 0.1 * sum(used), used
+    if hostile:
+        assert used[0] < min(used[1:]), used
+    else:
+        assert min(used) > 0.2 * sum(used), used
+
+
+def test_random_operations_leave_no_count_and_no_belief_behind() -> None:
     """Requests that are sent, or fail before; more input, first tokens, ends; ranks
-    that come and go; answers that come twice, late, or of requests that never were."""
+    that come and go; answers that come twice, late, or of requests that never were;
+    beginnings of prompts that were cached, or not, whatever was believed."""
     rng = random.Random(1)
-    dispatch = TokenDispatch(4, slots=4, servers=3)
+    dispatch = with_prefixes(4, slots=4, chunks=50, servers=3)
     sent: dict[int, tuple[int, int]] = {}
     most = 0
     for request in range(10_000):
-        rank = dispatch.choose()
+        text = [rng.choice("ab") for _ in range(rng.randrange(9))]
+        keys = list(accumulate(text))
+        rank = dispatch.choose(keys)
         assert 0 <= rank < len(dispatch.own)
         if rng.random() < 0.7:  # else it is never sent
-            sent[request] = rank, rng.randrange(5000)
-            dispatch.sent(request, *sent[request])
+            tokens = CHUNK * len(keys) + rng.randrange(CHUNK)
+            left = tokens - dispatch.memories[rank].found(keys)
+            sent[request] = rank, max(1, left) if keys else tokens
+            dispatch.sent(request, rank, tokens, keys)
         event, chosen = rng.random(), rng.choice([*sent, -1, request - 1])
         if event < 0.3 and chosen in sent:
             sent[chosen] = sent[chosen][0], 0
-            dispatch.first_token(chosen)
+            dispatch.first_token(chosen, rng.choice((None, 0, rng.randrange(900))))
         elif event < 0.4 and chosen in sent:  # more input
             sent[chosen] = sent[chosen][0], 50
             dispatch.sent(chosen, *sent[chosen])
@@ -145,11 +301,14 @@ def test_random_operations_leave_no_count_behind() -> None:
         for rank, own in enumerate(dispatch.own):
             prompts = [tokens for to, tokens in sent.values() if to == rank]
             assert own == Backlog(sum(prompts), len(prompts))
+            assert dispatch.memories[rank].held() <= 50 * CHUNK
+        assert len(dispatch.memories) == len(dispatch.own)
     assert most > 20
     for request in sent:
         dispatch.ended(request)
     assert set(dispatch.own) == {Backlog()}
     assert not dispatch._requests
+    assert not any(memory._computing for memory in dispatch.memories)
 
 
 @pytest.mark.parametrize(

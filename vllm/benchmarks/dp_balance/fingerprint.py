@@ -15,7 +15,8 @@ _BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
 def sources() -> list[Path]:
     """The files of balance scheduling that a simulation imports."""
     policies = sorted((_BALANCE / "policies").glob("*.py"))
-    return [*policies, _BALANCE / "dispatch.py", _BALANCE / "measure" / "ages.py"]
+    others = ("dispatch.py", "prefix_memory.py", "measure/ages.py")
+    return [*policies, *(_BALANCE / name for name in others)]
 
 
 def policies_fingerprint() -> str:

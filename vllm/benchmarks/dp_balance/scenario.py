@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancers import BY_TOKENS, load_balancer_of, make_load_balancers
+from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
@@ -83,6 +83,7 @@ def simulate(
         scenario.skew,
         scenario.frontend.api_servers,
         scenario.limits.max_num_seqs,
+        scenario.limits.kv_blocks,
     )
     controller = make_controller(policy)
     return run(
@@ -90,7 +91,7 @@ def simulate(
         controller,
         requests,
         scenario.traffic,
-        Dispatcher(ranks, load_balancers, load_balancer == BY_TOKENS),
+        Dispatcher(ranks, load_balancers, load_balancer in OWN),
         scenario.cost,
         rng,
         frontend=scenario.frontend,

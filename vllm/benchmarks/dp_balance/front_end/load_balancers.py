@@ -7,13 +7,17 @@ own requests at once. Each API server has its own.
 """
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 
 from ..errors import UsageError
+from ..rank.kv_cache import Chunks
+from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
 from .coordinator import Counts, RankCounts
 
@@ -129,8 +133,8 @@ class Balancer030(LoadBalancer):
 class TokenBalancer(LoadBalancer):
     """Balance scheduling's own: by prompt tokens without a first token."""
 
-    def __init__(self, ranks: int, server: ApiServer, slots: int) -> None:
-        self._dispatch = TokenDispatch(ranks, slots, server.count, server.index)
+    def __init__(self, ranks: int, server: ApiServer, slots: int, *cache: int) -> None:
+        self._dispatch = TokenDispatch(ranks, slots, server.count, server.index, *cache)
 
     def publish(self, counts: Counts) -> None:
         """Takes tokens and requests of all API servers."""
@@ -151,6 +155,37 @@ class TokenBalancer(LoadBalancer):
     def finished(self, request: SimRequest) -> None:
         """It no longer counts."""
         self._dispatch.ended(request.index)
+
+
+class PrefixAwareBalancer(TokenBalancer):
+    """The same with prefix caching: also by the prompt tokens that a rank lacks."""
+
+    def __init__(
+        self, ranks: int, server: ApiServer, slots: int, kv_blocks: int | None
+    ) -> None:
+        self._chunk = chunk_tokens(BLOCK_SIZE)
+        blocks = sys.maxsize if kv_blocks is None else kv_blocks
+        cache = blocks * BLOCK_SIZE // self._chunk, self._chunk
+        super().__init__(ranks, server, slots, *cache)
+        self._chunks = Chunks()
+
+    def choose(self, request: SimRequest) -> int:
+        """Sends a request to the best rank."""
+        keys = self._keys(request)
+        rank = self._dispatch.choose(keys)
+        self._dispatch.sent(request.index, rank, request.prompt_len, keys)
+        return rank
+
+    def _keys(self, request: SimRequest) -> Keys:
+        """Those of the chunks of the front-end, of which those of a trace are parts."""
+        numbers, size = self._chunks.of(request), request.chunk_size
+        whole = min(request.prompt_len, len(numbers) * size) // self._chunk
+        ends = range(self._chunk, whole * self._chunk + 1, self._chunk)
+        return [(numbers[(end - 1) // size], end) for end in ends]
+
+    def first_token(self, request: SimRequest) -> None:
+        """Its prompt no longer counts, and what was cached of it is known."""
+        self._dispatch.first_token(request.index, request.cached)
 
 
 class BlindBalancer(LoadBalancer):
@@ -177,9 +212,10 @@ def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBala
 
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
-BY_TOKENS = "tokens"
+BY_TOKENS, BY_PREFIXES = OWN = ("tokens", "prefix-aware")
+"""Balance scheduling's own."""
 
-LOAD_BALANCERS = (*_FRONT_ENDS, BY_TOKENS, *ROUTERS)
+LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, *ROUTERS)
 
 AS_SERVED = "as-served"
 
@@ -187,11 +223,12 @@ AS_SERVED = "as-served"
 def load_balancer_of(name: str, balance_on: bool) -> str:
     """The load balancer of that name, one of `LOAD_BALANCERS` or `AS_SERVED`.
 
-    As served it is by tokens with balance on, else that of vLLM 0.23.
+    As served it is aware of prefixes with balance on, which is by tokens where no
+    prompts share them, else that of vLLM 0.23.
     """
     if name != AS_SERVED:
         return name
-    return BY_TOKENS if balance_on else "0.23"
+    return BY_PREFIXES if balance_on else "0.23"
 
 
 def make_load_balancers(
@@ -201,6 +238,7 @@ def make_load_balancers(
     skew: float = 0.5,
     api_servers: int = 1,
     slots: int = 1,
+    kv_blocks: int | None = None,
 ) -> list[LoadBalancer]:
     """The load balancer of that name, one for each API server.
 
@@ -211,6 +249,7 @@ def make_load_balancers(
         skew: exponent of the Zipf weights; 0 is uniform.
         api_servers: how many there are; a router is one for all of them.
         slots: requests that a rank runs at once.
+        kv_blocks: in the KV cache of a rank; None if it never fills.
 
     Raises:
         UsageError: there is none of that name.
@@ -226,4 +265,8 @@ def make_load_balancers(
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]
+    if name == BY_PREFIXES:
+        return [
+            PrefixAwareBalancer(ranks, server, slots, kv_blocks) for server in servers
+        ]
     return [_FRONT_ENDS[name](ranks, server) for server in servers]

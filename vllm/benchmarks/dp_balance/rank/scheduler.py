@@ -234,6 +234,8 @@ class Scheduler:
             work = waiting[0]
             if not self._blocks.start(work):
                 break
+            if work.request.cached is None:
+                work.request.cached = work.num_computed_tokens
             left = work.num_tokens - work.num_computed_tokens
             tokens = min(left, budget, allowed)
             self._running.append(waiting.popleft())

@@ -19,6 +19,8 @@ class SimRequest:
     """Of the first chunks of the prompt: equal beginnings are shared."""
     chunk_size: int = 16
     """Tokens in a chunk."""
+    cached: int | None = None
+    """Tokens of the prompt that its rank had when it was started."""
     rank: int = -1
     server: int = 0
     """Number of the API server that handles it."""

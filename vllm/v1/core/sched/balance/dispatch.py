@@ -6,10 +6,25 @@ Pure Python: no torch, no vllm import.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from .prefix_memory import Keys, PrefixMemory, SentPrefix
 
 REQUEST_TOKENS = 150
 """A request in flight counts like so many prompt tokens that wait for prefill."""
+
+MISSING_WEIGHT = 4
+"""A prompt token that a rank would have to compute of the request itself counts like so
+many that wait there: all ranks wait for it, and both KV caches keep it."""
+
+CROWDED = 0.05
+"""For each token that a KV cache holds and the emptiest does not, a prefix in it saves
+so many tokens less: whoever sent the others comes back, and who only shares a beginning
+with them need not crowd there."""
+
+_FULL = 1 << 60
+"""More than any load: a rank without a free slot."""
 
 
 class Backlog(NamedTuple):
@@ -38,23 +53,35 @@ def queued_tokens(sample: Sequence[int], waiting: int) -> int:
     return round(sum(sample) * waiting / len(sample))
 
 
-class _Sent(NamedTuple):
+@dataclass(slots=True)
+class _Sent:
     rank: int
     prompt_tokens: int
-    """0 once the first token has come."""
+    """To compute; 0 once the first token has come."""
+    prefix: SentPrefix | None
+    """None once the first token has come."""
 
 
 class TokenDispatch:
     """Sends each request to the rank that has least to do.
 
     A rank with a free slot comes before one without; then the least prompt tokens
-    without a first token, plus `REQUEST_TOKENS` for every request in flight. A
+    without a first token, plus `REQUEST_TOKENS` for every request in flight, plus
+    `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache (more
+    exactly: less for each that is, as far as the cache is not `CROWDED`). A
     front-end knows this of its own requests at once. Where there are several, it also
-    takes what the ranks publish of all requests, and believes the greater of the two.
+    takes what the ranks publish of all requests, and believes the greater of the two;
+    prefixes each knows of its own requests only.
     """
 
     def __init__(
-        self, ranks: int, slots: int, servers: int = 1, server: int = 0
+        self,
+        ranks: int,
+        slots: int,
+        servers: int = 1,
+        server: int = 0,
+        cached_chunks: int = 0,
+        chunk_tokens: int = 1,
     ) -> None:
         """Starts without requests.
 
@@ -63,14 +90,30 @@ class TokenDispatch:
             slots: requests that a rank runs at once.
             servers: front-ends that send requests to these ranks.
             server: number of this one; of equal ranks, each prefers another.
+            cached_chunks: of prompts, that the KV cache of a rank holds; 0 without
+                prefix caching.
+            chunk_tokens: prompt tokens of a chunk.
         """
         self._slots = slots
         self._servers = servers
-        self._first = ranks * server // servers
+        first = ranks * server // servers
+        self._scan = [*range(first, ranks), *range(first)]
         self._requests: dict[Hashable, _Sent] = {}
-        self.own = [Backlog()] * ranks
+        # Of each rank what this front-end has sent and is not done, in two lists,
+        # because it changes with every request.
+        self._tokens, self._counts = [0] * ranks, [0] * ranks
+        self._told = [Backlog()] * ranks
+        self._cache = cached_chunks, chunk_tokens
+        self.memories = self._empty(ranks)
+        """What is believed to be in the KV cache of each rank."""
+
+    def _empty(self, ranks: int) -> list[PrefixMemory]:
+        return [PrefixMemory(*self._cache) for _ in range(ranks)]
+
+    @property
+    def own(self) -> list[Backlog]:
         """What this front-end has sent to each rank and is not done."""
-        self._published = [Backlog()] * ranks
+        return list(map(Backlog, self._tokens, self._counts))
 
     def publish(self, backlogs: Sequence[tuple[int, int]]) -> None:
         """Takes what the ranks publish: fields of `Backlog`, of all front-ends.
@@ -78,64 +121,95 @@ class TokenDispatch:
         Their number may have changed since the last time: requests of ranks that are
         gone are forgotten.
         """
-        self._published = [Backlog(*backlog) for backlog in backlogs]
-        ranks = len(self._published)
+        self._told = [Backlog(*backlog) for backlog in backlogs]
+        ranks = len(self._told)
         for request, sent in list(self._requests.items()):
             if sent.rank >= ranks:
                 self.ended(request)
-        new = ranks - len(self.own)
-        self.own = self.own[:ranks] + [Backlog()] * new
+        new = ranks - len(self._tokens)
+        if new:
+            self._tokens = self._tokens[:ranks] + [0] * new
+            self._counts = self._counts[:ranks] + [0] * new
+            self.memories = self.memories[:ranks] + self._empty(new)
+            self._scan = [each for each in self._scan if each < ranks]
+            self._scan += range(ranks - max(new, 0), ranks)
 
-    def choose(self) -> int:
-        """The rank for the next request."""
-        ranks = len(self.own)
-        scan = [(self._first + i) % ranks for i in range(ranks)]
-        return min(scan, key=self._load)
-
-    def _load(self, rank: int) -> tuple[bool, int]:
-        tokens, requests = self.own[rank]
+    def choose(self, keys: Keys = ()) -> int:
+        """The rank for the next request, whose prompt has these keys."""
+        tokens, counts = self._tokens, self._counts
         if self._servers > 1:
-            published = self._published[rank]
-            tokens = max(tokens, published.prompt_tokens)
-            requests = max(requests, published.requests)
-        return requests >= self._slots, tokens + REQUEST_TOKENS * requests
+            tokens = [*map(max, tokens, [told.prompt_tokens for told in self._told])]
+            counts = [*map(max, counts, [told.requests for told in self._told])]
+        loads = [a + REQUEST_TOKENS * b for a, b in zip(tokens, counts, strict=True)]
+        if max(counts) >= self._slots:
+            for rank, count in enumerate(counts):
+                loads[rank] += _FULL * (count >= self._slots)
+        if keys:
+            held = [memory.held() for memory in self.memories]
+            least = min(held)
+            for rank, memory in enumerate(self.memories):
+                saved = memory.found(keys) - int(CROWDED * (held[rank] - least))
+                loads[rank] -= MISSING_WEIGHT * max(0, saved)
+            return min(self._scan, key=lambda rank: (loads[rank], held[rank]))
+        return min(self._scan, key=loads.__getitem__)
 
     def rank_of(self, request: Hashable) -> int | None:
         """Where a request that has not ended was sent."""
         sent = self._requests.get(request)
         return None if sent is None else sent.rank
 
-    def sent(self, request: Hashable, rank: int, prompt_tokens: int) -> None:
+    def sent(
+        self, request: Hashable, rank: int, prompt_tokens: int, keys: Keys = ()
+    ) -> None:
         """A request, or more input of it, goes to a rank.
 
         The other front-ends are taken to send as much as this one. What goes to a rank
         that was not heard of yet is not counted.
-        """
-        self.ended(request)
-        if rank >= len(self.own):
-            return
-        self._requests[request] = _Sent(rank, prompt_tokens)
-        self._add(rank, prompt_tokens, 1)
-        tokens, requests = self._published[rank]
-        self._published[rank] = Backlog(
-            tokens + self._servers * prompt_tokens, requests + self._servers
-        )
 
-    def first_token(self, request: Hashable) -> None:
-        """The request's prompt is computed."""
+        Args:
+            request: its name.
+            rank: where it goes.
+            prompt_tokens: of this input.
+            keys: of its prompt; none for more input, which is no beginning.
+        """
+        if request in self._requests:
+            self.first_token(request)
+            self.ended(request)
+        if rank >= len(self._tokens):
+            return
+        prefix = None
+        if keys:
+            memory = self.memories[rank]
+            prompt_tokens = max(1, prompt_tokens - memory.found(keys))
+            prefix = memory.sent(keys)
+        self._requests[request] = _Sent(rank, prompt_tokens, prefix)
+        self._tokens[rank] += prompt_tokens
+        self._counts[rank] += 1
+        if self._servers > 1:
+            tokens, requests = self._told[rank]
+            self._told[rank] = Backlog(
+                tokens + self._servers * prompt_tokens, requests + self._servers
+            )
+
+    def first_token(self, request: Hashable, cached_tokens: int | None = None) -> None:
+        """The request's prompt is computed.
+
+        Args:
+            request: its name.
+            cached_tokens: of the prompt, that its rank had, if it says so.
+        """
         sent = self._requests.get(request)
         if sent is not None and sent.prompt_tokens:
-            self._add(sent.rank, -sent.prompt_tokens, 0)
-            self._requests[request] = sent._replace(prompt_tokens=0)
+            self._tokens[sent.rank] -= sent.prompt_tokens
+            if sent.prefix is not None:
+                self.memories[sent.rank].computed(sent.prefix, cached_tokens)
+            sent.prompt_tokens, sent.prefix = 0, None
 
     def ended(self, request: Hashable) -> None:
         """The request has ended, however, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
-            self._add(sent.rank, -sent.prompt_tokens, -1)
-
-    def _add(self, rank: int, prompt_tokens: int, requests: int) -> None:
-        own = self.own[rank]
-        self.own[rank] = Backlog(
-            own.prompt_tokens + prompt_tokens, own.requests + requests
-        )
+            self._tokens[sent.rank] -= sent.prompt_tokens
+            self._counts[sent.rank] -= 1
+            if sent.prefix is not None:
+                self.memories[sent.rank].given_up(sent.prefix)

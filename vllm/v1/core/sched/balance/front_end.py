@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Dispatch by prompt tokens in vLLM's own front-end."""
+"""Dispatch by prompt tokens and prefixes in vLLM's own front-end."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+)
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 if TYPE_CHECKING:
@@ -19,14 +26,54 @@ def create_balance_dispatch(
     """The dispatch of a front-end; None unless balance scheduling is on."""
     if vllm_config.parallel_config.data_parallel_balance == "off":
         return None
+    ranks = len(client.core_engines)
+    cache = vllm_config.cache_config
+    hasher, chunks = None, 0
+    if cache.enable_prefix_caching:
+        hasher = PromptHasher(cache.prefix_caching_hash_algo, cache.block_size)
+        # The ready messages have said how many blocks the ranks have, all together.
+        blocks = (cache.num_gpu_blocks or 0) // ranks
+        chunks = blocks * cache.block_size // hasher.chunk_tokens
     return BalanceDispatch(
         TokenDispatch(
-            len(client.core_engines),
+            ranks,
             vllm_config.scheduler_config.max_num_seqs,
             client.client_count,
             client.client_index,
-        )
+            chunks,
+            hasher.chunk_tokens if hasher else 1,
+        ),
+        hasher,
     )
+
+
+class PromptHasher:
+    """Hashes prompts as vLLM hashes blocks, in larger chunks."""
+
+    def __init__(self, algorithm: str, block_size: int) -> None:
+        """Takes `prefix_caching_hash_algo`, and tokens of a block of the KV cache."""
+        self.chunk_tokens = chunk_tokens(block_size)
+        self._hash = get_hash_fn_by_name(algorithm)
+
+    def keys(self, request: EngineCoreRequest) -> Keys:
+        """The keys of a prompt; none of one that reads no cache, or has embeddings."""
+        tokens = request.prompt_token_ids
+        if (
+            tokens is None
+            or len(tokens) < self.chunk_tokens
+            or request.prompt_embeds is not None
+            or getattr(request.params, "skip_reading_prefix_cache", None)
+        ):
+            return ()
+        keys: list[BlockHash] = []
+        key, image = BlockHash(b"prompt"), 0
+        for end in range(self.chunk_tokens, len(tokens) + 1, self.chunk_tokens):
+            start = end - self.chunk_tokens
+            # It looks at nothing that the front-end's request lacks.
+            extra, image = generate_block_hash_extra_keys(request, start, end, image)
+            key = hash_block_tokens(self._hash, key, tokens[start:end], extra)
+            keys.append(key)
+        return keys
 
 
 class BalanceDispatch:
@@ -36,9 +83,14 @@ class BalanceDispatch:
     stays counted of a request that was not sent, or is aborted.
     """
 
-    def __init__(self, dispatch: TokenDispatch) -> None:
-        """Starts without requests."""
+    def __init__(
+        self, dispatch: TokenDispatch, hasher: PromptHasher | None = None
+    ) -> None:
+        """Starts without requests; without a hasher, looks at no prefixes."""
         self.dispatch = dispatch
+        self._hasher = hasher
+        self._hashed: tuple[EngineCoreRequest | None, Keys] = None, ()
+        """The request that was pinned and is not sent yet."""
         self._published: Sequence[Sequence[float]] | None = None
 
     def pin(
@@ -63,9 +115,20 @@ class BalanceDispatch:
             )
         if request.pooling_params is None and request.data_parallel_rank is None:
             rank = self.dispatch.rank_of(request.request_id)
-            request.data_parallel_rank = (
-                self.dispatch.choose() if rank is None else rank
-            )
+            if rank is None:
+                keys = self._keys(request)
+                rank = self.dispatch.choose(keys)
+                self._hashed = request, keys
+            request.data_parallel_rank = rank
+
+    def _keys(self, request: EngineCoreRequest) -> Keys:
+        """Of its prompt; none of more input of a request, which is no beginning."""
+        if (
+            self._hasher is None
+            or self.dispatch.rank_of(request.request_id) is not None
+        ):
+            return ()
+        return self._hasher.keys(request)
 
     def sent(self, message: EngineCoreRequest | list[str]) -> None:
         """A request, or names of aborted ones, was serialised and goes to its rank."""
@@ -74,17 +137,23 @@ class BalanceDispatch:
             and message.pooling_params is None
             and message.data_parallel_rank is not None
         ):
+            pinned, keys = self._hashed
+            self._hashed = None, ()
             self.dispatch.sent(
                 message.request_id,
                 message.data_parallel_rank,
                 _prompt_tokens(message),
+                keys if pinned is message else self._keys(message),
             )
 
     def see(self, outputs: EngineCoreOutputs) -> None:
         """Takes first tokens and ends from what an engine answers."""
         for output in outputs.outputs:
             if output.new_token_ids:
-                self.dispatch.first_token(output.request_id)
+                stats = output.prefill_stats
+                self.dispatch.first_token(
+                    output.request_id, stats and stats.num_local_cached_tokens
+                )
         for request in outputs.finished_requests or ():
             self.dispatch.ended(request)
 

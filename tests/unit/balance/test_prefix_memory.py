@@ -1,0 +1,141 @@
+"""What a rank is believed to have in its KV cache, and how answers correct it."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+from vllm.v1.core.sched.balance.prefix_memory import (
+    Keys,
+    PrefixMemory,
+    SentPrefix,
+    chunk_tokens,
+)
+
+TOKENS = 100
+
+
+def keys(text: str) -> Keys:
+    """A chunk for each letter, with all before it."""
+    return list(accumulate(text))
+
+
+def memory(chunks: int = 1000) -> PrefixMemory:
+    return PrefixMemory(chunks, TOKENS)
+
+
+def serve(remembers: PrefixMemory, text: str) -> None:
+    remembers.computed(remembers.sent(keys(text)))
+
+
+def has(remembers: PrefixMemory, text: str) -> int:
+    return remembers.found(keys(text)) // TOKENS
+
+
+def test_a_prompt_finds_the_longest_beginning_of_earlier_ones() -> None:
+    tested = memory()
+    serve(tested, "abcd")
+    serve(tested, "abxy")
+    found = {text: has(tested, text) for text in ("abcq", "abxyz", "bcd", "")}
+    assert found == {"abcq": 3, "abxyz": 4, "bcd": 0, "": 0}
+
+
+def test_a_chunk_is_whole_blocks() -> None:
+    assert [chunk_tokens(size) for size in (16, 128, 512, 528, 1000)] == [
+        *(512, 512, 512, 528, 1000)
+    ]
+
+
+def test_what_was_used_least_recently_goes_first_ends_before_beginnings() -> None:
+    tested = memory(chunks=6)
+    serve(tested, "abc")
+    serve(tested, "def")
+    serve(tested, "ab")
+    serve(tested, "gh")
+    assert [has(tested, text) for text in ("abc", "def", "gh")] == [2, 2, 2]
+    serve(tested, "uvwxyz123")
+    assert has(tested, "uvwxyz123") == tested.held() // TOKENS == 6
+
+
+def test_an_answer_that_says_otherwise_takes_all_that_was_used_no_later() -> None:
+    tested = memory()
+    for text in ("old", "sys-a", "sys-b", "new"):
+        serve(tested, text)
+    sent = tested.sent(keys("sys-a-goes-on"))
+    tested.computed(sent, 4 * TOKENS)  # of five: "a" was lost, "sys-" was not
+    assert [has(tested, text) for text in ("old", "sys-b", "new")] == [0, 5, 3]
+    assert has(tested, "sys-a-goes-on") == 13, "it has just computed that"
+
+
+def test_a_cache_that_was_reset_is_forgotten_with_the_first_answers() -> None:
+    tested = memory()
+    for text in ("ax", "ay", "b"):
+        serve(tested, text)
+    sent = tested.sent(keys("az"))
+    tested.computed(sent, 0)
+    assert [has(tested, text) for text in ("ax", "ay", "az", "b")] == [1, 1, 2, 1]
+    tested.computed(tested.sent(keys("bc")), 0)
+    assert [has(tested, text) for text in ("ax", "az", "bc")] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("cached", [201, 300, 1000])
+def test_a_part_of_a_chunk_or_more_than_believed_corrects_nothing(cached: int) -> None:
+    tested = memory()
+    serve(tested, "old")
+    serve(tested, "abc")
+    tested.computed(tested.sent(keys("abc")), cached)
+    assert (has(tested, "old"), has(tested, "abc")) == (3, 3)
+
+
+def test_what_is_being_computed_need_not_be_found() -> None:
+    """Two prompts with a common beginning come together: the second waits for what
+    the first has not computed yet, and says nothing about older ones."""
+    tested = memory()
+    serve(tested, "old")
+    first = tested.sent(keys("abcd"))
+    second = tested.sent(keys("abce"))
+    tested.computed(second, 0)
+    tested.computed(first, 0)
+    assert has(tested, "old") == 3
+    assert has(tested, "abcd") == has(tested, "abce") == 4
+
+
+def test_a_prompt_that_was_given_up_leaves_what_others_sent() -> None:
+    tested = memory()
+    serve(tested, "ab")
+    given_up = tested.sent(keys("abcde"))
+    other = tested.sent(keys("abcx"))
+    tested.given_up(given_up)
+    assert has(tested, "abcde") == 3
+    tested.computed(other)
+    assert has(tested, "abcx") == 4
+
+
+def test_nothing_is_remembered_beyond_the_bound_whatever_happens() -> None:
+    """Ten thousand prompts that are sent, computed, given up, answered with the truth
+    or with anything: no chunk is remembered without its beginning, nor too many."""
+    rng = random.Random(3)
+    tested = memory(chunks=300)
+    under_way: list[SentPrefix] = []
+    full = False
+    for _ in range(10_000):
+        text = "".join(rng.choices("abc", k=rng.randrange(12)))
+        before = has(tested, text)
+        under_way.append(tested.sent(keys(text)))
+        assert has(tested, text) == len(text) >= before
+        if rng.random() < 0.9:
+            sent = under_way.pop(rng.randrange(len(under_way)))
+            cached = rng.choice((None, 0, rng.randrange(12 * TOKENS)))
+            if rng.random() < 0.2:
+                tested.given_up(sent)
+            else:
+                tested.computed(sent, cached)
+        full = full or tested.held() == 300 * TOKENS
+        assert tested.held() <= 300 * TOKENS
+    for sent in under_way:
+        tested.given_up(sent)
+    for key in tested._last:
+        assert has(tested, str(key)) == len(str(key))
+    assert full
+    assert not tested._computing

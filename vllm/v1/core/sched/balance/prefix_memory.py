@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Which beginnings of prompts a rank is believed to have in its KV cache.
+
+Pure Python: no torch, no vllm import.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+LEAST_CHUNK_TOKENS = 512
+"""Prompt tokens of a chunk, at least: smaller ones cost more to hash than they find."""
+
+Keys = Sequence[Hashable]
+"""For each whole chunk of a prompt, a key of all that makes its KV cache up to its end:
+tokens, adapter, images, salt."""
+
+
+def chunk_tokens(block_size: int) -> int:
+    """Prompt tokens of a chunk: whole blocks of so many tokens."""
+    return -(-LEAST_CHUNK_TOKENS // block_size) * block_size
+
+
+class SentPrefix(NamedTuple):
+    """A prompt that went to a rank."""
+
+    number: int
+    """Of the prompt, counted up."""
+    keys: Keys
+    believed: Sequence[int]
+    """Of each chunk that the rank was believed to have: the last prompt with it, or 0
+    if that was not computed yet, so that the rank may not have it."""
+
+
+class PrefixMemory:
+    """What one rank has of earlier prompts, as far as this front-end knows.
+
+    As many chunks as its KV cache may hold; what was used least recently goes first, of
+    a prompt the end before the beginning, as the rank does it. What the rank answers
+    corrects it: if it has lost a chunk, then also everything that was used no later.
+    That takes care of a cache that was reset or put to sleep, of blocks that answers
+    take, and of what other front-ends send.
+    """
+
+    def __init__(self, chunks: int, tokens: int) -> None:
+        """Starts empty.
+
+        Args:
+            chunks: that the rank's KV cache holds.
+            tokens: prompt tokens of a chunk.
+        """
+        self._most = chunks
+        self._tokens = tokens
+        self._last: OrderedDict[Hashable, int] = OrderedDict()
+        """By key of a chunk, the number of the last prompt with it; oldest first."""
+        self._number = 0
+        self._computing: set[int] = set()
+        """Prompts without a first token."""
+
+    def held(self) -> int:
+        """Tokens that the rank is believed to have, of all prompts."""
+        return len(self._last) * self._tokens
+
+    def found(self, keys: Keys) -> int:
+        """How many tokens of a prompt the rank is believed to have."""
+        count = 0
+        for key in keys:
+            if key not in self._last:
+                break
+            count += 1
+        return count * self._tokens
+
+    def sent(self, keys: Keys) -> SentPrefix:
+        """A prompt goes to the rank, which will then have it."""
+        found = self.found(keys) // self._tokens
+        last = [self._last[key] for key in keys[:found]]
+        believed = [0 if number in self._computing else number for number in last]
+        self._number += 1
+        self._computing.add(self._number)
+        for key in reversed(keys):
+            self._last[key] = self._number
+            self._last.move_to_end(key)
+        while len(self._last) > self._most:
+            self._last.popitem(last=False)
+        return SentPrefix(self._number, keys, believed)
+
+    def computed(self, prefix: SentPrefix, cached_tokens: int | None = None) -> None:
+        """The rank has computed a prompt.
+
+        Args:
+            prefix: what `sent` returned.
+            cached_tokens: that it did not have to compute, if it says so.
+        """
+        self._computing.discard(prefix.number)
+        if cached_tokens is None:
+            return
+        # A chunk of which the rank had a part counts as found: of a prompt that it has
+        # whole, it computes the last block anew.
+        chunks = -(-cached_tokens // self._tokens)
+        lost = max(prefix.believed[chunks:], default=0)
+        while self._last and next(iter(self._last.values())) <= lost:
+            self._last.popitem(last=False)
+
+    def given_up(self, prefix: SentPrefix) -> None:
+        """A prompt ended without a first token: what was new of it is not there."""
+        self._computing.discard(prefix.number)
+        for key in prefix.keys[len(prefix.believed) :]:
+            if self._last.get(key) == prefix.number:
+                del self._last[key]
