@@ -182,7 +182,7 @@ def test_a_step_of_decodes_without_drafts_has_room_for_a_whole_prompt(moe_model)
 def test_drafts_of_more_than_a_block_take_room(moe_model):
     """Each of three decodes takes two of the six blocks that are free."""
     drafts = DRAFTS | {"num_speculative_tokens": BLOCK_SIZE + 2}
-    arguments = {"speculative_config": drafts, "max_num_batched_tokens": 128}
+    arguments = {"speculative_config": drafts, "max_num_batched_tokens": 64}
     scheduler = make_scheduler(config_of(moe_model, **arguments), num_blocks=1 + 3 + 6)
     for name in "abc":
         scheduler.add_request(prompt_request(name, [ord(name)] * 15, 60))

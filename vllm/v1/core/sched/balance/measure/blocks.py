@@ -279,7 +279,9 @@ class FreeBlocks:
 
     def _new_tokens(self, request: Request) -> int:
         """Tokens of a running request that the next step has room for."""
-        room = min(tokens_of(request, self._scheduler), max(self.budget, 1))
+        room = tokens_of(request, self._scheduler)
+        if request.is_prefill_chunk:
+            room = min(room, max(self.budget, 1))
         return self._cut(request, room)
 
     def _needed(self, request: Request) -> int:
