@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
-from setuptools import find_namespace_packages
 
 from balance_tools.distribution import (
     SETTINGS_NAME,
@@ -135,17 +134,18 @@ class WheelPlan:
 
         Upstream ships folders without an __init__.py too, so each folder counts.
         """
-        found: list[str] = []
-        for package in (*self.target.packages, OURS):
-            below = find_namespace_packages(str(self.paths.root / package))
-            found += [package, *(f"{package}.{name}" for name in below)]
-        excludes = {path.replace("/", ".") for path in self.target.excludes}
-        folders = (name.split(".") for name in found)
+        root, excludes = self.paths.root, set(map(Path, self.target.excludes))
+        folders = {
+            path.parent.relative_to(root)
+            for package in (*self.target.packages, OURS)
+            for path in (root / package).rglob("*")
+            if path.is_file()
+        }
         return [
-            ".".join(parts)
-            for parts in folders
-            if "__pycache__" not in parts
-            and not excludes & {".".join(parts[:n]) for n in range(1, 1 + len(parts))}
+            ".".join(folder.parts)
+            for folder in sorted(folders)
+            if folder.name != "__pycache__"
+            and excludes.isdisjoint((folder, *folder.parents))
         ]
 
 
