@@ -125,7 +125,8 @@ def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> N
     list_older(renewed, **{NAME: WHY})
     assert pages(renewed) == ""
     page = " ".join((renewed / "docs" / "results.md").read_text().split())
-    assert f"policies {FORMER}, which are not those of this code ({WHY})" in page
+    assert f"policies {FORMER}, not those of this code" in page
+    assert f"former policies:** {NAME} ({WHY})." in page
 
 
 def test_changed_policies_make_every_result_older(renewed: Path) -> None:
