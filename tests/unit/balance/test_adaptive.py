@@ -42,8 +42,8 @@ def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-@pytest.mark.parametrize("pending", [0, 1])
-def test_the_first_decode_step_is_not_made_while_any_prompt_waits(pending):
+@pytest.mark.parametrize("pending", [0, 10])
+def test_the_first_decode_step_is_not_made_while_many_prompts_wait(pending):
     """It may be a slow one, and all that wait would meet it."""
     policy = Adaptive(AdaptiveParameters())
     policy.decide(snapshot([running(9)] * 2))

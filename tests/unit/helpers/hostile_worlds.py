@@ -79,6 +79,7 @@ class World:
                 for _ in range(self.limits.ranks if self.equal else 1):
                     found.append(SimRequest(len(found), *lengths))
                     found[-1].due = 0.0 if self.concurrency else due
+        found = found or [SimRequest(0, prompt(rng), output(rng), due=0.0)]
         begin = random.Random(f"begin {noise}").randrange(max(1, len(found)))
         return found[begin:] + found[:begin] if self.concurrency and noise else found
 

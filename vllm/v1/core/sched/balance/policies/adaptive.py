@@ -129,8 +129,9 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
-        # The first step without prefill may be a slow one: not while any prompt waits.
-        if cost is None or (not self._learner.is_sure and any(tokens)):
+        # The first step without prefill may be a slow one: not while many wait for it.
+        many = sum(snapshot.pending) > sum(snapshot.decoding)
+        if cost is None or (many and not self._learner.is_sure):
             return OPEN._replace(reason="learn")
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
