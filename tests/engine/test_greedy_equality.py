@@ -38,9 +38,12 @@ def assert_equal(
     assert not different, f"concurrency {concurrency}:\n" + "\n".join(different)
 
 
-def assert_the_gate_held(server: Server, ranks: int) -> None:
-    """Every rank decided, and admissions were held somewhere."""
-    decisions, held, holds, exchanges = server.settled_metrics(
+def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> None:
+    """Every rank decided, and admissions were held somewhere.
+
+    Not so with `adaptive`, which holds where it pays: not by the times of a tiny model.
+    """
+    decisions, held, lengths, exchanges = server.settled_metrics(
         "vllm:dp_balance_decisions_total",
         "vllm:dp_balance_held_steps_total",
         "vllm:dp_balance_hold_length_steps_count",
@@ -49,8 +52,7 @@ def assert_the_gate_held(server: Server, ranks: int) -> None:
     assert sorted(decisions) == list(range(ranks))
     assert min(decisions.values()) > 0
     assert exchanges == decisions
-    assert sum(held.values()) > 0
-    assert sum(holds.values()) > 0
+    assert (sum(held.values()) > 0 and sum(lengths.values()) > 0) or not holds
 
 
 def test_four_ranks_in_step(
@@ -61,7 +63,7 @@ def test_four_ranks_in_step(
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
     with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
         assert_equal(server, moe_samples, concurrency=16)
-        assert_the_gate_held(server, 4)
+        assert_the_gate_decided(server, 4)
         server.forget_prefixes()
         assert_equal(server, moe_samples, concurrency=8)
         assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now

@@ -9,7 +9,7 @@ import ray
 
 from balance_tools.serving.server import Server
 from hugging_face import Sample
-from test_greedy_equality import assert_equal, assert_the_gate_held
+from test_greedy_equality import assert_equal, assert_the_gate_decided
 
 RANKS = 2
 
@@ -44,7 +44,7 @@ def test_ray_data_parallel(
         tmp_path, moe_model, *options, *balance, environment=environment
     ) as server:
         assert_equal(server, moe_samples, concurrency=16)
-        assert_the_gate_held(server, RANKS)
+        assert_the_gate_decided(server, RANKS)
         served = server.metric("vllm:request_success_total")
         assert len(served) == RANKS
         assert min(served.values()) > 0
