@@ -1,4 +1,4 @@
-"""Whatever the device and the requests do, no policy is much worse than off.
+"""In these worlds, unkind to a policy, none is much worse than off.
 
 `judge` says what harm is. `python tests/unit/helpers/hostile.py` judges more worlds.
 """
