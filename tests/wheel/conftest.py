@@ -37,6 +37,15 @@ HERE = Choice("ascend", THIS_PYTHON, "x86_64")
 Build = Callable[[Choice], Path]
 
 
+@pytest.fixture(autouse=True)
+def no_variable_stays() -> Iterator[None]:
+    """A test that leaves a variable has pip of a later one find other packages."""
+    before = os.environb.copy()
+    yield
+    left = {*os.environb.items()} ^ {*before.items()}
+    assert {name for name, _ in left} <= {b"PYTEST_CURRENT_TEST"}
+
+
 @pytest.fixture(scope="session")
 def paths() -> Paths:
     """The repository."""

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,16 @@ NOT_COMPARED = SHELLS_OWN | SETUPTOOLS_OWN | EXPLAINED
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """A complete toolchain, in the environment of the test and nothing else in it."""
     toolchain = make_stand_in(tmp_path / "toolchain")
-    variables = toolchain.environment()
-    with monkeypatch.context() as patch:
-        for name in os.environ:
-            patch.delenv(name)
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield toolchain
+    # By the monkeypatch of the test: undone in another order than the test's changes,
+    # variables would stay, and pip would take the stand-in's packages for installed.
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    for name, value in toolchain.environment().items():
+        monkeypatch.setenv(name, value)
+    return toolchain
 
 
 @pytest.fixture(scope="module")
