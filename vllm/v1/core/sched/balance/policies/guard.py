@@ -11,8 +11,12 @@ from .rows import Snapshot
 
 LOSING = OPEN._replace(reason="losing")
 
-_LONGEST = 128
+_LONGEST = 32
 """Steps with a prefill that could be made one after another while a request is held."""
+_LATE, _LATE_SECONDS = 1.5, 2.0
+"""How much longer than most a request may be pending: a factor, and seconds more."""
+_AGES, _LATER = 100, 5
+"""Ages of pending requests that are compared, and how many of them may be higher."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
 _REMEMBERED = 1001
@@ -28,9 +32,14 @@ class Guard:
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 128)`` seconds, with the
-    median duration of the recent steps with a prefill. At the bound, all ranks schedule
-    one step as if there were no balance scheduling.
+    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
+    duration of the recent steps with a prefill. At the bound, all ranks schedule one
+    step as if there were no balance scheduling.
+
+    **By how long others wait.** They do so as well while a request is pending for
+    ``1.5 * p95 + 2`` seconds or longer, where p95 is of the pending requests, one of
+    each rank, at the last releases. What a hold saves all may cost a few requests more
+    than the others, but not many times as much.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
     holds delay requests is taken from it; what releases save is added, and 1 % of the
@@ -55,6 +64,8 @@ class Guard:
         self._credit = float("inf")
         self._losing = False
         self._delayed = 0.0
+        self._ages = deque([0.0], maxlen=_AGES)
+        """Of the oldest pending request of each rank at a release, in seconds."""
 
     @property
     def learned(self) -> Learned | None:
@@ -69,15 +80,30 @@ class Guard:
         decision = self._policy.decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         self._account(snapshot, requests)
-        self._delayed = 0.0 if decision.admit or self._losing else _delayed(snapshot)
-        if self._is_held_too_long(max(snapshot.held_steps), requests):
-            return BOUND_REACHED
-        return LOSING if self._losing else decision
+        ages = [
+            age * _SECONDS
+            for age, n in zip(snapshot.pending_age_us, snapshot.pending, strict=True)
+            if n
+        ]
+        is_late = max(ages, default=0.0) >= self._late_age()
+        if is_late or self._is_held_too_long(max(snapshot.held_steps), requests):
+            decision = BOUND_REACHED
+        elif self._losing:
+            decision = LOSING
+        if decision.admit:
+            self._ages.extend(ages)
+        self._delayed = 0.0 if decision.admit else _delayed(snapshot)
+        return decision
 
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
         self._policy.reset()
         self._delayed = 0.0
+
+    def _late_age(self) -> float:
+        """Seconds for which no request may be pending."""
+        most = sorted(self._ages)[-1 - _LATER * len(self._ages) // _AGES]
+        return _LATE * most + _LATE_SECONDS
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
