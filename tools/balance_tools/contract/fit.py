@@ -62,9 +62,9 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
     tree, folder = ensure_pristine(lock.vllm, paths), paths.build / "contract" / "pin"
     with exclusive(folder.parent / ".lock"):
         ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
-        checked = type_check(folder, ours)
-        uses = inventory(folder, ours, checked.uses, Names(Modules(tree)))
-    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, checked.errors)
+        mistakes = type_check(folder, ours)
+        uses = inventory(folder, ours, Names(Modules(tree)))
+    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, mistakes)
 
 
 def findings(
@@ -97,17 +97,11 @@ def misfits(
     """
     before, after = Names(Modules(pin.tree)), Names(Modules(tree))
     ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
-    checked = type_check(folder, ours)
-    seen = frozenset(
-        (file, line, name.rpartition(".")[2])
-        for file, line, name in checked.uses
-        if file in ours.files
-    )
-    gone = missing(pin.uses, before, after, seen, forward)
+    gone = missing(pin.uses, before, after, forward)
     places = {(finding.file, finding.line) for finding in gone}
     wrong = [
         finding
-        for finding in new_errors(ours, pin.mistakes, checked)
+        for finding in new_errors(ours, pin.mistakes, type_check(folder, ours))
         if (finding.file, finding.line) not in places
     ]
     return (*vanished_symbols(series.patches, after), *gone, *wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class Use:
     kind: str
     """IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of ours that
     upstream calls; EITHER: dotted names of which one must exist; OPTIONAL: what
-    `hasattr` asks for, because only some releases have it; WORD: what no checker can
-    give a type, which must occur in upstream.
+    `hasattr` asks for, because only some releases have it; WORD: of an object that the
+    syntax does not name, which must occur in upstream.
     """
     names: tuple[str, ...]
 
@@ -51,24 +51,16 @@ class Ours:
         return frozenset(module_of(file) for file in self.files)
 
 
-def inventory(
-    root: Path, ours: Ours, typed: Iterable[tuple[str, int, str]], upstream: Names
-) -> tuple[Use, ...]:
-    """Return every use of a name that upstream defines.
+def inventory(root: Path, ours: Ours, upstream: Names) -> tuple[Use, ...]:
+    """Return every use of a name that upstream defines, as the syntax shows it.
 
     Args:
         root: A tree with upstream, the hooks and our files.
         ours: What of it is ours.
-        typed: File, line and dotted name of the attributes and calls that the type
-            checker resolved.
         upstream: Names of the same release without us.
     """
     found: set[Use] = set()
     mine = ours.modules()
-    for file, line, name in typed:
-        owner = name.rpartition(".")[0]
-        if ours.has(file, line) and not _is_of(owner, mine) and upstream.has(name):
-            found.add(Use(file, line, ATTRIBUTE, (name,)))
     own_words: set[str] = set()
     words: set[Use] = set()
     for file in (*ours.files, *ours.hooks):
