@@ -77,7 +77,7 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS
 	$(TOOL) wheel $(WHEEL_OPTIONS)
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
-	$(TOOL) wheels
+	$(TOOL) wheel --all
 
 release: $(VENV)  ## build and verify a release in dist/
 	$(TOOL) release $(RELEASE)

@@ -34,25 +34,19 @@ def missing(
             continue
         if any(_has(new, use, name) for name in use.names):
             continue
-        gone = " and ".join(name.removeprefix("?.") for name in use.names)
+        gone = " and ".join(use.names)
         text = f"{gone} is gone" if len(use.names) == 1 else f"none is left of {gone}"
         found.append(Finding(use.file, use.line, text))
     return sorted(found)
 
 
 def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind in (WORD, OPTIONAL):
+    if use.kind in (WORD, OPTIONAL, EITHER):
         return name in names.words
-    if name.startswith("?."):
-        return name[2:] in names.words
     if names.has(name):
         return True
     owner, _, last = name.rpartition(".")
-    if (
-        use.kind == EITHER
-        or names.modules.find(owner)
-        or names.modules.module_path(owner)
-    ):
+    if names.modules.find(owner) or names.modules.module_path(owner):
         return False
     # The class may have moved to another module, which only our imports care about.
     return any(last in names.members(other) for other in names.elsewhere(owner))
