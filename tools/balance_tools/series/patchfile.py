@@ -122,7 +122,7 @@ def parse_patch(name: str, raw: bytes) -> Patch:
     """Parse one patch file.
 
     Raises:
-        ToolError: it is no unified diff of Python files inside of the tree, each of
+        ToolError: it is no unified diff of text files inside of the tree, each of
             which it changes once.
     """
     body = _BODY.search(raw)
@@ -149,10 +149,9 @@ def _file_patch(name: str, file: PatchedFile) -> FilePatch:
     source, target = file.source_file, file.target_file
     path = PurePosixPath(target[2:])
     inside = not path.is_absolute() and ".." not in path.parts
-    same = (source[:2], target) == ("a/", f"b/{source[2:]}")
-    if not file or not inside or not same or path.suffix != ".py":
+    if not file or not inside or (source[:2], target) != ("a/", f"b/{source[2:]}"):
         raise ToolError(
-            f"{name}: expected hunks that change a Python file of the tree, a/PATH to "
+            f"{name}: expected hunks that change one text file of the tree, a/PATH to "
             f"b/PATH, found {source} to {target}; a new file belongs to files of ours"
         )
     hunks = tuple(
