@@ -77,7 +77,7 @@ wheel: $(VENV)  ## build one wheel: TARGET, and for ascend PYTHON, ARCH, KERNELS
 	$(TOOL) wheel $(WHEEL_OPTIONS)
 
 wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
-	$(TOOL) wheels
+	$(TOOL) wheel --all
 
 release: $(VENV)  ## build and verify a release in dist/
 	$(TOOL) release $(RELEASE)
@@ -98,5 +98,5 @@ $(VENV): pyproject.toml
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	$(PYTHON3) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group release --group test --group demo
+	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
 	@touch $@

@@ -11,7 +11,6 @@ machine meanwhile. The parts:
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
 - exchange: processes of this machine gather rows over the loopback interface; with
   fewer processors than ranks the operating system's scheduler is measured, not gloo.
-- heartbeats: a rank reads those of all others, which it does when a step is late.
 - memory: a gate runs for a million steps, while nobody takes its reports.
 """
 
@@ -40,7 +39,6 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.group.liveness import read_heartbeats
 from vllm.v1.core.sched.balance.group.wire import encode
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
@@ -167,7 +165,7 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-# ---- exchange and heartbeats: several processes
+# ---- exchange: several processes
 
 BLOCK = 50
 """Calls of one way before the next one has its turn."""
@@ -222,41 +220,6 @@ def exchange(calls: int) -> list[Result]:
     return results
 
 
-def beat(port: Any, ranks: int, end: Any) -> None:
-    """Body of a process with rank 0's store, and every heartbeat once per second."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port.put(store.port)
-    beats = dist.PrefixStore("balance", store)
-    count, due = 0, time.monotonic()
-    while not end.is_set():
-        count += 1
-        for rank in range(ranks):
-            beats.set(f"{rank}", f"{count} 3 {count}")
-            due += 1 / ranks
-            end.wait(max(0.0, due - time.monotonic()))
-
-
-def heartbeats(calls: int) -> list[Result]:
-    """The store is in another process."""
-    results = []
-    for ranks in (8, 64, 256, 1024):
-        port, end = FORK.Queue(), FORK.Event()
-        keeper = FORK.Process(target=beat, args=(port, ranks, end), daemon=True)
-        keeper.start()
-        store = dist.PrefixStore("balance", dist.TCPStore("127.0.0.1", port.get()))
-        while len(read_heartbeats(store, ranks)) < ranks:
-            time.sleep(0.1)
-        times = []
-        for _ in range(calls):
-            start = time.perf_counter_ns()
-            assert len(read_heartbeats(store, ranks)) == ranks
-            times.append(us_since(start))
-        end.set()
-        keeper.join()
-        results.append({"ranks": ranks, "way": "all heartbeats", **spread(times)})
-    return results
-
-
 # ---- all
 
 
@@ -284,7 +247,6 @@ PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
     "decision": (decision, 2000),
     "measuring": (measuring, 600),
     "exchange": (exchange, 400),
-    "heartbeats": (heartbeats, 100),
     "memory": (memory, 1_000_000),
 }
 """With the calls per figure."""

@@ -1,10 +1,10 @@
-"""Draws the pictures of docs/results.md from bench/results: trade-offs and leads (SVG).
+"""Draws the picture of docs/results.md from bench/results: trade-offs (SVG).
 
 ::
 
     python bench/pictures.py
 
-Equal results give equal files.
+Equal results give an equal file.
 """
 
 import json
@@ -32,8 +32,6 @@ COLOURS = {
 }
 FAR = 25.0
 """Per cent; what is further behind the best baseline is left out."""
-LIMIT = 8.0
-"""Per cent at which the colours of the leads end."""
 
 
 def trade_off(document: tables.Document) -> Figure:
@@ -78,43 +76,15 @@ def mark(axis: Axes, name: str, x: float, cells: list[Any]) -> None:
     axis.annotate(label, (x, y), (4, 3), **place)
 
 
-def leads(document: tables.Document) -> Figure:
-    """`adaptive` over the best baseline in per cent, cell by cell."""
-    columns = tables.groups(document["cells"], "ranks", "phi")
-    workloads = tables.distinct(document["cells"], "workload")
-    figure, axis = plt.subplots(figsize=(9, 5))
-    values = [[float("nan")] * len(columns) for _ in workloads]
-    for column, cells in enumerate(columns.values()):
-        for cell in cells:
-            row, value = workloads.index(cell["workload"]), 100 * tables.gain_lead(cell)
-            values[row][column] = value
-            colour = "white" if abs(value) > 0.7 * LIMIT else "black"
-            centred = {"ha": "center", "va": "center", "fontsize": 7}
-            axis.text(column, row, f"{value:+.1f}", color=colour, **centred)
-    axis.imshow(values, cmap="RdBu", vmin=-LIMIT, vmax=LIMIT, aspect="auto")
-    axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
-    titles = [f"{ranks} ranks\nphi {phi:g}" for ranks, phi in columns]
-    axis.set_xticks(range(len(columns)), titles, fontsize=8)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-    return figure
-
-
-PICTURES = {"tradeoff": ("traces", trade_off), "synthetic": ("synthetic", leads)}
-"""By name, the result and what draws it."""
-
-
 def main() -> None:
-    """Draws all."""
-    for name, (result, draw) in PICTURES.items():
-        mpl.rcParams.update({"svg.hashsalt": name, "font.size": 8})
-        path = ROOT / "bench" / "results" / f"{result}.json"
-        figure = draw(json.loads(path.read_text(encoding="utf-8")))
-        drawn = ROOT / "docs" / "pictures" / f"{name}.svg"
-        drawn.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(drawn, bbox_inches="tight", metadata={"Date": None})
-        plt.close(figure)
-        print(drawn)
+    """Draws it."""
+    mpl.rcParams.update({"svg.hashsalt": "tradeoff", "font.size": 8})
+    result = ROOT / "bench" / "results" / "traces.json"
+    figure = trade_off(json.loads(result.read_text(encoding="utf-8")))
+    drawn = ROOT / "docs" / "pictures" / "tradeoff.svg"
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(drawn, bbox_inches="tight", metadata={"Date": None})
+    print(drawn)
 
 
 if __name__ == "__main__":

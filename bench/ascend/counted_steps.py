@@ -148,15 +148,8 @@ def table(steps: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 
 COUNTED: Mapping[str, Callable[[Sequence[Step]], Any]] = {
     "padded": lambda ranks: ranks[0].ranks,
-    "gated": lambda ranks: [step.gated for step in ranks],
     "rows": lambda ranks: [step.rows for step in ranks],
     "sent": lambda ranks: [sum(step.sent.values()) for step in ranks],
-    "operators": lambda ranks: [
-        sum(n for name, n in step.calls.items() if "::" in name) for step in ranks
-    ],
-    "collectives": lambda ranks: {
-        name: n for name, n in ranks[0].calls.items() if "::" not in name
-    },
 }
 
 if __name__ == "__main__":

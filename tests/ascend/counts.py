@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 PRODUCTS = "npu::npu_grouped_matmul"
-GATE = "_C_ascend::moe_gating_top_k"
 
 
 @dataclass
@@ -26,7 +25,6 @@ class Step:
         idle: whether no request was scheduled on it.
         calls: operators and collectives, by name.
         sent: bytes that it sent to other ranks, by name.
-        gated: rows for which experts were chosen, mean of the layers.
         rows: (token, expert) rows that it computed, mean of the layers.
     """
 
@@ -36,7 +34,6 @@ class Step:
     idle: bool
     calls: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    gated: float = 0
     rows: float = 0
 
 
@@ -93,17 +90,14 @@ def steps(lines: Sequence[dict[str, Any]]) -> Iterator[Step]:
                 current.sent[line["name"]] += sent(line)
             case "operator" if current is not None:
                 current.calls[line["name"]] += 1
-                if line["name"] == GATE:
-                    current.gated += line["shapes"][0][0]
-                elif line["name"] == PRODUCTS:
+                if line["name"] == PRODUCTS:
                     current.rows += line["rows"]
     if current is not None:
         yield finished(current)
 
 
 def finished(step: Step) -> Step:
-    """With means instead of sums."""
-    step.gated /= step.calls[GATE] or 1
+    """With a mean instead of a sum."""
     step.rows /= step.calls[PRODUCTS] or 1
     return step
 

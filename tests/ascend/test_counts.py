@@ -5,7 +5,7 @@ import json
 import pytest
 
 import counts
-from counts import GATE, PRODUCTS, read
+from counts import PRODUCTS, read
 
 
 def step(rank, tokens, ranks, name="execute_model", products=(6, 6), sent=100):
@@ -13,7 +13,6 @@ def step(rank, tokens, ranks, name="execute_model", products=(6, 6), sent=100):
     return [
         {"kind": "step", "name": name, "rank": rank, "tokens": tokens},
         {"kind": "loads", "tokens": tokens, "ranks": ranks},
-        {"kind": "operator", "name": GATE, "shapes": [[8, 4]]},
         {"kind": "hccl", "name": "all_gather", "ranks": 2, "bytes": sent},
         *[
             {"kind": "operator", "name": PRODUCTS, "shapes": [[9, 4]], "rows": rows}
@@ -28,7 +27,7 @@ def write(folder, *processes):
         (folder / f"{number}.jsonl").write_text(text)
 
 
-WARM_UP = [{"kind": "operator", "name": GATE, "shapes": [[1, 4]]}]
+WARM_UP = [{"kind": "operator", "name": PRODUCTS, "shapes": [[1, 4]], "rows": 1}]
 END = [{"kind": "step", "name": "execute_model", "rank": 0, "tokens": 0}]
 
 
@@ -41,9 +40,9 @@ def test_steps_are_those_that_all_ranks_make_together(tmp_path):
     ((first, second),) = read(tmp_path)  # of the last one, all may not be written
     assert (first.rank, first.tokens, first.ranks, first.idle) == (0, 5, (5, 1), False)
     assert (second.tokens, second.idle) == (1, True)
-    assert first.calls == {GATE: 1, "all_gather": 1, PRODUCTS: 2}
+    assert first.calls == {"all_gather": 1, PRODUCTS: 2}
     assert first.sent == {"all_gather": 100}
-    assert (first.gated, first.rows, second.rows) == (8, 6, 3)
+    assert (first.rows, second.rows) == (6, 3)
 
 
 def test_ranks_that_are_not_in_the_same_step_are_refused(tmp_path):

@@ -56,16 +56,13 @@ def result_of(tree: Path, name: str = NAME) -> Path:
     return tree / "bench" / "results" / f"{name}.json"
 
 
-# ---- Pictures and page
+# ---- Picture and page
 
 
-def test_the_pictures_can_be_drawn_and_have_a_mark_for_each(tree: Path) -> None:
+def test_the_picture_can_be_drawn_and_has_its_marks(tree: Path) -> None:
     script = tree / "bench" / "pictures.py"
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
     drawn = tree / "docs" / "pictures"
-    cells = json.loads(result_of(tree).read_text())["cells"]
-    leads = re.findall(r"<!-- [+−-]\d+\.\d -->", (drawn / "synthetic.svg").read_text())
-    assert len(leads) == len(cells) > 0
     marks = (drawn / "tradeoff.svg").read_text().count('id="PathCollection_')
     assert marks > 30
 

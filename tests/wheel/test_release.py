@@ -9,24 +9,17 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.paths import Paths
-from balance_tools.release import make, sbom
-from balance_tools.release.sbom import read_wheel, render_sbom
+from balance_tools.release import make
 from balance_tools.release.sdist import NAME
 from balance_tools.release.try_out import try_out
 from balance_tools.upstream.archive import extract_sdist
-from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.source_state import source_files
 from conftest import ROOT, VERSION
 from environments import Environment
@@ -134,53 +127,18 @@ def test_the_source_archive_has_nothing_of_upstream(release: Path) -> None:
     assert names == {*source_files(ROOT), "PKG-INFO", "commit.json"}
 
 
-def test_the_bill_of_materials_is_valid_and_complete(
-    release: Path, paths: Paths
-) -> None:
-    (bill,) = release.glob("*.cdx.json")
-    text = bill.read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    (wheel,) = release.glob("*.whl")
-    lock = load_lock(paths.lock)
-    for sha256 in (sha256_of(wheel), lock.vllm.sha256):
-        assert text.count(sha256) == 1
-    assert str(read_wheel(wheel)[0].commit) in text
-    for patch in paths.patches("vllm").glob("*.patch"):
-        assert f'"patches/vllm/{patch.name}"' in text
-        assert sha256_of(patch) in text
-    for line in read_wheel(wheel)[1].get_all("Requires-Dist", []):
-        if "extra ==" not in line:
-            assert f'"pkg:pypi/{canonicalize_name(Requirement(line).name)}"' in text
-
-
-@pytest.mark.parametrize("plugin", ["vllm_ascend", "vllm-ascend"])
-def test_the_bill_names_the_plugin_and_its_patches(
-    release: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch, plugin: str
-) -> None:
-    (wheel,) = release.glob("*.whl")
-    info, metadata = read_wheel(wheel)
-    both = replace(info, upstreams={"vllm": "1", plugin: "1"})
-    monkeypatch.setattr(sbom, "read_wheel", lambda path: (both, metadata))
-    lock = load_lock(paths.lock)
-    text = render_sbom("1", 0, [wheel], paths.lock, paths, lock)
-    assert lock.vllm_ascend.sha256 in text
-    for patch in paths.patches("vllm_ascend").glob("*.patch"):
-        assert sha256_of(patch) in text
-
-
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
     """A release whose build writes one file."""
 
-    def complete(release: make.Release, wheels: list[Path], folder: Path) -> None:
+    def complete(release: make.Release, folder: Path) -> None:
         (folder / make.SUMS).write_text(release.notes)
 
-    monkeypatch.setattr(make, "build_wheels", lambda paths, folder: [])
+    monkeypatch.setattr(make, "build_wheels", lambda paths, folder: None)
     monkeypatch.setattr(make, "complete", complete)
     monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
     monkeypatch.setattr(make, "try_reference_wheel", lambda folder: None)
-    lock = load_lock(ROOT / "upstream.toml")
-    return make.Release(Paths(tmp_path), lock, "1.0", "notes", trial=False)
+    return make.Release(Paths(tmp_path), "1.0", "notes", trial=False)
 
 
 @pytest.mark.parametrize("error", [ToolError, KeyboardInterrupt])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.paths import Paths
-from balance_tools.release.sbom import read_wheel
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pip_config import read_pip_config
 from conftest import ASCEND, ROOT, Build
@@ -132,7 +133,9 @@ def test_the_constraints_of_the_image_name_every_version(
 def test_reference_wheel_asks_for_what_upstream_asks_and_torch(
     reference_wheel: Path, paths: Paths
 ) -> None:
-    metadata = read_wheel(reference_wheel)[1]
+    with zipfile.ZipFile(reference_wheel) as archive:
+        names = [n for n in archive.namelist() if n.count("/") == 1 and "METADATA" in n]
+        metadata = email.message_from_bytes(archive.read(names[0]))
     ours = {
         canonicalize_name(requirement.name): requirement
         for requirement in map(Requirement, metadata.get_all("Requires-Dist", []))

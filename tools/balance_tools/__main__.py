@@ -21,8 +21,7 @@ COMMANDS = {
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
-    "wheel": ("wheel.build", "Build one wheel and print its path and sha256."),
-    "wheels": ("wheel.build_all", "Build the reference wheel and all Ascend wheels."),
+    "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
     "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
     "env": (
         "environment.reference",

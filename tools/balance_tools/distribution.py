@@ -139,11 +139,6 @@ def load_settings(path: Path) -> Settings:
     try:
         data: dict[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
         return _settings(data)
-    except FileNotFoundError:
-        raise ToolError(
-            f"{path}: expected the settings of the distribution here, found no file; "
-            "restore it from git"
-        ) from None
     except TOMLKitError as error:
         raise ToolError(
             f"{path}: expected TOML, found {error}; correct that line"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from balance_tools.errors import ToolError
-
 LOCK_NAME = "upstream.toml"
 
 
@@ -35,13 +33,7 @@ class Paths:
     @classmethod
     def find(cls) -> Paths:
         """Find the repository from where this module lies."""
-        root = Path(__file__).resolve().parents[2]
-        if not (root / "tools" / "balance_tools").is_dir():
-            raise ToolError(
-                f"{root}: expected the root of the repository here, found no "
-                "tools/balance_tools in it; run the tools from a clone"
-            )
-        return cls(root)
+        return cls(Path(__file__).resolve().parents[2])
 
     def patches(self, package: str) -> Path:
         """The folder with `series` and the patches of one vendored package."""

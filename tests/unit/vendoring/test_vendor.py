@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,13 @@ def test_a_changed_pristine_tree_is_not_used(repo: SampleRepo) -> None:
     repo.vendor()
     assert repo.tree()["version.py"] == UPSTREAM["vllm/version.py"]
     assert "extra.py" not in repo.tree()
+
+
+def test_what_a_build_reads_is_unpacked_again_after_a_clean(repo: SampleRepo) -> None:
+    repo.vendor()
+    shutil.rmtree(repo.paths.pristine)
+    assert repo.vendor() == ["vllm 0.23.0: up to date"]
+    assert (repo.paths.pristine / "vllm-0.23.0" / "vllm").is_dir()
 
 
 def test_an_sdist_without_the_package_is_refused(repo: SampleRepo) -> None:

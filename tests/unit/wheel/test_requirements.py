@@ -110,8 +110,3 @@ def test_an_option_is_refused(tmp_path: Path) -> None:
     path.write_text("-r other.txt\n")
     with pytest.raises(ToolError, match=r"list.txt: expected a requirement.*-r other"):
         read_requirements(path, "list.txt")
-
-
-def test_a_missing_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match=r"gone.txt: expected upstream's requirements"):
-        read_requirements(tmp_path / "gone.txt", "gone.txt")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Checked, Finding
+from balance_tools.contract.typecheck import Finding
 from balance_tools.contract.uses import EITHER, OPTIONAL, WORD, Ours, Use
 from balance_tools.series.patchfile import Patch
 
@@ -16,7 +16,6 @@ def missing(
     uses: Iterable[Use],
     old: Names,
     new: Names,
-    seen: frozenset[tuple[str, int, str]] = frozenset(),
     forward: bool = True,
 ) -> list[Finding]:
     """Return the uses whose names the new tree does not have.
@@ -25,8 +24,6 @@ def missing(
         uses: What our files use, found on the old tree.
         old: The tree of the pin.
         new: The tree of the target.
-        seen: File, line and last name of what a type checker resolved on the target;
-            empty if none has run.
         forward: Whether the target may have names that the pin has not.
     """
     found = []
@@ -35,35 +32,29 @@ def missing(
         # What the pin has not is of later releases, and must not go unnoticed there.
         if use.kind == OPTIONAL and (last in old.words or not forward):
             continue
-        if (use.file, use.line, last) in seen or any(
-            _has(new, use, n) for n in use.names
-        ):
+        if any(_has(new, use, name) for name in use.names):
             continue
-        gone = " and ".join(name.removeprefix("?.") for name in use.names)
+        gone = " and ".join(use.names)
         text = f"{gone} is gone" if len(use.names) == 1 else f"none is left of {gone}"
         found.append(Finding(use.file, use.line, text))
     return sorted(found)
 
 
 def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind in (WORD, OPTIONAL):
+    if use.kind in (WORD, OPTIONAL, EITHER):
         return name in names.words
-    if name.startswith("?."):
-        return name[2:] in names.words
     if names.has(name):
         return True
     owner, _, last = name.rpartition(".")
-    if (
-        use.kind == EITHER
-        or names.modules.find(owner)
-        or names.modules.module_path(owner)
-    ):
+    if names.modules.find(owner) or names.modules.module_path(owner):
         return False
     # The class may have moved to another module, which only our imports care about.
     return any(last in names.members(other) for other in names.elsewhere(owner))
 
 
-def new_errors(ours: Ours, old: Iterable[Finding], new: Checked) -> list[Finding]:
+def new_errors(
+    ours: Ours, old: Iterable[Finding], new: Iterable[Finding]
+) -> list[Finding]:
     """Return what the type checker finds in code of ours on the target alone.
 
     The old tree's findings do not count: what is loose in our own types is `make
@@ -71,7 +62,7 @@ def new_errors(ours: Ours, old: Iterable[Finding], new: Checked) -> list[Finding
     """
     known = Counter(error.without_place for error in old)
     found = []
-    for error in new.errors:
+    for error in new:
         if not ours.has(error.file, error.line):
             continue
         if known[error.without_place]:

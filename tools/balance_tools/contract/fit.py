@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,9 +61,9 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
     tree, folder = ensure_pristine(lock.vllm, paths), paths.build / "contract" / "pin"
     with exclusive(folder.parent / ".lock"):
         ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
-        checked = type_check(folder, ours)
-        uses = inventory(folder, ours, checked.uses, Names(Modules(tree)))
-    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, checked.errors)
+        mistakes = type_check(folder, ours)
+        uses = inventory(folder, ours, Names(Modules(tree)))
+    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, mistakes)
 
 
 def findings(
@@ -76,7 +75,7 @@ def findings(
         pin: What we expect.
         series: As it is for the release.
         tree: Of the release.
-        folder: Scratch, best beside `tree`.
+        folder: Scratch.
         version: Of the release, or a name.
     """
     patched = patched_files(series, tree)
@@ -97,17 +96,11 @@ def misfits(
     """
     before, after = Names(Modules(pin.tree)), Names(Modules(tree))
     ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
-    checked = type_check(folder, ours)
-    seen = frozenset(
-        (file, line, name.rpartition(".")[2])
-        for file, line, name in checked.uses
-        if file in ours.files
-    )
-    gone = missing(pin.uses, before, after, seen, forward)
+    gone = missing(pin.uses, before, after, forward)
     places = {(finding.file, finding.line) for finding in gone}
     wrong = [
         finding
-        for finding in new_errors(ours, pin.mistakes, checked)
+        for finding in new_errors(ours, pin.mistakes, type_check(folder, ours))
         if (finding.file, finding.line) not in places
     ]
     return (*vanished_symbols(series.patches, after), *gone, *wrong)
@@ -142,7 +135,7 @@ def lay_out(
     """Put a release with the series and our files together; return what is ours.
 
     Args:
-        folder: Where, which is replaced; on the disk of `tree`, whose files are linked.
+        folder: Where, which is replaced.
         tree: Upstream.
         patched: What the series makes of the files that it touches.
         source: The repository.
@@ -150,25 +143,12 @@ def lay_out(
     """
     remove_tree(folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
-    shutil.copytree(
-        tree / VENDORED, folder / VENDORED, ignore=ignored, copy_function=_link
-    )
+    shutil.copytree(tree / VENDORED, folder / VENDORED, ignore=ignored)
     hooks = {}
     for path, content in patched.items():
-        (folder / path).unlink(missing_ok=True)
         (folder / path).write_bytes(content)
-        if path.endswith(".py"):
-            hooks[path] = changed_lines((tree / path).read_bytes(), content)
+        hooks[path] = changed_lines((tree / path).read_bytes(), content)
     for path in files:
-        file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        shutil.copyfile(source / path, file)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, folder / path)
     return Ours(tuple(files), hooks)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copyfile(source, target)

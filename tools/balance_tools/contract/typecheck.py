@@ -10,7 +10,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.contract.recorder import FILE_VARIABLE
 from balance_tools.contract.uses import Ours
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
@@ -18,7 +17,6 @@ from balance_tools.run import capture
 CONFIGURATION = """\
 [mypy]
 python_version = 3.11
-plugins = balance_tools.contract.recorder
 # Upstream's requirements are not installed where the tools are; its own mistakes are
 # not ours.
 ignore_missing_imports = True
@@ -52,47 +50,23 @@ class Finding:
         return self.file, _LINE.sub("line", self.text)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What a run of mypy found; `uses` are file, line and dotted name."""
-
-    errors: tuple[Finding, ...]
-    uses: tuple[tuple[str, int, str], ...]
-
-
-def type_check(root: Path, ours: Ours) -> Checked:
-    """Type-check what is ours in a tree, and write down what it uses of the rest.
+def type_check(root: Path, ours: Ours) -> tuple[Finding, ...]:
+    """Type-check the files of a tree that are ours, or hold lines of ours.
 
     Raises:
         ToolError: mypy did not get to the end.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        configuration, uses = folder / "mypy.ini", folder / "uses"
+        configuration = Path(name) / "mypy.ini"
         configuration.write_text(CONFIGURATION)
-        uses.touch()
         command = [sys.executable, "-m", "mypy", "--config-file", str(configuration)]
         command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
-        tools = str(Path(__file__).resolve().parents[2])
-        environment = {**os.environ, "PYTHONPATH": tools, FILE_VARIABLE: str(uses)}
-        command += [*ours.files, *ours.hooks]
-        run = capture(command, cwd=root, env=environment)
-        said = [line for line in run.text.splitlines() if line.startswith("{")]
-        if run.status >= _CRASHED or (run.status and not said):
-            raise ToolError(
-                f"{root}: expected mypy to check our files, found that it "
-                f"stopped with {run.status}: {run.tail}; is this tree whole?"
-            )
-        recorded = [line.split("\t") for line in uses.read_text().splitlines()]
-    errors = sorted(
-        Finding(one["file"], one["line"], one["message"])
-        for one in map(json.loads, said)
-        if one["severity"] == "error"
-    )
-    found = {(file, int(line), dotted) for file, line, dotted in recorded}
-    if not found:
+        run = capture([*command, *ours.files, *ours.hooks], cwd=root)
+    said = [line for line in run.text.splitlines() if line.startswith("{")]
+    if run.status >= _CRASHED or (run.status and not said):
         raise ToolError(
-            f"{root}: expected mypy to see names of vllm in our files, found none; "
-            "this is a defect of balance_tools.contract"
+            f"{root}: expected mypy to check our files, found that it "
+            f"stopped with {run.status}: {run.tail}; is this tree whole?"
         )
-    return Checked(tuple(errors), tuple(sorted(found)))
+    errors = [one for one in map(json.loads, said) if one["severity"] == "error"]
+    return tuple(sorted(Finding(e["file"], e["line"], e["message"]) for e in errors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,9 @@ class Use:
     """Of the use."""
     kind: str
     """IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of ours that
-    upstream calls; EITHER: dotted names of which one must exist; OPTIONAL: what
-    `hasattr` asks for, because only some releases have it; WORD: what no checker can
-    give a type, which must occur in upstream.
+    upstream calls; EITHER: words of which one must occur; OPTIONAL: what `hasattr` asks
+    for, because only some releases have it; WORD: of an object that the syntax does not
+    name, which must occur in upstream.
     """
     names: tuple[str, ...]
 
@@ -46,29 +46,17 @@ class Ours:
         """Whether a line is one of ours."""
         return file in self.files or line in self.hooks.get(file, ())
 
-    def modules(self) -> frozenset[str]:
-        """The dotted names of the whole files."""
-        return frozenset(module_of(file) for file in self.files)
 
-
-def inventory(
-    root: Path, ours: Ours, typed: Iterable[tuple[str, int, str]], upstream: Names
-) -> tuple[Use, ...]:
-    """Return every use of a name that upstream defines.
+def inventory(root: Path, ours: Ours, upstream: Names) -> tuple[Use, ...]:
+    """Return every use of a name that upstream defines, as the syntax shows it.
 
     Args:
         root: A tree with upstream, the hooks and our files.
         ours: What of it is ours.
-        typed: File, line and dotted name of the attributes and calls that the type
-            checker resolved.
         upstream: Names of the same release without us.
     """
     found: set[Use] = set()
-    mine = ours.modules()
-    for file, line, name in typed:
-        owner = name.rpartition(".")[0]
-        if ours.has(file, line) and not _is_of(owner, mine) and upstream.has(name):
-            found.add(Use(file, line, ATTRIBUTE, (name,)))
+    mine = frozenset(map(module_of, ours.files))
     own_words: set[str] = set()
     words: set[Use] = set()
     for file in (*ours.files, *ours.hooks):
@@ -122,8 +110,10 @@ class _Reader:
                     yield Use(self.file, node.lineno, ATTRIBUTE, (name,))
             elif isinstance(node, ast.ClassDef) and self.file in self.ours.files:
                 yield from self._overrides(node)
-            elif isinstance(node, ast.FunctionDef):
-                yield from self._either(node)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == FIRST_OF:
+                constants = (a for a in node.args[1:] if isinstance(a, ast.Constant))
+                names = tuple(str(constant.value) for constant in constants)
+                yield Use(self.file, node.lineno, EITHER, names)
 
     def is_upstream(self, name: str) -> bool:
         """Whether a dotted name is of upstream's package, and not of a file of ours."""
@@ -158,27 +148,6 @@ class _Reader:
             for name, line in _members(node):
                 if not name.startswith("__") and self.upstream.has(f"{base}.{name}"):
                     yield Use(self.file, line, OVERRIDE, (f"{base}.{name}",))
-
-    def _either(self, node: ast.FunctionDef) -> Iterator[Use]:
-        owners = {
-            argument.arg: self._annotated(argument.annotation)
-            for argument in node.args.args
-            if argument.annotation is not None
-        }
-        for call in ast.walk(node):
-            if not (isinstance(call, ast.Call) and ast.unparse(call.func) == FIRST_OF):
-                continue
-            owner = owners.get(ast.unparse(call.args[0]))
-            names = [str(a.value) for a in call.args[1:] if isinstance(a, ast.Constant)]
-            prefix = f"{owner}." if owner else "?."
-            yield Use(
-                self.file, call.lineno, EITHER, tuple(f"{prefix}{n}" for n in names)
-            )
-
-    def _annotated(self, annotation: ast.expr) -> str | None:
-        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-            annotation = ast.parse(annotation.value, mode="eval").body
-        return self._dotted(annotation)
 
 
 def _members(node: ast.ClassDef) -> Iterator[tuple[str, int]]:

@@ -92,8 +92,6 @@ def _subjects(series: Series, modules: Modules) -> list[Drift]:
     for patch, after in patched_steps(series, modules.tree):
         for file in patch.files:
             old = before.get(file.path) or (modules.tree / file.path).read_bytes()
-            if not file.path.endswith(".py"):
-                continue
             for hook in placement_of(old, after[file.path], file.path):
                 if hook.anchor.scope:
                     symbol = f"{module_of(file.path)}.{hook.anchor.scope}"

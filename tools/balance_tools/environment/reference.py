@@ -60,13 +60,7 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 def group_requirements(pyproject: Path, group: str) -> list[str]:
     """The requirements of a dependency group."""
     data = tomlkit.parse(pyproject.read_text(encoding="utf-8")).unwrap()
-    try:
-        return [str(line) for line in data["dependency-groups"][group]]
-    except KeyError:
-        raise ToolError(
-            f"{pyproject}: expected the dependency group {group!r}, found none; "
-            "restore it from git"
-        ) from None
+    return [str(line) for line in data["dependency-groups"][group]]
 
 
 def pip(python: Path, *arguments: str) -> None:

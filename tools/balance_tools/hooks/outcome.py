@@ -66,27 +66,10 @@ def decide(
     if sides.link is not None:
         note = f"{file.path} is a symbolic link to {sides.link} in {sides.labels.new}"
         return _not_placed(file, sides, Status.TARGET_MOVED, note)
-    if not file.path.endswith(".py"):
-        return _by_git_alone(file, sides)
     try:
         return _module(file, sides, paths, read_upstream)
     except (ToolError, NotWholeLinesError) as error:
         return _not_placed(file, sides, Status.CONFLICT, str(error))
-
-
-def _by_git_alone(file: FilePatch, sides: Sides) -> FileVerdict:
-    """Judge a file that is not Python."""
-    path = file.path
-    if sides.upstream is None:
-        note = f"{path} is gone in {sides.labels.new}"
-        return _not_placed(file, sides, Status.TARGET_DELETED, note)
-    if not sides.clean:
-        note = f"{path} is not Python: only git could place the hunk, and did not"
-        return _not_placed(file, sides, Status.CONFLICT, note)
-    same = sides.merged == sides.upstream
-    status = Status.ALREADY_UPSTREAM if same else Status.CONTEXT_ONLY
-    note = f"{path} is not Python: placed by git alone, look at it"
-    return FileVerdict(path, sides.merged, sides.merged, status, notes=(note,))
 
 
 def _not_placed(
@@ -207,7 +190,7 @@ def check_edit(file: Path) -> None:
     """Check a file that a person edited.
 
     Raises:
-        ToolError: a conflict is left, or it is not Python though its name says so.
+        ToolError: a conflict is left, or it is not Python.
     """
     content = file.read_bytes()
     if has_markers(content):
@@ -215,5 +198,4 @@ def check_edit(file: Path) -> None:
             f"{file}: a conflict is left; edit the file until no <<<<<<< remains, "
             "then run tools/rebase.sh continue"
         )
-    if file.suffix == ".py":
-        parse_module(content, str(file))
+    parse_module(content, str(file))

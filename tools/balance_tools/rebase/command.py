@@ -55,10 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add["bump"]("--dry-run", action="store_true", help=text)
     add["line"]("name", help="folder below lines/")
     add["verify"]("name", nargs="?", help="line to verify (default: the pin)")
-    text = "interpreter that has the release's requirements already"
-    add["verify"]("--python", type=Path, help=text)
-    text = 'our tests, files and folders (default: all); "" leaves them out'
-    add["verify"]("--tests", default="tests/engine", metavar="FILES", help=text)
     add["scan"]("range", metavar="A..B", help="two versions, such as 0.23.0..0.33.0")
     text = "build each release that fits, and serve with each policy"
     add["scan"]("--run", dest="run_", action="store_true", help=text)
@@ -146,8 +142,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
         )
     else:
         bench = pinned_release(paths)
-    verdict = verify(bench, args.python, args.tests.split())
-    print(verdict.markdown(), end="")
+    print(verify(bench).markdown(), end="")
     return 0
 
 

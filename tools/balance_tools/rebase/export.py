@@ -86,7 +86,6 @@ def _final(
         hooks = tuple(
             HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
             for file in new.files
-            if file.path.endswith(".py")
             for hook in placement_of(
                 repo.read(parent, file.path) or b"",
                 repo.read(result.commit, file.path) or b"",

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -118,7 +118,11 @@ def scan(
     top = Path(__file__).resolve().parents[1]
     tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
     ours = [paths.root / name for name in pin.files] if pin else []
-    key = series_sha256(paths.root, PACKAGE) + _hash([*sorted(tools), *ours])
+    # Rows of other tools, files or patches do not count as known.
+    digest = hashlib.sha256(series_sha256(paths.root, PACKAGE).encode())
+    for file in (*sorted(tools), *ours):
+        digest.update(file.name.encode() + file.read_bytes())
+    key = digest.hexdigest()
     rows: dict[str, ScannedRelease] = {}
     with (
         ProcessPoolExecutor(WORKERS) as pool,
@@ -132,14 +136,6 @@ def scan(
             rows[jobs[job].version] = job.result()
             report(done)
     return [rows[artifact.version] for artifact in artifacts]
-
-
-def _hash(files: Iterable[Path]) -> str:
-    """Hash tools and our files, so that results of other ones do not count as known."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 def _one(

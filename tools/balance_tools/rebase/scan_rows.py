@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,7 @@ def _cells(row: ScannedRelease) -> list[str]:
 
 
 def write_scan(folder: Path, rows: Sequence[ScannedRelease], pin: str) -> Path:
-    """Write scan.md and scan.json; return the former."""
-    data = {"pin": pin, "rows": [asdict(row) for row in rows]}
-    (folder / "scan.json").write_text(json.dumps(data, indent=1) + "\n")
-    (folder / "scan.md").write_text(scan_markdown(rows, pin))
-    return folder / "scan.md"
+    """Write scan.md; return its path."""
+    report = folder / "scan.md"
+    report.write_text(scan_markdown(rows, pin))
+    return report

@@ -15,13 +15,12 @@ from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.release.notes import CHANGELOG, release_notes
-from balance_tools.release.sbom import render_sbom
 from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
 from balance_tools.run import capture, git, to_terminal
-from balance_tools.upstream.lock import Lock, load_lock
+from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.build import ALL, build_wheel
-from balance_tools.wheel.source_state import commit_time_s, source_state
+from balance_tools.wheel.source_state import source_state
 
 SUMS = "SHA256SUMS"
 NOTES = "RELEASE-NOTES.md"
@@ -34,7 +33,6 @@ class Release:
     """What is released, before it is built."""
 
     paths: Paths
-    lock: Lock
     version: str
     """`0.23.0+balance.1`"""
     notes: str
@@ -72,7 +70,7 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
             f"{SETTINGS_NAME}: expected a version without a tag, found v{version} on "
             f"commit {tagged}; raise the revision, as docs/maintainers.md says"
         )
-    return Release(paths, lock, version, notes, trial)
+    return Release(paths, version, notes, trial)
 
 
 def make_release(release: Release, *, verify: bool = True) -> Path:
@@ -85,8 +83,8 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         remove_tree(hidden)
         hidden.mkdir(parents=True)
         try:
-            wheels = build_wheels(release.paths, hidden)
-            complete(release, wheels, hidden)
+            build_wheels(release.paths, hidden)
+            complete(release, hidden)
             if verify:
                 inspect_wheels(release.paths, hidden)
                 try_reference_wheel(hidden)
@@ -96,25 +94,18 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
     return release.folder
 
 
-def build_wheels(paths: Paths, folder: Path) -> list[Path]:
+def build_wheels(paths: Paths, folder: Path) -> None:
     """Build every wheel of a release into `folder`."""
-    wheels = []
     with progress("building the wheels of the release", len(ALL), "wheel") as report:
         for done, choice in enumerate(ALL, 1):
-            wheels.append(build_wheel(paths, choice, folder))
+            build_wheel(paths, choice, folder)
             report(done)
-    return wheels
 
 
-def complete(release: Release, wheels: list[Path], folder: Path) -> None:
-    """Add what is not a wheel: sources, bill of materials, notes, sums."""
-    paths, version = release.paths, release.version
-    sdist = write_sdist(paths.root, version, folder)
-    time_s = commit_time_s(paths.root)
-    bill = render_sbom(version, time_s, wheels, sdist, paths, release.lock)
-    texts = {f"vllm-{version}.cdx.json": bill, NOTES: release.notes}
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+def complete(release: Release, folder: Path) -> None:
+    """Add what is not a wheel: sources, notes, sums."""
+    write_sdist(release.paths.root, release.version, folder)
+    (folder / NOTES).write_text(release.notes, encoding="utf-8")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")

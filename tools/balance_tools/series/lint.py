@@ -100,11 +100,10 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
     for patch, contents in patched_steps(series, tree):
         where = series.directory / patch.name
         for file in patch.files:
-            if file.path.endswith(".py"):
-                try:
-                    parse_module(contents[file.path], file.path)
-                except ToolError as error:
-                    yield f"{where}: {error}"
+            try:
+                parse_module(contents[file.path], file.path)
+            except ToolError as error:
+                yield f"{where}: {error}"
     for name, canonical in export_series(series, tree).items():
         if canonical != (series.directory / name).read_bytes():
             yield (

@@ -137,9 +137,10 @@ def settle(paths: Paths, lock: Lock) -> None:
 def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch) -> str:
     """Make one tree: stage upstream, patch it, add what is ours, swap it in."""
     start = time.monotonic()
+    pristine = ensure_pristine(package.artifact, paths, get)  # a build reads it, too
     if package.is_current and not tracked_of_upstream(package):
         return f"{package.label}: up to date"
-    new = stage(ensure_pristine(package.artifact, paths, get), paths.staging, package)
+    new = stage(pristine, paths.staging, package)
     apply_series(package.series, new.parent)
     manifest = take_manifest(new, package.inputs)
     ours = refuse_losses(package, manifest, new, discard_edits)

@@ -11,58 +11,38 @@ import json
 from pathlib import Path
 from typing import Any
 
-_OPT = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "dtype": "float16"}
-_OPT_125M = {
-    **_OPT,
-    "hidden_size": 768,
-    "word_embed_proj_dim": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "ffn_dim": 3072,
-    "vocab_size": 50272,
-    "max_position_embeddings": 2048,
-}
-_OPT_350M = {
-    **_OPT_125M,
-    "hidden_size": 1024,
-    "word_embed_proj_dim": 512,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "ffn_dim": 4096,
-    "do_layer_norm_before": False,
-}
-_QWEN3 = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "dtype": "float16",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
-_QWEN2 = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "dtype": "float16",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-}
-# The models that upstream's scheduler tests name, in their published sizes.
-MODELS: dict[str, dict[str, Any]] = {
-    "facebook/opt-125m": _OPT_125M,
-    "facebook/opt-350m": _OPT_350M,
-    "Qwen/Qwen3-0.6B": _QWEN3,
-    "Qwen/Qwen1.5-7B": _QWEN2,
+
+def _config(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    names = {"model_type": model_type, "architectures": [architecture]}
+    return {**names, "dtype": "float16", **sizes}
+
+
+# The models that upstream's scheduler tests name, in their published sizes, where these
+# are not the defaults of transformers.
+MODELS = {
+    "facebook/opt-125m": _config("opt", "OPTForCausalLM"),
+    "facebook/opt-350m": _config(
+        "opt",
+        "OPTForCausalLM",
+        hidden_size=1024,
+        word_embed_proj_dim=512,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        ffn_dim=4096,
+        do_layer_norm_before=False,
+    ),
+    "Qwen/Qwen3-0.6B": _config(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen1.5-7B": _config("qwen2", "Qwen2ForCausalLM", intermediate_size=11008),
 }
 
 

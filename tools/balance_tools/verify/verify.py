@@ -44,6 +44,7 @@ from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
 UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
+ENGINE_TESTS = "tests/engine"
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
@@ -91,21 +92,15 @@ def pinned_release(paths: Paths) -> Bench:
     )
 
 
-def verify(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
+def verify(bench: Bench) -> Verdict:
     """Verify a series; what was done before with equal inputs is not done again.
-
-    Args:
-        bench: What to verify.
-        base: Interpreter of an environment that has the requirements of the release
-            already; None installs them.
-        engine: Our engine tests, files and folders; empty leaves them out.
 
     Raises:
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Then verify.md in build/verify/NAME says which.
     """
     with exclusive(bench.folder / ".lock"), termination_interrupts():
-        found = _verdict(bench, base, engine)
+        found = _verdict(bench)
     report = bench.folder / "verify.md"
     report.write_text(found.markdown(), encoding="utf-8")
     if found.failing:
@@ -116,7 +111,7 @@ def verify(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
     return found
 
 
-def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
+def _verdict(bench: Bench) -> Verdict:
     patched = patched_root(bench)
     plain = _root(bench, "unpatched", None)
     # One of our tests reads the plugin, which the reference wheel does not have.
@@ -124,10 +119,11 @@ def _verdict(bench: Bench, base: Path | None, engine: Sequence[str]) -> Verdict:
         print(line, file=sys.stderr)
     stages = [wheel_stage(bench, root) for root in (patched, plain)]
     wheels = [Path(stage.data["path"]) for stage in stages]
-    stages += _environments(bench, [patched, plain], wheels, base)
+    stages += _environments(bench, [patched, plain], wheels)
     pythons = [Path(stage.data["path"]) for stage in stages[2:]]
     ours = Setup("engine", pythons[0], patched.root)
-    files = [name for word in engine for name in _test_files(patched.root, word)]
+    found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
+    files = [path.relative_to(patched.root).as_posix() for path in found]
     plugin = series_sha256(patched.root, PLUGIN)
     made_of = sha256_of(wheels[0]) + plugin
     tests = _run(bench, [(ours, file) for file in files], made_of)
@@ -180,20 +176,17 @@ def wheel_stage(bench: Bench, root: Paths) -> Entry:
 
 
 def _environments(
-    bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path], base: Path | None
+    bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path]
 ) -> Iterator[Entry]:
     """Yield the environments with the patched and with the plain wheel."""
     patched, plain = roots
-    inputs = [sha256_of(wheels[0]), str(base)]
 
     def full() -> Data:
-        if base is None:
-            python = make_env(patched, wheels[0]) / "bin" / "python"
-        else:
-            python = layered_environment(patched.env / "layered", wheels[0], base)
+        python = make_env(patched, wheels[0]) / "bin" / "python"
         pip(python, "install", *TEST_REQUIREMENTS)
         return {"path": str(python)}
 
+    inputs = [sha256_of(wheels[0])]
     first = bench.ledger.once("environment, patched", inputs, full)
     yield first
 
@@ -204,22 +197,6 @@ def _environments(
 
     inputs = [sha256_of(wheels[1]), first.data["path"]]
     yield bench.ledger.once("environment, unpatched", inputs, layered)
-
-
-def _test_files(root: Path, word: str) -> list[str]:
-    """Return the test files that a file or folder stands for.
-
-    Raises:
-        ToolError: there are none.
-    """
-    path = root / word
-    found = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
-    if not found or not found[0].is_file():
-        raise ToolError(
-            f"--tests: expected test files or folders of this repository, found "
-            f"{word!r}; leave the option out to run all of tests/engine"
-        )
-    return [one.relative_to(root).as_posix() for one in found]
 
 
 def _upstream(

@@ -1,4 +1,4 @@
-"""The command `wheel`: from a checkout to a finished, checked wheel."""
+"""The command `wheel`: from a checkout to finished, checked wheels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from balance_tools.distribution import (
@@ -90,16 +89,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arch", choices=ARCHES, help="ascend; default: this machine's")
     add("--kernels", choices=KERNELS, help="ascend; default: prebuilt")
     add("--soc", metavar="CHIP", help="kernels from source: ascend910b1")
-    add_out(parser)
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """The argument that `wheels` has, too."""
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: dist")
+    add("--all", action="store_true", help="the reference and the six Ascend wheels")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `wheel`."""
+    """Build, and print the sha256 and the path of each wheel."""
+    paths = Paths.find()
+    for choice in ALL if args.all else [_choice(args)]:
+        wheel = build_wheel(paths, choice, paths.dist)
+        print(f"{sha256_of(wheel)}  {wheel}")
+    return 0
+
+
+def _choice(args: argparse.Namespace) -> Choice:
     chosen = {
         VARIABLE_PREFIX + name.upper(): value
         for name in ("target", "python", "arch", "kernels", "soc")
@@ -109,13 +111,4 @@ def run(args: argparse.Namespace) -> int:
     choice = choice_from(variables)
     if choice.from_source and not variables.get(f"{VARIABLE_PREFIX}PYTHON"):
         choice = for_python3(choice)
-    return build_wheels([choice], args.out)
-
-
-def build_wheels(choices: Sequence[Choice], out: Path | None) -> int:
-    """Build wheels and print the sha256 and the path of each."""
-    paths = Paths.find()
-    for choice in choices:
-        wheel = build_wheel(paths, choice, out or paths.dist)
-        print(f"{sha256_of(wheel)}  {wheel}")
-    return 0
+    return choice

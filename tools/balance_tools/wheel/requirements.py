@@ -41,13 +41,7 @@ class Wanted:
 
 def read_requirements(path: Path, source: str) -> list[Wanted]:
     """Read a requirements file of plain lines, without options such as `-r`."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise ToolError(
-            f"{path}: expected upstream's requirements here, found no file; run "
-            "`make vendor` to extract them again"
-        ) from None
+    lines = path.read_text(encoding="utf-8").splitlines()
     stripped = (line.partition("#")[0].strip() for line in lines)
     return [parse_requirement(line, source) for line in stripped if line]
 

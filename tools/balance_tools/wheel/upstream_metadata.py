@@ -13,7 +13,6 @@ from email.parser import Parser
 from pathlib import Path
 
 from balance_tools.distribution import EntryPoints
-from balance_tools.errors import ToolError
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,14 @@ class UpstreamMetadata:
 def read_upstream_metadata(pristine: Path, package: str) -> UpstreamMetadata:
     """Read the metadata of the extracted sdist `pristine` of `package`."""
     egg_info = pristine / f"{package}.egg-info"
-    core = Parser().parsestr(_text(pristine / "PKG-INFO"))
+    files = (pristine / "PKG-INFO", egg_info / "entry_points.txt")
+    core, entry_points, requires = (
+        path.read_text(encoding="utf-8") for path in (*files, egg_info / "requires.txt")
+    )
     return UpstreamMetadata(
-        core=core,
-        entry_points=parse_entry_points(_text(egg_info / "entry_points.txt")),
-        extras=_extras(_text(egg_info / "requires.txt")),
+        core=Parser().parsestr(core),
+        entry_points=parse_entry_points(entry_points),
+        extras=_extras(requires),
     )
 
 
@@ -72,13 +74,3 @@ def _extras(text: str) -> dict[str, list[str]]:
         elif line:
             current.append(line)
     return extras
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ToolError(
-            f"{path}: expected this file of the upstream sdist, found none; run "
-            "`make vendor` to extract it again"
-        ) from None

@@ -12,8 +12,7 @@ AFTER = {
     "torch_npu": "operators_of_torch_npu",
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
-    "vllm.v1.engine.core": "count_schedules",
-    "vllm_ascend.worker.model_runner_v1": "model_runner",
+    "vllm_ascend.worker.model_runner_v1": "count_steps",
     "triton.backends": "triton_driver",
 }
 

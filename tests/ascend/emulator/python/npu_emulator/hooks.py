@@ -4,7 +4,6 @@ import ctypes
 import functools
 import json
 import os
-import time
 
 from . import attention, experts, groups, layers, others, registry
 
@@ -12,7 +11,6 @@ MODULES = (attention, experts, groups, layers, others)
 """They register what they have."""
 
 COUNTS = "EMULATOR_COUNTS"
-STEP_MS = "EMULATOR_STEP_MS"
 
 
 def _counter():
@@ -41,70 +39,6 @@ def device_type(module):
     """EMULATOR_DEVICE_TYPE: code of another device, in the wheel for A2."""
     if wanted := os.environ.get("EMULATOR_DEVICE_TYPE"):
         module.__device_type__ = wanted
-
-
-def count_schedules(module):
-    """EMULATOR_COUNTS: a line for an engine's scheduler, and for each of its steps."""
-    count = _counter()
-    if count is None:
-        return
-    start = module.EngineCore.__init__
-
-    @functools.wraps(start)
-    def start_and_count(self, *arguments, **rest):
-        start(self, *arguments, **rest)
-        scheduler = self.scheduler
-        schedule = scheduler.schedule
-        classes = [of.__name__ for of in type(scheduler).__mro__]
-        count(json.dumps({"kind": "scheduler", "classes": classes}))
-
-        @functools.wraps(schedule)
-        def schedule_and_count(*arguments, **rest):
-            line = {
-                "kind": "schedule",
-                "running": len(scheduler.running),
-                "limit": scheduler.max_num_running_reqs,
-                "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
-                # What the plugin's own balance has gathered, if it is at work.
-                "gathered": [t.item() for t in getattr(scheduler, "balance_queue", ())],
-            }
-            output = schedule(*arguments, **rest)
-            admitted = len(output.scheduled_new_reqs)
-            admitted += len(output.scheduled_cached_reqs.resumed_req_ids)
-            count(json.dumps({**line, "admitted": admitted}))
-            return output
-
-        scheduler.schedule = schedule_and_count
-
-    module.EngineCore.__init__ = start_and_count
-
-
-def model_runner(module):
-    """The plugin's model runner has been imported."""
-    wait_in_steps(module)
-    count_steps(module)
-
-
-def wait_in_steps(module):
-    """EMULATOR_STEP_MS=STEP,TOKEN: a step waits so many ms, and so many for each token.
-
-    Before it computes: the other ranks wait for this one where they communicate.
-    """
-    if STEP_MS not in os.environ:
-        return
-    step, token = map(float, os.environ[STEP_MS].split(","))
-
-    def waiting(method, tokens_of):
-        @functools.wraps(method)
-        def run(self, *arguments, **rest):
-            time.sleep((step + token * tokens_of(*arguments, **rest)) / 1000)
-            return method(self, *arguments, **rest)
-
-        return run
-
-    runner = module.NPUModelRunner
-    runner.execute_model = waiting(runner.execute_model, _scheduled)
-    runner._dummy_run = waiting(runner._dummy_run, lambda *a, **k: 1)
 
 
 def _scheduled(scheduler_output, *arguments, **rest):
