@@ -295,17 +295,3 @@ def test_front_ends_are_told_requests_and_prompt_tokens(config):
     assert len(scheduler.running) == 3
     assert scheduler.get_request_counts() == (3, 3), "what it counts with itself"
     assert gate.backlog() == (6, 116)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynchronous):
-    """Asynchronous scheduling has scheduled the next step when one has ended."""
-    config = config_of(moe_model, async_scheduling=asynchronous)
-    scheduler = make_scheduler(config)
-    gate, told = scheduler.balance_gate, []
-    for number, tokens in enumerate((5, 7, 9)):
-        add(scheduler, (str(number), tokens))
-        step(scheduler)
-        told.append(gate.measure(0, number, now=0.0, wall=0.0).prefill_tokens)
-        gate.apply(OPEN)
-    assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])
