@@ -26,10 +26,6 @@ def request(index: int = 0, server: int = 0) -> SimRequest:
     return made
 
 
-def counts(*pairs: tuple[int, int]) -> list[RankCounts]:
-    return [RankCounts(*pair) for pair in pairs]
-
-
 def balancer(name: str, ranks: int, skew: float = 0.5) -> LoadBalancer:
     (one,) = make_load_balancers(name, ranks, random.Random(0), skew)
     return one
@@ -50,7 +46,7 @@ def test_ranks_tell_their_prompt_tokens_to_several_front_ends(servers: int) -> N
     tell says so."""
     balancers = make_load_balancers("tokens", 2, random.Random(0), 0.0, servers, 32)
     dispatcher = Dispatcher(2, balancers, by_tokens=True)
-    dispatcher.tell(0.0, 0, 0, counts((50_000, 3), (0, 0)))
+    dispatcher.tell(0.0, 0, 0, [RankCounts(50_000, 3), RankCounts(0, 0)])
     ranks = [dispatcher.route(0.2 + i / 1e3, request(i, i % servers)) for i in range(9)]
     assert ranks.count(1) == (9 if servers > 1 else 4)
 
@@ -58,7 +54,7 @@ def test_ranks_tell_their_prompt_tokens_to_several_front_ends(servers: int) -> N
 def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
     tested = balancer("0.30", 3)
     assert choices(tested, 3) == [0, 1, 2]
-    tested.publish(counts((0, 0), (0, 0), (0, 0)))  # not yet seen by the coordinator
+    tested.publish([RankCounts(0, 0)] * 3)  # not yet seen by the coordinator
     ended = request()
     ended.rank = 1
     tested.finished(ended)

@@ -151,12 +151,6 @@ def test_who_shares_a_beginning_does_not_crowd_on_one_rank() -> None:
     assert sum(len(set(each)) for each in homes.values()) == 16, "nobody has moved"
 
 
-def test_a_rank_without_a_free_slot_gets_no_prefix() -> None:
-    dispatch = with_prefixes(slots=1)
-    assert send_text(dispatch, 0, session(0, 500)) == 0
-    assert send_text(dispatch, 1, session(0, 500)) == 1
-
-
 def test_a_rank_that_comes_back_has_nothing() -> None:
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 9), pin=1)
