@@ -93,7 +93,7 @@ def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
         ),
     )
     try:
-        for wave in range(25):
+        for wave in range(12):
             burst(ranks, rng, f"w{wave}", rng.randint(1, 40), aborts=wave % 4 == 3)
             ranks.poll()
             burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
@@ -104,8 +104,8 @@ def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
     traces = [trace for trace, _ in reports]
     assert [leftover for _, leftover in reports] == [0, 0, 0]
     assert [trace.violations for trace in traces] == [[], [], []]
-    assert traces[0].waves >= 25
-    assert all(trace.closed > 50 for trace in traces), "the rule was hardly exercised"
+    assert traces[0].waves >= 12
+    assert all(trace.closed > 25 for trace in traces), "the rule was hardly exercised"
     if kv_blocks == 18:
         assert sum(trace.preemptions for trace in traces) > 0
 

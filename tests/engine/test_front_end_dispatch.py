@@ -11,10 +11,7 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.dispatch import (
-    Backlog,
-    TokenDispatch,
-)
+from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -59,20 +56,17 @@ async def ask(
     rank: int | None = None,
     inputs: int = 1,
     **sampling: Any,
-) -> int:
-    """Tokens that were answered. With several inputs, the prompt goes on."""
+) -> None:
+    """Waits for the answer. With several inputs, the prompt goes on."""
     parameters = SamplingParams(
         max_tokens=output, ignore_eos=True, detokenize=False, **sampling
     )
     prompts: Any = {"prompt_token_ids": prompt}
     if inputs > 1:
         prompts = stream(StreamingInput(prompts), inputs)
-    tokens = 0
-    async for answer in asked.generate(
-        prompts, parameters, name, data_parallel_rank=rank
-    ):
-        tokens = len(answer.outputs[0].token_ids)
-    return tokens
+    answers = asked.generate(prompts, parameters, name, data_parallel_rank=rank)
+    async for _ in answers:
+        pass
 
 
 def ranks_chosen(asked: AsyncLLM) -> list[int]:
