@@ -1,6 +1,6 @@
 """Builds what `make test-ascend` runs in: the Ascend wheel on an emulated device.
 
-    .venv/bin/python tests/ascend/build.py [--wheel FILE] [--out FOLDER]
+    .venv/bin/python tests/ascend/build.py
 
 Prints the folder. `FOLDER/run COMMAND …` runs a command in it. Downloads are verified
 and stay in build/cache; what was built stays while it is made from the same files.
@@ -8,7 +8,6 @@ and stay in build/cache; what was built stays while it is made from the same fil
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import platform
@@ -67,14 +66,9 @@ def step(title: str) -> Iterator[None]:
 
 def main() -> int:
     """Build; print the folder."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--wheel", type=Path, help="default: the one of this checkout")
-    parser.add_argument("--out", type=Path, default=BUILT)
-    options = parser.parse_args()
     try:
         check_machine()
-        wheel = options.wheel or build_wheel()
-        print(build(wheel.resolve(), options.out.resolve()))
+        print(build(build_wheel(), BUILT))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

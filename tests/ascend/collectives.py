@@ -177,11 +177,12 @@ def groups(rank: int, ranks: int) -> dict[str, object]:
     return {"pair": t[0].item(), "all": [before[0].item(), every[0].item()]}
 
 
-def one_after_the_other(rank: int, ranks: int) -> dict[str, object]:
+def everything(rank: int, ranks: int) -> dict[str, object]:
     """All of the above in one process."""
     found = [equal(rank, ranks), letters(rank, ranks)]
     wrong = [line for part in found for line in part["wrong"]]
-    return {"wrong": wrong, **groups(rank, ranks)}
+    checked = [part["checked"] for part in found]
+    return {"wrong": wrong, "checked": checked, **groups(rank, ranks)}
 
 
 def failing(rank: int, ranks: int, how, limit_s: str = "") -> dict[str, object]:
@@ -218,10 +219,7 @@ def call_something_else():
 
 
 CASES = {
-    "equal": equal,
-    "letters": letters,
-    "groups": groups,
-    "one after the other": one_after_the_other,
+    "all": everything,
     "killed": lambda r, n: failing(r, n, lambda: signal_self(signal.SIGKILL)),
     "silent": lambda r, n: failing(r, n, lambda: signal_self(signal.SIGSTOP), "3"),
     "different": lambda r, n: failing(r, n, call_something_else),

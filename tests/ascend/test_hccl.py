@@ -43,44 +43,31 @@ def ranks_say(case: str, ranks: int, folder: Path, lost: int = -1) -> list[dict]
     return found
 
 
-def test_collectives_equal_gloo(tmp_path):
-    for rank in ranks_say("equal", 3, tmp_path):
+def test_collectives_letters_and_groups_equal_gloo(tmp_path):
+    for number, rank in enumerate(ranks_say("all", 4, tmp_path)):
         assert rank.get("wrong") == [], rank
-        assert rank["checked"] == 5 * 19 + 6, "five types, 19 each; six more"
+        # Five types, 19 each, and six more; a receive and a ring of three sizes.
+        assert rank["checked"] == [5 * 19 + 6, 9 if number % 2 else 6]
+        assert (rank["pair"], rank["all"]) == (3, [6, 6])
 
 
-def test_send_and_receive(tmp_path):
-    for number, rank in enumerate(ranks_say("letters", 2, tmp_path)):
-        assert rank.get("wrong") == [], rank
-        assert rank["checked"] == (9 if number % 2 else 6)
-
-
-@pytest.mark.parametrize("case", ["groups", "one after the other"])
-def test_groups(case, tmp_path):
-    found = ranks_say(case, 4, tmp_path)
-    assert [rank.get("pair") for rank in found] == [3, 3, 3, 3], found
-    assert [rank["all"] for rank in found] == [[6, 6]] * 4
-    assert not any(rank.get("wrong") for rank in found), found
-
-
-def test_a_killed_peer_is_noticed_and_named(tmp_path):
-    found = ranks_say("killed", 3, tmp_path, lost=1)
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("killed", "died; it was waited for in all_reduce of 4 elements"),
+        ("silent", "no answer from rank 1 (process "),
+    ],
+)
+def test_a_lost_peer_is_named(case, sentence, tmp_path):
+    found = ranks_say(case, 3, tmp_path, lost=1)
     for rank in (found[0], found[2]):
         assert "rank 1 (process " in rank["log"], rank
-        assert "died; it was waited for in all_reduce of 4 elements" in rank["log"]
+        assert sentence in rank["log"]
         assert rank["error"], "no exception"
 
 
-def test_a_silent_peer_is_named_after_the_time_limit(tmp_path):
-    found = ranks_say("silent", 3, tmp_path, lost=1)
-    for rank in (found[0], found[2]):
-        assert "no answer from rank 1 (process " in rank["log"], rank
+def test_ranks_that_call_different_things_are_told_both(tmp_path):
+    for rank in ranks_say("different", 2, tmp_path):
+        assert "all_reduce of 4 elements" in rank["log"]
+        assert "all_reduce of 8 elements" in rank["log"]
         assert rank["error"]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_call_different_things_are_told_both(rank, tmp_path):
-    found = ranks_say("different", 2, tmp_path)
-    assert "all_reduce of 4 elements" in found[rank]["log"]
-    assert "all_reduce of 8 elements" in found[rank]["log"]
-    assert found[rank]["error"]

@@ -1,26 +1,23 @@
-"""Real data parallel engine loops in processes of their own.
+"""A real data parallel engine loop, in the process of a rank that `dp_ranks` starts.
 
-Each rank runs upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the
-real balance gate and a real gloo group; this module plays the coordinator and the
-front-end. A `LoopEngine` has a stand-in for the model, which answers every decode with
-token 7, so that thousands of steps take seconds; a `ModelEngine` has the model.
+Upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the real balance gate
+and a real gloo group. A `LoopEngine` has a stand-in for the model, which answers every
+decode with token 7, so that thousands of steps take seconds; a `ModelEngine` has it.
 """
 
 import logging
-import multiprocessing
 import queue
 import random
 import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.distributed as dist
-from vllm.config import VllmConfig
+import torch
+from vllm.config import VllmConfig, parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
@@ -37,12 +34,9 @@ class StandInExecutor(Executor):
     """Answers at once: one token for every request whose prompt is complete."""
 
     def _init_executor(self) -> None:
-        self.dummy_batches = 0
         self.scheduler: Any = None
 
     def get_kv_cache_specs(self):
-        import torch
-
         spec = FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
         )
@@ -86,7 +80,7 @@ class StandInExecutor(Executor):
         return _done(self._output) if non_block else self._output
 
     def execute_dummy_batch(self):
-        self.dummy_batches += 1
+        """Nothing to compute."""
 
 
 def _done(value):
@@ -168,91 +162,20 @@ class ModelEngine(LoopEngine):
     executor = UniProcExecutor
 
 
-class CollectiveCounter(LoopEngine):
-    """Counts every collective call of the loop, however it is made."""
-
-    NAMES = (
-        "_allgather_base",
-        "_reduce_scatter_base",
-        "allgather",
-        "allreduce",
-        "alltoall",
-        "alltoall_base",
-        "barrier",
-        "broadcast",
-        "gather",
-        "recv",
-        "reduce_scatter",
-        "scatter",
-        "send",
-    )
-    """Methods of a process group; the functions of torch.distributed end in them."""
-
-    def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
-        super().__init__(vllm_config, trace)
-        group = dist.ProcessGroup
-        for name in self.NAMES:
-            setattr(group, name, self._counted(name, getattr(group, name)))
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.trace.collectives[name] += 1
-            return function(*args, **kwargs)
-
-        return call
-
-    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
-        active = super()._has_global_unfinished_reqs(local_unfinished)
-        step = self.step_counter
-        self.trace.syncs += step % self.dp_sync_interval == 0 or step == self.first_sync
-        return active
-
-
-class AscendRuleEngine(LoopEngine):
-    """Checks every decision of `cap` against the vllm-ascend rule, on its own gather.
-
-    The rule is written here a second time, from its description: freeze admission
-    while the largest running count of the last gather equals the limit.
-    """
-
-    frozen = False
-
-    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
-        active = super()._has_global_unfinished_reqs(local_unfinished)
-        self.frozen = False
-        if active:
-            counts: list[Any] = [None] * self.dp_size
-            tensor = _int_tensor(len(self.scheduler.running))
-            counts = [_int_tensor(0) for _ in range(self.dp_size)]
-            dist.all_gather(counts, tensor, group=self.dp_group)
-            limit = self.scheduler.max_num_running_reqs
-            self.frozen = max(int(count) for count in counts) == limit
-            self.trace.closed += self.frozen
-        return active
-
-    def _record(self, output) -> None:
-        super()._record(output)
-        gate = self.scheduler.balance_gate
-        where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
-        if gate.decision.admit == self.frozen:
-            self.trace.violations.append(f"{where}: gate and vllm-ascend rule disagree")
-        if self.frozen and self.trace.steps[-1][2]:
-            self.trace.violations.append(f"{where}: admitted while frozen")
-        if self.step_counter == 0 and (self.frozen or not gate.decision.admit):
-            self.trace.violations.append(f"{where}: held at the start of a wave")
-
-
-def _int_tensor(value: int):
-    import torch
-
-    return torch.tensor([value], dtype=torch.int)
-
-
 def run_rank(
-    rank: int, arguments: dict[str, Any], engine_class: type, inbox: Any, outbox: Any
+    port: int,
+    rank: int,
+    arguments: dict[str, Any],
+    engine_class: type,
+    inbox: Any,
+    outbox: Any,
 ) -> None:
-    """Body of a rank's process: serve until the "stop" message, then report."""
+    """Body of a rank's process: serve until the "stop" message, then report.
+
+    All ranks meet at that port; each process would draw its own.
+    """
     engine = None
+    parallel.get_open_ports_list = lambda count=5: [port] * count
     try:
         if log := arguments["additional_config"].get("log"):
             logging.getLogger("vllm").addHandler(logging.FileHandler(log))
@@ -345,192 +268,3 @@ def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
                 complete = output.finish_reason == FinishReason.LENGTH
                 finished = (output.request_id, answer, complete)
                 outbox.put((rank, "finished", finished))
-
-
-class Ranks:
-    """The ranks' processes, and the coordinator's part of the protocol."""
-
-    def __init__(
-        self, size: int, engine_class: type = LoopEngine, **arguments: Any
-    ) -> None:
-        # Fork: the parent has imported vllm but has started no threads of torch.
-        context = multiprocessing.get_context("fork")
-        self.outbox = context.Queue()
-        self.inboxes = [context.Queue() for _ in range(size)]
-        config = EngineArgs(data_parallel_size=size, **arguments)
-        port = config.create_engine_config().parallel_config.data_parallel_master_port
-        arguments |= {"data_parallel_size": size}
-        self.processes = [
-            context.Process(
-                target=_run_rank_on_port,
-                args=(
-                    port,
-                    rank,
-                    arguments,
-                    engine_class,
-                    self.inboxes[rank],
-                    self.outbox,
-                ),
-                daemon=True,
-            )
-            for rank in range(size)
-        ]
-        self.wave = 0
-        self.running = False
-        self.calls_under_way = 0
-        self.requests: dict[str, tuple[int, int]] = {}
-        self.unfinished: set[str] = set()
-        self.answers: list[tuple[int, list[int]]] = []
-        """Tokens of the prompt, and the answer, which is shorter if it was aborted."""
-        for process in self.processes:
-            process.start()
-        for _ in range(size):
-            self._handle(self._next(timeout=120), expect="ready")
-
-    def _next(self, timeout: float) -> tuple[int, str, Any]:
-        try:
-            return self.outbox.get(timeout=timeout)
-        except queue.Empty:
-            raise AssertionError(
-                f"no word from any rank for {timeout} s: deadlock with "
-                f"{len(self.unfinished)} unfinished requests"
-            ) from None
-
-    def _handle(self, message: tuple[int, str, Any], expect: str = "") -> None:
-        rank, kind, payload = message
-        assert kind != "died", f"rank {rank} died:\n{payload}"
-        if kind == "wave_complete" and self.wave <= payload:
-            self.wave, self.running = payload + 1, False
-        elif kind == "start_wave" and (
-            payload > self.wave or (payload == self.wave and not self.running)
-        ):
-            self._start_wave(payload, exclude=rank)
-        elif kind == "finished":
-            request_id, answer, complete = payload
-            prompt_tokens, output_tokens = self.requests.pop(request_id)
-            assert not complete or len(answer) == output_tokens
-            self.answers.append((prompt_tokens, answer))
-            self.unfinished.discard(request_id)
-        elif kind == "called":
-            assert payload is None, payload
-            self.calls_under_way -= 1
-        assert not expect or kind == expect
-
-    def _start_wave(self, wave: int, exclude: int) -> None:
-        self.wave, self.running = wave, True
-        for inbox in self.inboxes:
-            inbox.put(("start", (wave, exclude)))
-
-    def submit(self, rank: int, request_id: str, prompt: int, output: int) -> None:
-        self.unfinished.add(request_id)
-        self.requests[request_id] = (prompt, output)
-        self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
-        if not self.running:
-            self._start_wave(self.wave, exclude=rank)
-
-    def abort(self, rank: int, request_id: str) -> None:
-        self.inboxes[rank].put(("abort", request_id))
-        self.unfinished.discard(request_id)
-
-    def call(self, method: str, *arguments: Any, timeout: float = 60) -> None:
-        """Calls a method of every engine core, as the front-end does, and waits."""
-        for inbox in self.inboxes:
-            inbox.put(("call", (method, arguments)))
-        self.calls_under_way = len(self.inboxes)
-        while self.calls_under_way:
-            self._handle(self._next(timeout))
-
-    def poll(self) -> None:
-        """Handles what has come in, without waiting."""
-        while not self.outbox.empty():
-            self._handle(self._next(timeout=1))
-
-    def drain(self, timeout: float = 60) -> None:
-        """Waits until every request is finished and the wave has ended."""
-        while self.unfinished or self.running:
-            self._handle(self._next(timeout))
-
-    def stop(self, timeout: float = 60) -> list[tuple[Trace, int]]:
-        """Ends all ranks; returns each one's trace and left-over requests."""
-        for inbox in self.inboxes:
-            inbox.put(("stop", None))
-        reports: dict[int, tuple[Trace, int]] = {}
-        while len(reports) < len(self.processes):
-            rank, kind, payload = self._next(timeout)
-            if kind == "report":
-                reports[rank] = payload
-            else:
-                self._handle((rank, kind, payload))
-        for process in self.processes:
-            process.join(timeout)
-        return [reports[rank] for rank in sorted(reports)]
-
-    def deaths(self, count: int, timeout: float) -> dict[int, str]:
-        """The tracebacks, by rank, of the next ranks that die of an error, and have
-        ended."""
-        errors: dict[int, str] = {}
-        while len(errors) < count:
-            rank, kind, payload = self._next(timeout)
-            if kind == "died":
-                errors[rank] = payload
-        for rank in errors:
-            self.processes[rank].join(timeout)
-        return errors
-
-    def kill(self) -> None:
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-
-def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
-    """Engine arguments of small ranks: four requests each, steps of 64 tokens.
-
-    `additional_config` is for this module: KV cache blocks, a file for the log, and
-    how many tokens all prompts have in common.
-    """
-    return {
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 256,
-        "enforce_eager": True,
-        "additional_config": {"kv_blocks": 100},
-        "distributed_executor_backend": "uni",
-        **overrides,
-    }
-
-
-def _run_rank_on_port(port: int, *args: Any) -> None:
-    """All ranks must meet at one port; each process would draw its own."""
-    import vllm.config.parallel as parallel
-
-    parallel.get_open_ports_list = lambda count=5: [port] * count
-    run_rank(*args)
-
-
-def burst(
-    ranks: Ranks,
-    rng: random.Random,
-    name: str,
-    requests: int,
-    aborts: bool = False,
-    tokens: tuple[int, int] = (200, 30),
-) -> None:
-    """Submits random requests to random ranks (some ranks may get none).
-
-    `tokens` are the most of a prompt and of an answer.
-    """
-    prompt, output = tokens
-    busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
-    sent = []
-    for number in range(requests):
-        rank = rng.choice(busy)
-        request_id = f"{name}-{number}"
-        ranks.submit(rank, request_id, rng.randint(1, prompt), rng.randint(1, output))
-        sent.append((rank, request_id))
-    if aborts:
-        for rank, request_id in rng.sample(sent, len(sent) // 4):
-            ranks.abort(rank, request_id)

@@ -9,7 +9,6 @@ import json
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,27 +20,22 @@ from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.config import (
-    CacheConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
-from vllm.v1.core.sched.balance.policies.by_name import Decision, create_policy
+from vllm.v1.core.sched.balance.policies.by_name import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row
-from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from schedulers import BLOCK_SIZE, make_request, make_scheduler
+from schedulers import (
+    BLOCK_SIZE,
+    engine_config,
+    give_gate,
+    make_scheduler,
+    prompt_request,
+)
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -81,35 +75,16 @@ class _Rank:
         )
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
-        self.gate = BalanceGate(
-            self.scheduler,
-            partial(create_policy, "adaptive"),
-            RowExchange(timeout=0.0),
-            BalanceStats(policy="adaptive"),
-            ttft_budget,
-        )
-        self.scheduler.balance_gate = self.gate
-        self._block_hasher = None
-        if config.cache_config.enable_prefix_caching:
-            hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-            init_none_hash(hash_fn)
-            self._block_hasher = get_request_block_hasher(BLOCK_SIZE, hash_fn)
+        self.gate = give_gate(self.scheduler, "adaptive", ttft_budget=ttft_budget)
         self.requests: dict[str, SimRequest] = {}
         self._in_flight: deque[_Scheduled] = deque()
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
-        name = str(request.index)
+        name, prompt = str(request.index), prompt_tokens(request)
         self.requests[name] = request
         self.scheduler.add_request(
-            make_request(
-                name,
-                request.prompt_len,
-                request.output_len,
-                prompt_tokens(request) if self._block_hasher else None,
-                arrival_time=request.sent,
-                block_hasher=self._block_hasher,
-            )
+            prompt_request(name, prompt, request.output_len, arrival_time=request.sent)
         )
 
     @property
@@ -206,23 +181,25 @@ class RealEngine(Engine):
         async_scheduling: bool,
         prefix_blocks: int | None,
     ) -> None:
-        """Makes the schedulers.
+        """Makes the schedulers, for requests of so many tokens, prompt and output.
 
-        Args:
-            limits: the limits of each rank.
-            max_model_len: the longest request, prompt and output, in tokens.
-            ttft_budget: what the gates are told, in seconds.
-            async_scheduling: whether a step is scheduled before the one before it
-                has ended.
-            prefix_blocks: if prompts share beginnings, the blocks that all requests
-                of the run fill: the cache keeps so many unless it is limited.
+        If prompts share beginnings, `prefix_blocks` are those that all requests of the
+        run fill: the cache keeps so many unless it is limited.
         """
         limits.check_longest(max_model_len)
         enough = prefix_blocks or limits.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
         blocks = limits.kv_blocks or enough + 1  # vLLM keeps a null block
-        config = _config(
-            limits, max_model_len, async_scheduling, prefix_blocks is not None
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            model = _MODEL | {"max_position_embeddings": max_model_len}
+            Path(folder, "config.json").write_text(json.dumps(model))
+            config = engine_config(
+                Path(folder),
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                async_scheduling=async_scheduling,
+                enable_prefix_caching=prefix_blocks is not None,
+            )
         self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
 
 
@@ -250,38 +227,6 @@ def simulate_real(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated, "make_engine", real_engine)
         return simulated.simulate(scenario, policy, seed, **arguments)
-
-
-def _config(
-    limits: RankLimits,
-    max_model_len: int,
-    async_scheduling: bool,
-    enable_prefix_caching: bool,
-) -> VllmConfig:
-    with tempfile.TemporaryDirectory() as folder:
-        model = {**_MODEL, "max_position_embeddings": max_model_len}
-        (Path(folder) / "config.json").write_text(json.dumps(model), encoding="utf-8")
-        model_config = ModelConfig(
-            model=folder,
-            dtype="float32",
-            skip_tokenizer_init=True,
-            max_model_len=max_model_len,
-        )
-    return VllmConfig(
-        model_config=model_config,
-        cache_config=CacheConfig(
-            block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching
-        ),
-        parallel_config=ParallelConfig(),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            enable_chunked_prefill=True,
-            async_scheduling=async_scheduling,
-            is_encoder_decoder=False,
-        ),
-    )
 
 
 def prompt_tokens(request: SimRequest) -> list[int]:

@@ -12,7 +12,8 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.utils.network_utils import get_open_port
 
 from balance_tools.serving.server import Server
-from dp_loop import LoopEngine, Ranks, loop_arguments
+from dp_loop import LoopEngine
+from dp_ranks import Ranks, loop_arguments
 from hostile_clients import rank_pids, statuses_after
 
 TIMEOUT_S = 4

@@ -116,49 +116,6 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     assert step(scheduler).num_scheduled_tokens == {"held": 10}
 
 
-def test_the_row_counts_what_could_prefill(config):
-    scheduler = make_scheduler(config, num_blocks=14)
-    scheduler.add_request(make_request("chunked", 100, 5))
-    step(scheduler)
-    for name, prompt in (("fits", 50), ("too big for the KV cache", 90)):
-        scheduler.add_request(make_request(name, prompt, 5))
-    row = scheduler.balance_gate.measure(wave=3, step=8, now=1.0, wall=0.0)
-    assert row._asdict() == {
-        "wave": 3,
-        "step": 8,
-        "running": 1,
-        "decoding": 0,
-        "waiting": 2,
-        "pending": 2,
-        "pending_tokens": 36 + 50,
-        "held_steps": 0,
-        "prefill_tokens": 64,
-        "step_time_us": 0,
-        "max_running": 4,
-        "max_tokens": 64,
-        "pending_age_us": 0,
-        "wait_us": 0,
-    }
-
-
-def test_prompts_for_which_there_was_no_room_are_not_told_as_computed(moe_model):
-    config = engine_config(
-        moe_model,
-        data_parallel_size=2,
-        data_parallel_balance="cap",
-        async_scheduling=False,
-    )
-    scheduler = make_scheduler(config, num_blocks=9)  # one of them is never used
-    scheduler.add_request(make_request("large", 100, 5))
-    scheduler.add_request(make_request("no room", 60, 5))
-    for tokens in (64, 36, 0):
-        scheduled = step(scheduler).num_scheduled_tokens
-        assert "no room" not in scheduled
-        row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0, wall=0.0)
-        assert row.prefill_tokens == tokens
-        scheduler.balance_gate.apply(OPEN)
-
-
 def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
     """Else nothing would be pending, and what could run would be held."""
     scheduler = make_scheduler(config)

@@ -31,6 +31,7 @@ def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
     emulated = {"emulated_device": DEVICE | device}
     return (
         *("-dp", "2", "--data-parallel-balance", "adaptive", "--async-scheduling"),
+        *("--api-server-count", "2"),
         *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512"),
         *("--max-model-len", "1024", "--no-enable-prefix-caching"),
         *("--scheduler-cls", f"hostile_scheduler.{scheduler}"),

@@ -234,25 +234,3 @@ def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
     assert (row.pending, row.pending_tokens) == (1, 60 - 32)
     gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"nearly all": 1, "half": 60 - 32}
-
-
-def test_kv_connector(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
-    """The second time, the prompts' KV cache comes from files."""
-    config = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")},
-    }
-    options = ("--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(config))
-    # The example takes a prompt for stored while another one is storing it, and all
-    # prompts below a block for the same: these differ in their first block.
-    distinct = [sample for sample in moe_samples if 50 <= len(sample.prompt) < 130]
-    with Server(
-        tmp_path, moe_model, *BALANCE, "--block-size", "32", *options
-    ) as server:
-        assert_equal(server, distinct, concurrency=16)
-        assert_equal(server, distinct, concurrency=16)
-        assert_decided(server)
-    assert "Inject KV cache of" in server.log.read_text()

@@ -38,13 +38,6 @@ def config(moe_model):
     return config_of(moe_model)
 
 
-@pytest.fixture
-def unchunked(moe_model):
-    return config_of(
-        moe_model, enable_chunked_prefill=False, max_num_batched_tokens=256
-    )
-
-
 def allow(scheduler, tokens):
     """What a policy decides that grants so many prompt tokens; 0 is a hold."""
     decision = Decision(admit=tokens > 0, prefill_budget=tokens, reason="test")
@@ -98,8 +91,9 @@ def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
 
 
 @schedulers
-def test_without_chunked_prefill_a_prompt_is_whole_or_held(unchunked, scheduler_class):
-    scheduler = make_scheduler(unchunked, scheduler_class)
+def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model, scheduler_class):
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
+    scheduler = make_scheduler(config_of(moe_model, **whole), scheduler_class)
     add(scheduler, ("first", 100), ("second", 100), ("third", 100))
     assert scheduled(scheduler, 0) == {}
     assert scheduled(scheduler, 150) == {"first": 100, "second": 100}
@@ -144,19 +138,6 @@ def test_a_preempted_request_needs_allowance_to_resume(config, scheduler_class):
     assert scheduled(scheduler, 0) == {}
     assert scheduled(scheduler, 20) == {"second": 20}
     assert scheduled(scheduler, 64)["second"] > 40, "its prompt and what it generated"
-
-
-def test_a_loaded_request_starts_and_goes_on_without_allowance(config):
-    """As after a connector's transfer: waiting, with computed tokens."""
-    scheduler = make_scheduler(config)
-    add(scheduler, ("fresh", 60))
-    gate = scheduler.balance_gate
-    allow(scheduler, 0)
-    loaded = make_request("loaded", 60, 5)
-    loaded.num_computed_tokens = 48
-    assert not gate.holds(loaded)
-    assert gate.clip(loaded, 12, 48) == 12
-    assert gate.holds(scheduler.requests["fresh"])
 
 
 @pytest.mark.parametrize(
@@ -295,17 +276,3 @@ def test_front_ends_are_told_requests_and_prompt_tokens(config):
     assert len(scheduler.running) == 3
     assert scheduler.get_request_counts() == (3, 3), "what it counts with itself"
     assert gate.backlog() == (6, 116)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_step_times_are_told_with_the_prefill_of_the_same_step(moe_model, asynchronous):
-    """Asynchronous scheduling has scheduled the next step when one has ended."""
-    config = config_of(moe_model, async_scheduling=asynchronous)
-    scheduler = make_scheduler(config)
-    gate, told = scheduler.balance_gate, []
-    for number, tokens in enumerate((5, 7, 9)):
-        add(scheduler, (str(number), tokens))
-        step(scheduler)
-        told.append(gate.measure(0, number, now=0.0, wall=0.0).prefill_tokens)
-        gate.apply(OPEN)
-    assert told == ([5, 5, 7] if asynchronous else [5, 7, 9])

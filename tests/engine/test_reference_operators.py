@@ -52,25 +52,8 @@ class Batch:
                 self.key_cache[block, :, offset] = self.keys[request][position]
                 self.value_cache[block, :, offset] = self.values[request][position]
 
-    def attend(
-        self,
-        causal: bool = True,
-        window: tuple[int, int] = (-1, -1),
-        alibi: torch.Tensor | None = None,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, causal: bool, *arguments: object) -> torch.Tensor:
         """The operator's output, called by name as the engine does."""
-        return self._call(
-            causal, alibi, *window, self.block_table, softcap, NONE, sinks
-        )
-
-    def attend_as_later(self, causal: bool, tokens: int) -> torch.Tensor:
-        """The same as later releases call it, with one window."""
-        table = self.block_table
-        return self._call(causal, None, tokens, table, 0.0, NONE, None, None)
-
-    def _call(self, *arguments: object) -> torch.Tensor:
         output = torch.full_like(self.query, math.nan)
         torch.ops._C.cpu_attention_with_kv_cache(
             self.query,
@@ -80,6 +63,7 @@ class Batch:
             self.starts,
             torch.tensor(self.context, dtype=torch.int32),
             0.3,
+            causal,
             *arguments,
         )
         return output
@@ -130,11 +114,11 @@ class Batch:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("tokens", "left"), [(-1, -1), (1, 0), (4, 3)])
 def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None:
+    """As later releases call it."""
     batch = Batch([(5, 7), (1, 3)], heads=2, kv_heads=1, seed=0)
     window = (left, 0 if causal and left >= 0 else left)
-    torch.testing.assert_close(
-        batch.attend_as_later(causal, tokens), batch.expected(causal, window)
-    )
+    found = batch.attend(causal, None, tokens, batch.block_table, 0.0, NONE, None, None)
+    torch.testing.assert_close(found, batch.expected(causal, window))
 
 
 @settings(max_examples=80, deadline=None)
@@ -164,8 +148,10 @@ def test_attention_over_the_cache(
     batch = Batch(lengths, heads, kv_heads, seed)
     slopes = torch.tensor([0.5, 0.25, 0.1, 0.05, 0.3, 0.2])[:heads] if alibi else None
     sink = torch.tensor([0.3, -0.2, 0.0, 1.0, 0.1, -1.0])[:heads] if sinks else None
-    arguments = (causal, window, slopes, softcap, sink)
-    torch.testing.assert_close(batch.attend(*arguments), batch.expected(*arguments))
+    table = batch.block_table
+    found = batch.attend(causal, slopes, *window, table, softcap, NONE, sink)
+    expected = batch.expected(causal, window, slopes, softcap, sink)
+    torch.testing.assert_close(found, expected)
 
 
 @settings(max_examples=60, deadline=None)

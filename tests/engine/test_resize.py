@@ -9,7 +9,7 @@ import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 
-from dp_loop import Ranks, burst, loop_arguments
+from dp_ranks import Ranks, burst, loop_arguments
 from test_waves import CheckedEngine
 
 RANKS = 4

@@ -47,7 +47,7 @@ def generated(case: int) -> tuple[Scenario, str]:
         limits, max_num_batched_tokens=max(slots, limits.max_num_batched_tokens)
     )
     workload = Workload(
-        num_prompts=rng.choice([10, 40, 80]),
+        num_prompts=min(rng.choice([10, 40, 80]), 10 * slots),
         input_len=rng.choice(["1", "100", "uniform:1:300", "lognormal:80:1:400"]),
         output_len=rng.choice(["1", "30", "normal:40:0.1", "lognormal:20:1:100"]),
     )

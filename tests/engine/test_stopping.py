@@ -104,48 +104,37 @@ SAID = {
 }
 
 
-@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def method(request: pytest.FixtureRequest) -> str:
-    """How the processes are started: the reference platform forks, Ascend spawns."""
-    return str(request.param)
+STOPS = (terminate, terminate_all, kill_front_end, kill_coordinator)
+QUICK = (
+    *((stop, "fork", 1) for stop in (terminate, kill_front_end, kill_coordinator)),
+    (kill_front_end, "spawn", 2),
+)
+SLOW = (
+    *((stop, "spawn", 1) for stop in STOPS),
+    *((terminate_all, "fork", 1), (terminate, "spawn", 2)),
+)
 
 
 @pytest.mark.parametrize(
-    "stop",
-    [
-        terminate,
-        pytest.param(terminate_all, marks=pytest.mark.slow),
-        kill_front_end,
-        kill_coordinator,
-    ],
+    ("stop", "method", "api_servers"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_a_server_that_stops_leaves_nothing(
     moe_model: Path,
     tmp_path: Path,
     stop: Callable[[Server], None],
     method: str,
+    api_servers: int,
 ) -> None:
-    server = start(moe_model, tmp_path, method)
-    print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
-
-
-@pytest.mark.parametrize(
-    "stop", [pytest.param(terminate, marks=pytest.mark.slow), kill_front_end]
-)
-def test_several_api_servers_leave_nothing(
-    moe_model: Path, tmp_path: Path, stop: Callable[[Server], None]
-) -> None:
-    server = start(moe_model, tmp_path, "spawn", "--api-server-count", "2")
-    stopped_in(server, stop)
-
-
-def start(model: Path, folder: Path, method: str, *options: str) -> Server:
+    """The reference platform forks its processes, Ascend spawns them."""
     server = Server(
-        *(folder, model, "-dp", "2", "--enable-expert-parallel"),
-        *("--data-parallel-balance", "adaptive", "--max-num-seqs", "4", *options),
+        *(tmp_path, moe_model, "-dp", "2", "--enable-expert-parallel"),
+        *("--data-parallel-balance", "adaptive", "--max-num-seqs", "4"),
+        *("--api-server-count", str(api_servers)),
         environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
     )
-    return server.__enter__()  # the test itself sees to its end
+    server.__enter__()  # `stopped_in` sees to its end
+    print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
 def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:

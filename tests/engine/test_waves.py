@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from dp_loop import (
-    LoopEngine,
-    ModelEngine,
-    Ranks,
-    Trace,
-    burst,
-    loop_arguments,
-    prompt_of,
-)
+from dp_loop import LoopEngine, ModelEngine, Trace, prompt_of
+from dp_ranks import Ranks, burst, loop_arguments
 from hugging_face import NEW_TOKENS, continuations
 
 SETTINGS = {

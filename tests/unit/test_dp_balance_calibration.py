@@ -32,8 +32,8 @@ def scenario(
     return Scenario(limits, model, workload, ClientTraffic(max_concurrency=concurrency))
 
 
-def fitted(run: Scenario, known: int = 2) -> Fit:
-    """From so many columns of the loads; logs have two."""
+def samples_of(run: Scenario, known: int = 2) -> list[StepSample]:
+    """With so many columns of the loads; logs have two."""
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
@@ -41,7 +41,11 @@ def fitted(run: Scenario, known: int = 2) -> Fit:
         samples.append(StepSample(step.seconds, *columns))
 
     simulate(run, "off", on_step=keep)
-    return fit(samples)
+    return samples
+
+
+def fitted(run: Scenario, known: int = 2) -> Fit:
+    return fit(samples_of(run, known))
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.9])
@@ -57,17 +61,12 @@ def test_constants_are_recovered(phi: float) -> None:
 
 def test_outliers_do_not_move_the_constants() -> None:
     rng = random.Random(0)
-    samples: list[StepSample] = []
-
-    def keep(step: StepRecord) -> None:
-        prefill, decodes, *_ = step.loads
-        hiccup = 0.5 if rng.random() < 0.01 else 0.0
-        samples.append(
-            StepSample(step.seconds + hiccup, tuple(prefill), tuple(decodes))
-        )
-
-    simulate(scenario(cost(0.3)), "off", on_step=keep)
-    found = fit(samples)
+    found = fit(
+        [
+            sample._replace(seconds=sample.seconds + 0.5 * (rng.random() < 0.01))
+            for sample in samples_of(scenario(cost(0.3)))
+        ]
+    )
     assert found.t0.value == pytest.approx(0.036, rel=0.05)
     assert found.c.value == pytest.approx(0.03, rel=0.10)
 
@@ -158,15 +157,8 @@ def test_attention_and_experts_are_recovered() -> None:
 
 
 def test_intervals_of_several_steps_do_as_well() -> None:
-    samples: list[StepSample] = []
-
-    def keep(step: StepRecord) -> None:
-        columns = (tuple(map(float, column)) for column in step.loads[:2])
-        samples.append(StepSample(step.seconds, *columns))
-
-    simulate(scenario(cost(0.3, noise=0.0)), "off", on_step=keep)
     joined, waited = [], 0.0
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(samples_of(scenario(cost(0.3, noise=0.0)))):
         ends = number % 3 == 0
         waited += sample.seconds
         seconds = waited if ends else 0.0

@@ -1,13 +1,12 @@
 """Load balancers, and when they learn what."""
 
-import itertools
 import json
 import random
 from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
-from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, RankCounts
+from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     LoadBalancer,
     make_load_balancers,
@@ -27,10 +26,6 @@ def request(index: int = 0, server: int = 0) -> SimRequest:
     return made
 
 
-def counts(*pairs: tuple[int, int]) -> list[RankCounts]:
-    return [RankCounts(*pair) for pair in pairs]
-
-
 def balancer(name: str, ranks: int, skew: float = 0.5) -> LoadBalancer:
     (one,) = make_load_balancers(name, ranks, random.Random(0), skew)
     return one
@@ -45,21 +40,13 @@ def choices(load_balancer: LoadBalancer, count: int) -> list[int]:
     return ranks
 
 
-def test_each_api_server_starts_elsewhere_and_counts_for_the_others() -> None:
-    first, second = make_load_balancers("0.23", 4, random.Random(0), 0.0, 2)
-    assert choices(first, 4) == [0, 1, 2, 3]
-    assert choices(second, 4) == [2, 3, 0, 1]
-    second.publish(counts((0, 0), (0, 0), (0, 9), (0, 7)))
-    assert choices(second, 3) == [0, 1, 3], "own requests weigh 2 x 4 until told"
-
-
 @pytest.mark.parametrize("servers", [1, 4])
 def test_ranks_tell_their_prompt_tokens_to_several_front_ends(servers: int) -> None:
     """Even ranks get requests with long prompts from elsewhere: only what the ranks
     tell says so."""
     balancers = make_load_balancers("tokens", 2, random.Random(0), 0.0, servers, 32)
     dispatcher = Dispatcher(2, balancers, by_tokens=True)
-    dispatcher.tell(0.0, 0, 0, counts((50_000, 3), (0, 0)))
+    dispatcher.tell(0.0, 0, 0, [RankCounts(50_000, 3), RankCounts(0, 0)])
     ranks = [dispatcher.route(0.2 + i / 1e3, request(i, i % servers)) for i in range(9)]
     assert ranks.count(1) == (9 if servers > 1 else 4)
 
@@ -67,7 +54,7 @@ def test_ranks_tell_their_prompt_tokens_to_several_front_ends(servers: int) -> N
 def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
     tested = balancer("0.30", 3)
     assert choices(tested, 3) == [0, 1, 2]
-    tested.publish(counts((0, 0), (0, 0), (0, 0)))  # not yet seen by the coordinator
+    tested.publish([RankCounts(0, 0)] * 3)  # not yet seen by the coordinator
     ended = request()
     ended.rank = 1
     tested.finished(ended)
@@ -84,40 +71,6 @@ def test_skewed_routing_is_uneven() -> None:
     ranks = choices(balancer("skewed", 4, skew=1.0), 4000)
     numbers = sorted(ranks.count(rank) for rank in range(4))
     assert numbers[-1] > 1.5 * numbers[0]
-
-
-def times(coordinator: Coordinator, until: float) -> list[float]:
-    return [round(found.time, 3) for found in coordinator.published(until)]
-
-
-def test_counts_are_published_once_after_a_change() -> None:
-    coordinator = Coordinator(2)
-    assert times(coordinator, 1.0) == [0.0]
-    coordinator.tell(1.0, 0, 1, counts((0, 1), (0, 0)))
-    assert times(coordinator, 3.0) == [1.05], "not every 100 ms again"
-    assert times(coordinator, 11.0) == [6.05], "but after 5 s of silence"
-
-
-def test_counts_of_the_last_step_come_at_once_those_of_this_one_later() -> None:
-    coordinator = Coordinator(1)
-    coordinator.tell(1.0, 0, 1, counts((0, 1)))  # after step 1
-    coordinator.tell(1.0, 0, 2, counts((3, 1)))  # requests have come: before step 2
-    first, second = coordinator.published(1.4)[-2:]
-    assert (first.time, first.counts) == (1.0, tuple(counts((0, 1))))
-    assert (second.time, second.counts) == (1.1, tuple(counts((3, 1))))
-
-
-def test_short_steps_publish_every_100_ms_what_is_one_step_old() -> None:
-    coordinator = Coordinator(1)
-    seen = []
-    for step in range(1, 40):
-        now = 0.03 * step
-        seen += coordinator.published(now)
-        coordinator.tell(now, 0, step, counts((step, 0)))
-    gaps = [b.time - a.time for a, b in itertools.pairwise(seen)]
-    assert 0.0999 <= min(gaps) <= max(gaps) <= 0.13
-    ages = [found.time / 0.03 - found.counts[0].waiting for found in seen[2:]]
-    assert 0.9 <= min(ages) <= max(ages) <= 2.1, "in steps"
 
 
 def sessions(folder: Path, shares: bool) -> Workload:

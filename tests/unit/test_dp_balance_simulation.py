@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
@@ -17,7 +16,6 @@ from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.workload import draw_requests
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
-from vllm.benchmarks.dp_balance.rivals.sglang_delayer import SGLangDelayer
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
@@ -152,46 +150,10 @@ def test_interval_never_holds_a_rank_that_decodes_nothing() -> None:
     assert decisions(policy, step=(1, 1), **columns) == [OPEN, OPEN]
 
 
-def test_delayer_waits_for_all_ranks_but_not_for_ever() -> None:
-    policy = SGLangDelayer(3)
-    some = snapshot(running=(2, 2), pending=(1, 0))
-    assert [policy.decide(some) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
-    assert policy.decide(snapshot(running=(2, 2), pending=(1, 1))) == OPEN
-
-
 def test_a_limited_cache_that_never_fills_changes_nothing() -> None:
     roomy = replace(PUBLISHED, limits=replace(LIMITS, kv_blocks=100_000))
     for policy in ("off", "adaptive"):
         assert simulate(roomy, policy).steps == simulate(PUBLISHED, policy).steps
-
-
-def test_every_request_gets_its_tokens() -> None:
-    tokens = 0
-
-    def count(step: StepRecord) -> None:
-        nonlocal tokens
-        tokens += sum(step.loads.prefill)
-
-    scenario = replace(PUBLISHED, workload=Workload(200, "uniform:1:9000", "20"))
-    run = simulate(scenario, "cap", on_step=count)
-    assert tokens == sum(request.prompt_len for request in run.requests)
-    assert sum(step.tokens for step in run.steps) == 200 * 20
-    for request in run.requests:
-        assert request.sent < request.first_token < request.done
-
-
-def test_a_run_can_be_repeated() -> None:
-    assert simulate_and_measure(PUBLISHED, "cap", 3) == simulate_and_measure(
-        PUBLISHED, "cap", 3
-    )
-
-
-def test_policies_are_asked_the_same_questions() -> None:
-    lengths = [
-        [request.output_len for request in simulate(PUBLISHED, policy).requests]
-        for policy in ("off", "cap")
-    ]
-    assert lengths[0] == lengths[1]
 
 
 @pytest.mark.parametrize(

@@ -83,39 +83,6 @@ def test_a_front_end_takes_the_others_to_send_as_much_as_itself() -> None:
     assert dispatch.choose() == 1, "4 x (300 + 150) tokens are more than 1000"
 
 
-def test_ranks_come_and_go() -> None:
-    dispatch = TokenDispatch(2, slots=8)
-    assert [send(dispatch, i, 1000) for i in range(2)] == [0, 1]
-    dispatch.publish([(0, 0)] * 3)
-    assert send(dispatch, 2, 10) == 2
-    dispatch.publish([(0, 0)])
-    assert send(dispatch, 3, 10) == 0
-    dispatch.publish([(0, 0)] * 3)
-    for request in (1, 2):  # answered late, by ranks that were gone
-        dispatch.ended(request)
-    assert dispatch.own == [Backlog(1010, 2), Backlog(), Backlog()]
-
-
-def test_more_input_of_a_request_goes_where_the_request_is() -> None:
-    dispatch = TokenDispatch(2, slots=8)
-    rank = send(dispatch, 0, 1000)
-    dispatch.first_token(0)
-    assert dispatch.rank_of(0) == rank
-    assert dispatch.rank_of(1) is None
-    dispatch.sent(0, rank, 50)
-    assert dispatch.own[rank] == Backlog(50, 1)
-
-
-def test_what_goes_to_a_rank_that_was_not_heard_of_yet_is_not_counted() -> None:
-    dispatch = TokenDispatch(2, slots=8)
-    dispatch.sent(0, 2, 1000)
-    assert dispatch.own == [Backlog()] * 2
-    dispatch.first_token(0)
-    dispatch.ended(0)
-    dispatch.publish([(0, 0)] * 3)
-    assert dispatch.own == [Backlog()] * 3
-
-
 CHUNK = 100
 
 
@@ -157,17 +124,6 @@ def test_a_session_stays_where_its_prefix_is() -> None:
     assert homes == [[0, 1, 2, 3]] * 8
 
 
-def test_only_tokens_that_must_be_computed_wait() -> None:
-    dispatch = with_prefixes()
-    send_text(dispatch, 0, session(0, 50))
-    dispatch.first_token(0)
-    send_text(dispatch, 1, session(0, 52), pin=0)
-    assert dispatch.own[0] == Backlog(2 * CHUNK, 2)
-    dispatch.first_token(1)
-    send_text(dispatch, 2, session(0, 52), pin=0)
-    assert dispatch.own[0] == Backlog(1, 3), "the last is always computed"
-
-
 def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 10), pin=0)
@@ -193,24 +149,6 @@ def test_who_shares_a_beginning_does_not_crowd_on_one_rank() -> None:
             dispatch.ended(request)
     assert all(2 <= len(set(each)) <= 6 for each in homes.values()), homes
     assert sum(len(set(each)) for each in homes.values()) == 16, "nobody has moved"
-
-
-def test_a_rank_without_a_free_slot_gets_no_prefix() -> None:
-    dispatch = with_prefixes(slots=1)
-    assert send_text(dispatch, 0, session(0, 500)) == 0
-    assert send_text(dispatch, 1, session(0, 500)) == 1
-
-
-def test_pins_teach_where_a_prefix_is() -> None:
-    dispatch = with_prefixes(ranks=3)
-    send_text(dispatch, 0, session(0, 9), pin=2)
-    dispatch.ended(0)
-    assert send_text(dispatch, 1, session(0, 9)) == 0, "it ended without a first token"
-    dispatch.ended(1)
-    send_text(dispatch, 2, session(0, 9), pin=2)
-    dispatch.first_token(2)
-    dispatch.ended(2)
-    assert send_text(dispatch, 3, session(0, 9)) == 2
 
 
 def test_a_rank_that_comes_back_has_nothing() -> None:

@@ -20,13 +20,6 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
         flat[slots[there]] = chosen.view(-1, *cache.shape[2:]).to(cache.dtype)
 
 
-@operator("npu::npu_scatter_pa_kv_cache")
-def scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, **rest):
-    """`_npu_reshape_and_cache` under its other name."""
-    require_defaults("npu_scatter_pa_kv_cache", rest)
-    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool):
     """Attention of one request, in float32.
 
@@ -107,30 +100,3 @@ def fused_infer_attention_score(
     if not softmax_lse_flag:
         sums = torch.zeros(1, dtype=torch.float32, device=query.device)
     return out, sums
-
-
-@operator("atb::_npu_paged_attention")
-def paged_attention(
-    query,
-    key_cache,
-    value_cache,
-    num_kv_heads,
-    num_heads,
-    scale_value,
-    block_table,
-    context_lens,
-    out,
-    *,
-    workspace=None,
-):
-    """One query a request, over the pages of its context."""
-    size = key_cache.shape[1]
-    for i, length in enumerate(context_lens.tolist()):
-        if length:
-            blocks = block_table[i, : (length + size - 1) // size].long()
-            k, v = (
-                _pages(t, blocks, size, num_kv_heads, length)
-                for t in (key_cache, value_cache)
-            )
-            attended, _ = attend(query[i : i + 1], k, v, scale_value, False)
-            out[i] = attended[0].view_as(out[i])

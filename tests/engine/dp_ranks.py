@@ -1,0 +1,184 @@
+"""Ranks that run `dp_loop`, a process each; their coordinator and front-end."""
+
+import multiprocessing
+import queue
+import random
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+
+from dp_loop import LoopEngine, Trace, run_rank
+
+
+class Ranks:
+    """The ranks' processes, and the coordinator's part of the protocol."""
+
+    def __init__(
+        self, size: int, engine_class: type = LoopEngine, **arguments: Any
+    ) -> None:
+        # Fork: the parent has imported vllm but has started no threads of torch.
+        context = multiprocessing.get_context("fork")
+        self.outbox = context.Queue()
+        self.inboxes = [context.Queue() for _ in range(size)]
+        config = EngineArgs(data_parallel_size=size, **arguments)
+        port = config.create_engine_config().parallel_config.data_parallel_master_port
+        arguments |= {"data_parallel_size": size}
+        self.processes = [
+            context.Process(
+                target=run_rank,
+                args=(port, rank, arguments, engine_class, inbox, self.outbox),
+                daemon=True,
+            )
+            for rank, inbox in enumerate(self.inboxes)
+        ]
+        self.wave = 0
+        self.running = False
+        self.calls_under_way = 0
+        self.requests: dict[str, tuple[int, int]] = {}
+        self.unfinished: set[str] = set()
+        self.answers: list[tuple[int, list[int]]] = []
+        """Tokens of the prompt, and the answer, which is shorter if it was aborted."""
+        for process in self.processes:
+            process.start()
+        for _ in range(size):
+            self._handle(self._next(timeout=120), expect="ready")
+
+    def _next(self, timeout: float) -> tuple[int, str, Any]:
+        try:
+            return self.outbox.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(
+                f"no word from any rank for {timeout} s: deadlock with "
+                f"{len(self.unfinished)} unfinished requests"
+            ) from None
+
+    def _handle(self, message: tuple[int, str, Any], expect: str = "") -> None:
+        rank, kind, payload = message
+        assert kind != "died", f"rank {rank} died:\n{payload}"
+        if kind == "wave_complete" and self.wave <= payload:
+            self.wave, self.running = payload + 1, False
+        elif kind == "start_wave" and (
+            payload > self.wave or (payload == self.wave and not self.running)
+        ):
+            self._start_wave(payload, exclude=rank)
+        elif kind == "finished":
+            request_id, answer, complete = payload
+            prompt_tokens, output_tokens = self.requests.pop(request_id)
+            assert not complete or len(answer) == output_tokens
+            self.answers.append((prompt_tokens, answer))
+            self.unfinished.discard(request_id)
+        elif kind == "called":
+            assert payload is None, payload
+            self.calls_under_way -= 1
+        assert not expect or kind == expect
+
+    def _start_wave(self, wave: int, exclude: int) -> None:
+        self.wave, self.running = wave, True
+        for inbox in self.inboxes:
+            inbox.put(("start", (wave, exclude)))
+
+    def submit(self, rank: int, request_id: str, prompt: int, output: int) -> None:
+        self.unfinished.add(request_id)
+        self.requests[request_id] = (prompt, output)
+        self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
+        if not self.running:
+            self._start_wave(self.wave, exclude=rank)
+
+    def abort(self, rank: int, request_id: str) -> None:
+        self.inboxes[rank].put(("abort", request_id))
+        self.unfinished.discard(request_id)
+
+    def call(self, method: str, *arguments: Any, timeout: float = 60) -> None:
+        """Calls a method of every engine core, as the front-end does, and waits."""
+        for inbox in self.inboxes:
+            inbox.put(("call", (method, arguments)))
+        self.calls_under_way = len(self.inboxes)
+        while self.calls_under_way:
+            self._handle(self._next(timeout))
+
+    def poll(self) -> None:
+        """Handles what has come in, without waiting."""
+        while not self.outbox.empty():
+            self._handle(self._next(timeout=1))
+
+    def drain(self, timeout: float = 60) -> None:
+        """Waits until every request is finished and the wave has ended."""
+        while self.unfinished or self.running:
+            self._handle(self._next(timeout))
+
+    def stop(self, timeout: float = 60) -> list[tuple[Trace, int]]:
+        """Ends all ranks; returns each one's trace and left-over requests."""
+        for inbox in self.inboxes:
+            inbox.put(("stop", None))
+        reports: dict[int, tuple[Trace, int]] = {}
+        while len(reports) < len(self.processes):
+            rank, kind, payload = self._next(timeout)
+            if kind == "report":
+                reports[rank] = payload
+            else:
+                self._handle((rank, kind, payload))
+        for process in self.processes:
+            process.join(timeout)
+        return [reports[rank] for rank in sorted(reports)]
+
+    def deaths(self, count: int, timeout: float) -> dict[int, str]:
+        """The tracebacks, by rank, of the next ranks that die of an error, and have
+        ended."""
+        errors: dict[int, str] = {}
+        while len(errors) < count:
+            rank, kind, payload = self._next(timeout)
+            if kind == "died":
+                errors[rank] = payload
+        for rank in errors:
+            self.processes[rank].join(timeout)
+        return errors
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
+    """Engine arguments of small ranks: four requests each, steps of 64 tokens.
+
+    `additional_config` is for this module: KV cache blocks, a file for the log, and
+    how many tokens all prompts have in common.
+    """
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "enforce_eager": True,
+        "additional_config": {"kv_blocks": 100},
+        "distributed_executor_backend": "uni",
+        **overrides,
+    }
+
+
+def burst(
+    ranks: Ranks,
+    rng: random.Random,
+    name: str,
+    requests: int,
+    aborts: bool = False,
+    tokens: tuple[int, int] = (200, 30),
+) -> None:
+    """Submits random requests to random ranks (some ranks may get none).
+
+    `tokens` are the most of a prompt and of an answer.
+    """
+    prompt, output = tokens
+    busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
+    sent = []
+    for number in range(requests):
+        rank = rng.choice(busy)
+        request_id = f"{name}-{number}"
+        ranks.submit(rank, request_id, rng.randint(1, prompt), rng.randint(1, output))
+        sent.append((rank, request_id))
+    if aborts:
+        for rank, request_id in rng.sample(sent, len(sent) // 4):
+            ranks.abort(rank, request_id)

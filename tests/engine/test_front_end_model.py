@@ -1,0 +1,319 @@
+"""Upstream's front-end and coordinator without processes: our hooks in the one, and the
+simulator's models, which choose the same ranks and publish the same counts."""
+
+import asyncio
+import random
+from collections import Counter, deque
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, RankCounts
+from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    FIRST,
+    ApiServer,
+    Balancer023,
+    Balancer030,
+    LoadBalancer,
+    TokenBalancer,
+)
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import coordinator as upstream
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.serial_utils import MsgpackEncoder
+
+SLOTS = 4
+CHOOSES = DPLBAsyncMPClient.get_core_engine_for_request.__code__.co_names
+IN_FLIGHT = "engine_inflight" in CHOOSES
+"""Whether this release looks at its own requests in flight, as from 0.30 on."""
+
+
+def front_end(
+    ranks: int, dispatch: BalanceDispatch | None = None, server: ApiServer = FIRST
+) -> Any:
+    """A client as upstream's tests make one: without its `__init__`, which would start
+    engines and make the dispatch."""
+    client: Any = object.__new__(DPLBAsyncMPClient)
+    client.core_engines = [b"%d" % rank for rank in range(ranks)]
+    client.lb_engines = [[0, 0] for _ in range(ranks)]
+    client.client_count = server.count
+    client.eng_start_index = ranks * server.index // server.count
+    client.reqs_in_flight = {}
+    later: Any = {"streaming_reqs": set(), "engine_inflight": Counter()}
+    vars(client).update(later)  # of releases after the pin
+    if dispatch is not None:
+        client.balance_dispatch = dispatch
+    return client
+
+
+def made(**fields: Any) -> EngineCoreRequest:
+    """A request with a prompt of two chunks and a little."""
+    given = {
+        "request_id": "one",
+        "prompt_token_ids": list(range(1100)),
+        "mm_features": None,
+        "sampling_params": SamplingParams(),
+        "pooling_params": None,
+        "arrival_time": 0.0,
+        "lora_request": None,
+        "cache_salt": None,
+        "data_parallel_rank": None,
+    }
+    return EngineCoreRequest(**given | fields)
+
+
+def send(client: Any, name: str, tokens: list[int], pin: int | None = None) -> int:
+    """The rank to which the client sends a request."""
+    request = made(request_id=name, prompt_token_ids=tokens, data_parallel_rank=pin)
+    rank = client.core_engines.index(client.get_core_engine_for_request(request))
+    if dispatch := getattr(client, "balance_dispatch", None):
+        dispatch.sent(request)
+    return int(rank)
+
+
+def see(client: Any, outputs: EngineCoreOutputs) -> None:
+    asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, outputs))
+
+
+def test_a_client_without_a_dispatch_is_left_alone() -> None:
+    client = front_end(2)
+    assert send(client, "one", [5], pin=1) == 1
+    see(client, EngineCoreOutputs(finished_requests={"one"}))
+    assert client.reqs_in_flight == {}
+    asyncio.run(client.abort_requests_async([]))
+
+
+def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
+    """In a resize, the engines, what the coordinator says and what a client may pin to
+    change one after the other."""
+    client = front_end(2, BalanceDispatch(TokenDispatch(2, SLOTS)))
+
+    def ranks(count: int) -> list[int]:
+        sent = len(client.reqs_in_flight)
+        return [send(client, f"{sent + i}", [5] * 10) for i in range(count)]
+
+    assert ranks(4) == [0, 1] * 2
+    client.core_engines = [*client.core_engines, b"2"]
+    assert {*ranks(4)} == {0, 1}
+    assert send(client, "pinned", [5] * 10, pin=2) == 2
+    client.lb_engines = [[0, 0] for _ in range(3)]
+    assert ranks(4) == [2] * 4
+    client.core_engines, client.lb_engines = [b"0"], [[0, 0]]
+    assert ranks(1) == [0]
+    client.lb_engines = [[0, 0] for _ in range(3)]  # sent before it heard of it
+    assert ranks(1) == [0]
+    see(client, EngineCoreOutputs(finished_requests={*client.reqs_in_flight}))
+    assert client.balance_dispatch.dispatch.own == [Backlog()]
+
+
+def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
+    dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
+    client = front_end(2, BalanceDispatch(dispatch, PromptHasher("sha256", 16)))
+    assert send(client, "one", [5] * 600) == 0
+    assert send(client, "other", [4] * 600) == 1
+    assert send(client, "other", [6] * 600) == 1
+    assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
+
+
+def hashed(**fields: Any) -> list[Any]:
+    return list(PromptHasher("sha256", 16).keys(made(**fields)))
+
+
+def image(name: str, offset: int) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(
+        data=None,
+        modality="image",
+        identifier=name,
+        mm_position=PlaceholderRange(offset=offset, length=30),
+    )
+
+
+def test_what_makes_another_kv_cache_makes_another_key() -> None:
+    plain = hashed()
+    assert len(plain) == 2
+    assert hashed() == hashed(request_id="two", prompt_token_ids=list(range(1400)))
+    lora = LoRARequest("adapter", 1, "/adapter")
+    others = [
+        hashed(cache_salt="mine"),
+        hashed(cache_salt="yours"),
+        hashed(lora_request=lora),
+        hashed(mm_features=[image("cat", 40)]),
+        hashed(mm_features=[image("dog", 40)]),
+        hashed(mm_features=[image("dog", 41)]),
+    ]
+    for place in (0, 1):
+        assert len({keys[place] for keys in (plain, *others)}) == 1 + len(others)
+    late = hashed(mm_features=[image("cat", 600)])
+    assert (late[0], late[1] != plain[1]) == (plain[0], True)
+    across = [hashed(mm_features=[image(name, 500)])[1] for name in ("cat", "dog")]
+    assert across[0] != across[1]
+    uncached = SamplingParams(prompt_logprobs=1)
+    assert hashed(sampling_params=uncached) == []
+    assert hashed(prompt_token_ids=list(range(511))) == []
+    assert hashed(prompt_token_ids=None) == []
+
+
+@pytest.mark.parametrize("on", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("server", [FIRST, ApiServer(0, 3), ApiServer(2, 3)], ids=str)
+def test_the_simulator_sends_requests_where_the_front_end_does(
+    on: bool, server: ApiServer
+) -> None:
+    """By counts of requests with balance off, by prompt tokens with balance on."""
+    ranks, rng = 4, random.Random(f"{on}{server}")
+    tokens = TokenDispatch(ranks, SLOTS, server.count, server.index)
+    client = front_end(ranks, BalanceDispatch(tokens) if on else None, server)
+    by_counts = Balancer030 if IN_FLIGHT else Balancer023
+    balancer: LoadBalancer = by_counts(ranks, server)
+    if on:
+        balancer = TokenBalancer(ranks, server, SLOTS)
+    running: list[SimRequest] = []
+    chosen: Counter[int] = Counter()
+    for number in range(1000):
+        event = rng.random()
+        if event < 0.5 or not running:
+            request = SimRequest(number, rng.randint(1, 500), 1)
+            request.rank = balancer.choose(request)
+            sent = send(client, f"{number}", [7] * request.prompt_len)
+            assert sent == request.rank, f"request {number}"
+            running.append(request)
+            chosen[sent] += 1
+        elif event < 0.7:
+            request = rng.choice(running)
+            balancer.first_token(request)
+            see(
+                client,
+                EngineCoreOutputs(outputs=[EngineCoreOutput(f"{request.index}", [7])]),
+            )
+        elif event < 0.9:
+            request = running.pop(rng.randrange(len(running)))
+            balancer.finished(request)
+            see(client, EngineCoreOutputs(finished_requests={f"{request.index}"}))
+        else:
+            largest = 3000 if on else SLOTS
+            told = [
+                (rng.randint(0, largest), rng.randint(0, SLOTS)) for _ in range(ranks)
+            ]
+            balancer.publish([RankCounts(*each) for each in told])
+            client.lb_engines = [[*each, 0.0][: 2 + IN_FLIGHT] for each in told]
+    assert min(chosen.values()) > 50
+
+
+START_MS = 10_050
+"""When upstream's coordinator publishes for the first time: the model's time 0."""
+
+Published = list[tuple[int, list[tuple[int, ...]]]]
+"""Milliseconds, and requests that wait and run on each rank."""
+
+
+def upstream_publishes(
+    patch: pytest.MonkeyPatch,
+    ranks: int,
+    messages: list[tuple[int, str, Any]],
+    end: int,
+) -> Published:
+    """What upstream's coordinator publishes in virtual time, if these messages come at
+    these milliseconds from the ranks ("output") and from front-ends ("front")."""
+    left, published, now = deque(messages), [], START_MS - 50
+
+    class EndError(Exception):
+        pass
+
+    class Socket:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def recv(self) -> Any:
+            return b"\x01" if self.path == "back" else left.popleft()[2]
+
+        def send(self, message: bytes) -> None:
+            counts = (
+                msgspec.msgpack.decode(message)[0] if self.path == "front" else None
+            )
+            if counts is not None:
+                told = [tuple(each[:2]) for each in counts]
+                published.append((now - START_MS, told))
+
+        def send_multipart(self, message: Any) -> None:
+            """To the ranks."""
+
+    def poll(timeout: int) -> list[tuple[Socket, int]]:
+        nonlocal now
+        if left and left[0][0] + START_MS <= now + timeout:
+            now = left[0][0] + START_MS
+            return [(sockets[left[0][1]], 1)]
+        now += timeout
+        if now > end + START_MS:
+            raise EndError
+        return []
+
+    sockets = {path: Socket(path) for path in ("front", "output", "back")}
+    poller = SimpleNamespace(poll=poll, register=lambda *_: None)
+    patch.setattr(upstream.zmq, "Poller", lambda: poller)
+    patch.setattr(upstream, "set_process_title", lambda _: None)
+    patch.setattr(
+        upstream, "make_zmq_socket", lambda path, **_: nullcontext(sockets[path])
+    )
+    clock = SimpleNamespace(time=lambda: (now + 0.5) / 1e3)
+    patch.setattr(upstream, "time", clock)
+    with pytest.raises(EndError):
+        upstream.DPCoordinatorProc(ranks).process_input_socket(*sockets)
+    return published
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_simulator_publishes_what_the_coordinator_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks tell before and after steps of any length, if their counts have changed;
+    front-ends wake ranks that pause."""
+    rng, ranks, now, wave, step = random.Random(seed), 3, 0, 0, 0
+    modelled, encode = Coordinator(ranks), MsgpackEncoder().encode
+    found: Published = []
+    messages: list[tuple[int, str, Any]] = []
+    counts = [RankCounts(0, 0)] * ranks
+
+    def see(until: int) -> None:
+        for each in modelled.published(until / 1e3 - 1e-6):
+            told = [tuple(one[:2]) for one in each.counts]
+            found.append((round(1e3 * each.time), told))
+
+    for _ in range(400):
+        now += rng.choice((0, 1, 7, 30, 49, 51, 99, 101, 400, 5200))
+        see(now)
+        if rng.random() < 0.1:
+            modelled.wake(now / 1e3)
+            messages.append((now, "front", msgspec.msgpack.encode((0, wave))))
+            continue
+        if rng.random() < 0.6:
+            wave, step = (wave, step + 1) if rng.random() < 0.9 else (wave + 1, 0)
+        before = counts
+        counts = [
+            RankCounts(rng.randrange(3), rng.randrange(3))
+            if rng.random() < 0.5
+            else old
+            for old in before
+        ]
+        modelled.tell(now / 1e3, wave, step, counts)
+        for rank, (new, old) in enumerate(zip(counts, before, strict=True)):
+            if new != old:
+                stats = SchedulerStats(
+                    step_counter=step,
+                    current_wave=wave,
+                    num_waiting_reqs=new.waiting,
+                    num_running_reqs=new.running,
+                )
+                told = EngineCoreOutputs(engine_index=rank, scheduler_stats=stats)
+                messages.append((now, "output", encode(told)))
+    see(now + 1)
+    theirs = upstream_publishes(monkeypatch, ranks, messages, now)
+    assert len(theirs) > 100
+    assert found == theirs
