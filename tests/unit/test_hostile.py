@@ -34,6 +34,9 @@ KEPT = [
     "237:first_decode+bursts+starved+slow_rank+short_answers",
     "50:equal+aborts+first_decode+two_servers+tiny",
     "13:long_prompts+first_decode+0.30+tiny+attention",
+    "1163:padded",
+    "1263:experts",
+    "3048:0.30+padded+as-served+attention+slow_rank",
 ]
 """Worlds that some policy harmed."""
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
-from balance.policies.decision import Decision
+from balance.policies.decision import OPEN, Decision
 from balance.policies.guard import Guard
 from balance.policies.hold_bound import HoldBound
 from balance.policies.step_cost import CostLearner, StepCost
@@ -32,6 +32,11 @@ class AlwaysHolds:
 
     def reset(self):
         self.seen.clear()
+
+
+class Opens(AlwaysHolds):
+    def decide(self, rows):
+        return OPEN
 
 
 def timed(*rows, seconds=STEP, **fields):
@@ -70,9 +75,27 @@ def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
     assert seconds_held(measured(), rows, seconds) <= bound + seconds
 
 
-def test_nor_than_128_prefills_take_one_after_another():
-    rows = [running(200, pending=1), *[running(200)] * 3]
-    assert seconds_held(measured(), rows) <= 128 * PREFILL + STEP
+def test_nor_than_32_prefills_take_one_after_another():
+    full = running(200, max_running=256)
+    rows = [full._replace(pending=1), *[full] * 3]
+    bound = 32 * PREFILL
+    assert seconds_held(measured(), rows) == pytest.approx(bound, abs=1.5 * STEP)
+
+
+@pytest.mark.parametrize("usual", [0.0, 4.0])
+def test_no_request_is_pending_for_much_longer_than_most(usual):
+    """Of a hundred, four wait for long, and the next is let go by what others do."""
+
+    def pending(seconds):
+        return timed(*[running(50, pending=1, pending_age_us=int(seconds * 1e6))] * 4)
+
+    guard = Guard(Opens())
+    for seconds in [*[usual] * 24, 100.0]:
+        guard.decide(pending(seconds))
+    guard._policy = AlwaysHolds()
+    bound = 1.5 * usual + 2
+    assert guard.decide(pending(bound - 0.01)).reason == "always"
+    assert guard.decide(pending(bound)).reason == "hold_bound"
 
 
 def test_nor_for_more_steps_than_the_bound():

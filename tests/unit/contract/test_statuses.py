@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balance_tools.contract.fit import is_later, status_of
+from balance_tools.contract.fit import has_newest, status_of
 from balance_tools.contract.typecheck import Finding
 from balance_tools.hooks.model import Status
 from balance_tools.rebase.scan_rows import (
@@ -31,11 +31,14 @@ def test_a_finding_says_where_what_and_what_upstream_did() -> None:
     assert str(NAME) == "vllm/gate.py:7: vllm.a.B.d is gone"
 
 
-def test_names_of_later_releases_are_asked_for_from_the_next_minor_on() -> None:
-    assert is_later("0.24.0", "0.23.0")
-    assert not is_later("0.23.1", "0.23.0")
-    assert not is_later("0.13.0", "0.23.0")
-    assert not is_later("my-folder", "0.23.0")
+def test_names_of_later_releases_are_asked_for_from_the_newest_line_on() -> None:
+    asked = ["0.24.0", "0.33.0", "0.34.0"]
+    assert [has_newest(v, "0.23.0", ["0.30", "0.33"]) for v in asked] == [0, 1, 1]
+    assert [has_newest(v, "0.23.0", []) for v in asked] == [1, 1, 1]
+    assert not has_newest("0.33.1", "0.33.0", ["0.30", "0.33"])
+    assert not has_newest("0.23.1", "0.23.0", [])
+    assert not has_newest("0.13.0", "0.23.0", [])
+    assert not has_newest("my-folder", "0.23.0", [])
 
 
 def test_placed_checked_and_runs_are_three_numbers() -> None:

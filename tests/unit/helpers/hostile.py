@@ -81,7 +81,7 @@ class Device:
         self.recent.append(Step(tokens, decode, prefill))
         seconds = world.cost.noisy(decode + prefill, self._rng)
         if self._rng.random() < 0.01:
-            seconds *= world.outliers
+            seconds += world.outliers * decode
         if any(loads.decodes) and not prefill:
             seconds, self._first = seconds + self._first, 0.0
         while self._pauses and self._pauses[0][0] <= self.now:

@@ -45,8 +45,8 @@ class World:
     """Factor of the work of the last rank."""
     pauses: Sequence[tuple[float, float]] = ()
     """When, and for how many seconds, some rank stops, and so all."""
-    outliers: float = 1.0
-    """Factor of one step in a hundred."""
+    outliers: float = 0.0
+    """Decode steps that one step in a hundred takes longer."""
     equal: bool = False
     """Whether every request comes once for each rank."""
     bursts: float = 0.0

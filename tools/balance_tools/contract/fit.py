@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,9 @@ def findings(
         version: Of the release, or a name.
     """
     patched = patched_files(series, tree)
-    return misfits(pin, series, patched, tree, folder, is_later(version, pin.version))
+    lines = [path.name for path in pin.paths.root.glob("lines/*")]
+    forward = has_newest(version, pin.version, lines)
+    return misfits(pin, series, patched, tree, folder, forward)
 
 
 def misfits(
@@ -106,16 +108,19 @@ def misfits(
     return (*vanished_symbols(series.patches, after), *gone, *wrong)
 
 
-def is_later(version: str, than: str) -> bool:
-    """Whether a release is of a later minor version than another.
+def has_newest(version: str, pin: str, lines: Iterable[str]) -> bool:
+    """Whether a release must have every name that our files know.
 
-    A patch release has the names of the release that it mends, and of what is no
-    version nobody knows.
+    That is from the newest line on. Those before it have some of what came after the
+    pin; a patch release has the names of the release that it mends, and what is no
+    version those of none.
     """
     try:
-        return Version(version).release[:2] > Version(than).release[:2]
+        minor = Version(version).release[:2]
     except InvalidVersion:
         return False
+    known = [Version(line).release[:2] for line in lines]
+    return minor > Version(pin).release[:2] and minor >= max(known, default=minor)
 
 
 def status_of(found: tuple[Finding, ...]) -> Status:
