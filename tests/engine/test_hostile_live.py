@@ -63,8 +63,11 @@ def fresh(server: Server) -> Load:
 
 
 def assert_as_fresh(server: Server, fresh: Load) -> None:
-    """Nothing is left of what happened: requests are spread and served as before."""
-    load = measure(server)
+    """Nothing is left of what happened: requests are spread and served as before.
+
+    What is left would stay; another program that takes the cores for a moment does not.
+    """
+    load = min((measure(server) for _ in range(3)), key=lambda each: each.ttft_s)
     print(f"fresh {fresh}, now {load}")
     assert min(load.by_rank) > 0.6 * max(load.by_rank), load
     assert load.ttft_s < 3 * fresh.ttft_s + 0.5, (load, fresh)
