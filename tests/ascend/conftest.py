@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+# First: it loads torch_npu. Where torch_npu is imported before torch, it tells all
+# programs that are started later not to.
+import torch  # noqa: F401
+
 from tiny import tiny_models
 
 os.environ["HF_HUB_OFFLINE"] = "1"

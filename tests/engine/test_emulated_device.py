@@ -53,9 +53,9 @@ def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> Non
         assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
     found = fit(*read_server_logs([server.log], RANKS))
     assert found.t0.value == pytest.approx(DEVICE["t0"], rel=0.05)
-    assert found.a.value == pytest.approx(DEVICE["a"], rel=0.05)
-    assert found.b.value == pytest.approx(DEVICE["b"], rel=0.05)
-    assert found.c.value == pytest.approx(DEVICE["c"], rel=0.10)
+    assert found.a.value == pytest.approx(DEVICE["a"], rel=0.15)
+    assert found.b.value == pytest.approx(DEVICE["b"], rel=0.15)
+    assert found.c.value == pytest.approx(DEVICE["c"], rel=0.15)
     assert found.phi.value == pytest.approx(0, abs=0.1)
 
 
