@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from balance_tools.drift.symbols import Modules, Symbol, module_of
-from balance_tools.hooks.placement import placement_of
+from balance_tools.hooks.proof import placement_of
 from balance_tools.hooks.scopes import DEFINITIONS
 from balance_tools.markdown import table
 from balance_tools.series.apply import Series, patched_steps

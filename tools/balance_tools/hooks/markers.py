@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from balance_tools.hooks.model import Labels
-from balance_tools.hooks.placement import Hook
+from balance_tools.hooks.proof import Hook
 from balance_tools.hooks.scopes import find_scope
 from balance_tools.series.patchfile import FilePatch
 from balance_tools.text import split_lines

@@ -16,14 +16,14 @@ from balance_tools.hooks.locate import NoPlace, Place, locate
 from balance_tools.hooks.markers import has_markers, mark_hooks
 from balance_tools.hooks.model import FileVerdict, HookResult, Labels, Status, worst
 from balance_tools.hooks.moved import Candidate, find_moved
-from balance_tools.hooks.placement import (
+from balance_tools.hooks.placement import NotWholeLinesError, insert_hooks
+from balance_tools.hooks.proof import (
     Hook,
     already_there,
     also_upstream,
     check_placement,
     placement_of,
 )
-from balance_tools.hooks.reapply import NotWholeLinesError, reapply
 from balance_tools.hooks.scopes import find_scope
 from balance_tools.series.patchfile import FilePatch
 from balance_tools.text import parse_module
@@ -122,7 +122,7 @@ def _module(
             bad.append(_result(path, hook, status, note))
     content, how = sides.merged or b"", "git"
     if refused or not sides.clean or _problems(hooks, sides.upstream, content, path):
-        content = reapply(placed, sides.base, sides.patched, sides.upstream)
+        content = insert_hooks(placed, sides.base, sides.patched, sides.upstream)
         how = "syntax"
         only = [hook for hook, _ in placed]
         if problems := _problems(only, sides.upstream, content, path):

@@ -1,174 +1,203 @@
-"""Prove that every hook of a patch stands where it was meant to stand.
+"""Put a hook's lines at its place in another version of the module.
 
-A text match is not proof: a hunk can land in a neighbouring function. What is intended
-is read off the tree that the patch was made for, as syntax: function or class, blocks
-around the hook, neighbours. The proof looks up where each hook belongs in the other
-tree and compares that with where it is.
+The place is known as syntax; here it becomes lines. Comments and blank lines between
+the neighbours decide on which side of them the hook goes, as they do in the old file.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 
-from balance_tools.hooks.astdiff import (
-    Difference,
-    Gap,
-    Nodes,
-    ast_differences,
-    gaps,
-)
-from balance_tools.hooks.elements import (
-    DIFFERENT,
-    EXACT,
-    defined_names,
-    element,
-    used_names,
-)
-from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate, score
-from balance_tools.text import parse_module
+from balance_tools.hooks.astdiff import Gap, Nodes, some
+from balance_tools.hooks.locate import Place
+from balance_tools.hooks.proof import Hook
+from balance_tools.text import split_lines
 
-_WORD = re.compile(rb"[A-Za-z_]\w+")
+
+class NotWholeLinesError(Exception):
+    """The place exists as syntax but not between two lines; the text says where."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; upstream formats this code otherwise"
+
+
+Edit = tuple[int, int, tuple[bytes, ...]]
+"""Replace `lines[start:end]` (0-based, end exclusive) by others."""
 
 
 @dataclass(frozen=True)
-class Hook:
-    """One coherent change that a patch makes to a module.
+class Chunk:
+    """The hook's own lines, and the comments and blank lines on both sides of it."""
 
-    `old` is the gap in the base with the nodes that the patch takes out, `new` the gap
-    in the patched module with those that it puts in.
-    """
-
-    anchor: Anchor
-    old: Gap
-    new: Gap
-
-    @property
-    def inserted(self) -> tuple[str, ...]:
-        """The normalised nodes that the patch puts in."""
-        return dumps(self.new.inside)
-
-    @property
-    def line(self) -> int:
-        """First line of the hook in the patched module, 0 if it only takes out."""
-        return min((getattr(n, "lineno", 0) for n in self.new.inside), default=0)
+    lines: tuple[bytes, ...]
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
 
 
-def dumps(nodes: Nodes) -> tuple[str, ...]:
-    """Return the nodes without formatting and line numbers."""
-    return tuple(ast.dump(node) for node in nodes)
-
-
-def placement_of(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
-    """Return the hooks that turn `base` into `patched`, in the order of the lines.
+def insert_hooks(
+    hooks: Sequence[tuple[Hook, Place]], base: bytes, patched: bytes, upstream: bytes
+) -> bytes:
+    """Return `upstream` with the hooks that turned `base` into `patched`.
 
     Raises:
-        ToolError: one of the two is not valid Python.
+        NotWholeLinesError: a place shares its line with other code.
     """
-    old, new = parse_module(base, name), parse_module(patched, name)
-    return [
-        Hook(_anchor(found, old), found.old, found.new)
-        for found in ast_differences(old, new)
+    lines = split_lines(upstream)
+    edits = [
+        _edit(hook, place, split_lines(base), split_lines(patched), lines)
+        for hook, place in hooks
     ]
+    edits.sort(key=itemgetter(0))
+    for start, end, new in reversed(edits):
+        lines[start:end] = new
+    return b"".join(lines)
 
 
-def _anchor(found: Difference, tree: ast.AST) -> Anchor:
-    old, new = found.old, found.new
-    before = element(old.before) if old.before else None
-    after = element(old.after) if old.after else None
-    uses, binds = used_names(new.inside), defined_names(new.inside)
-    everywhere = list(gaps(tree, old.scope))
-    return Anchor(
-        scope=old.scope,
-        path=old.path,
-        before=before,
-        after=after,
-        removed=dumps(old.inside),
-        uses=uses,
-        binds=binds,
-        copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
-    )
+def _edit(
+    hook: Hook,
+    place: Place,
+    base: list[bytes],
+    patched: list[bytes],
+    upstream: list[bytes],
+) -> Edit:
+    indent = _indent_change(hook.old, place.gap, base, upstream)
+    ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
+    if hook.old.width:
+        start, end = span(place.gap.inside)
+        if not start < end <= len(upstream):
+            raise NotWholeLinesError("the code to replace has no lines of its own")
+        first, last = span(hook.new.inside) if hook.new.width else (0, 0)
+        return start, end, _shifted(tuple(patched[first:last]), indent, ending)
+    chunk = _chunk(hook, base, patched)
+    at = _line_of(place.gap, chunk, upstream)
+    return at, at, _shifted(chunk.lines, indent, ending)
 
 
-def check_placement(
-    hooks: list[Hook], base: bytes, patched: bytes, name: str = "module"
-) -> list[str]:
-    """Check that another version of a module has these hooks, each at its place.
-
-    Args:
-        hooks: From `placement_of`, on the version that the patch was made for.
-        base: The other version without the hooks.
-        patched: The other version with them.
-        name: The module's path, for messages.
-
-    Returns:
-        One sentence for each hook that is missing or not at its place, and for each
-        change that is not one of the hooks.
+def span(nodes: Nodes) -> tuple[int, int]:
+    """Return the 0-based first line of the nodes and the line behind the last one.
 
     Raises:
-        ToolError: a source is not valid Python.
+        NotWholeLinesError: the nodes have no line of their own.
     """
-    old, new = parse_module(base, name), parse_module(patched, name)
-    found = ast_differences(old, new)
-    problems: list[str] = []
-    for hook in hooks:
-        same = [one for one in found if dumps(one.new.inside) == hook.inserted]
-        place = locate(hook.anchor, old)
-        if isinstance(place, NoPlace):
-            problems.append(f"the hook meant for {hook.anchor}: {place.reason}")
-            found = [one for one in found if one not in same]
-            continue
-        allowed = (place.gap, *place.also)
-        here = [one for one in same if any(_same_gap(one.old, g) for g in allowed)]
-        if not here:
-            where = f"it stands at {_where(same[0])}" if same else "it is not there"
-            problems.append(f"the hook meant for {hook.anchor}: {where}")
-        for one in (here or same)[:1]:
-            found.remove(one)
-    changes = (f"{_where(other)}: a change that belongs to no hook" for other in found)
-    return [*problems, *changes]
+    starts, ends = [], []
+    for node in nodes:
+        for part in (node, *getattr(node, "decorator_list", ())):
+            if not isinstance(getattr(part, "lineno", None), int):
+                raise NotWholeLinesError(
+                    f"{type(part).__name__} has no line of its own"
+                )
+            starts.append(part.lineno)
+            ends.append(part.end_lineno or part.lineno)
+    return min(starts) - 1, max(ends)
 
 
-def _where(found: Difference) -> str:
-    line = min((getattr(n, "lineno", 0) for n in found.new.inside), default=0)
-    return f"line {line}, in {found.new.scope or 'the module'}"
+def _is_trivia(line: bytes) -> bool:
+    text = line.strip()
+    return not text or text.startswith(b"#")
 
 
-def already_there(hook: Hook, upstream: ast.AST) -> bool:
-    """Whether the unpatched module has exactly the hook's code at the hook's place.
-
-    For a hook that only takes out: whether its neighbours now follow each other.
-    """
-    anchor, width = hook.anchor, len(hook.inserted)
-    for gap in gaps(upstream, anchor.scope):
-        wide = replace(gap, width=width)
-        if len(gap.path) != len(anchor.path) or dumps(wide.inside) != hook.inserted:
-            continue
-        levels = score(anchor, wide)
-        if width and (EXACT in levels or DIFFERENT not in levels):
-            return True
-        # Nothing but the neighbours speaks for a hook that takes out.
-        if levels == (EXACT, EXACT) and anchor.before and anchor.after:
-            return True
-    return False
-
-
-def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
-    """Return the words that the hook brings to its module, if upstream uses them, too.
-
-    Empty unless upstream has at least half of them: then perhaps it has the hook, at
-    another place or in other words.
-    """
-    inserted = " ".join(map(ast.unparse, hook.new.inside)).encode()
-    own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
-    shared = own & {*_WORD.findall(upstream)}
-    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
+def _around(gap: Gap, lines: list[bytes]) -> tuple[int, int]:
+    """Return the lines of the gap: its nodes with the trivia above and below them."""
+    if gap.before is not None:
+        start = span(some(gap.before))[1]
+    else:
+        start = span(gap.inside or some(gap.after))[0]
+        while start and _is_trivia(lines[start - 1]):
+            start -= 1
+    if gap.after is not None:
+        end = span(some(gap.after))[0]
+    else:
+        end = span(gap.inside or some(gap.before))[1]
+        while end < len(lines) and _is_trivia(lines[end]):
+            end += 1
+    if start > end:
+        raise NotWholeLinesError(f"line {end + 1} holds both neighbours of the hook")
+    return start, end
 
 
-def _same_gap(one: Gap, other: Gap) -> bool:
-    return (
-        one.before is other.before
-        and one.after is other.after
-        and (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
+def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
+    first, last = _around(hook.new, patched)
+    region = patched[first:last]
+    start, end = _around(hook.old, base)
+    trivia = base[start:end]
+    extra = len(region) - len(trivia)
+    splits = [
+        k
+        for k in range(len(trivia) + 1)
+        if region[:k] == trivia[:k] and region[k + extra :] == trivia[k:]
+    ]
+    # A chunk that starts with the hook, not with a blank line, reads as it was written.
+    splits.sort(key=lambda k: (not region[k].strip(), k))
+    if not splits:
+        own_first, own_last = span(hook.new.inside)
+        return Chunk(tuple(patched[own_first:own_last]), (), tuple(trivia))
+    k = splits[0]
+    return Chunk(tuple(region[k : k + extra]), tuple(trivia[:k]), tuple(trivia[k:]))
+
+
+def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
+    """Return the line before which the chunk goes."""
+    start, end = _around(gap, lines)
+    here = tuple(lines[start:end])
+    _check_line_is_whole(gap, lines)
+    if not chunk.before or (
+        gap.after is None and here[: len(chunk.before)] != chunk.before
+    ):
+        return start
+    if here[: len(chunk.before)] == chunk.before:
+        return start + len(chunk.before)
+    if not chunk.after:
+        return end
+    # The comment right above the next statement stays with it.
+    while end > start and lines[end - 1].strip():
+        end -= 1
+    return end
+
+
+def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
+    if gap.before is not None:
+        last = span(some(gap.before))[1]
+        column = getattr(gap.before, "end_col_offset", 0) or 0
+        rest = lines[last - 1][column:].split(b"#")[0].strip()
+        if rest.strip(b",;"):
+            raise NotWholeLinesError(f"line {last} goes on with {rest.decode()!r}")
+    if gap.after is not None:
+        first = span(some(gap.after))[0]
+        column = 0
+        if not getattr(gap.after, "decorator_list", ()):
+            column = getattr(gap.after, "col_offset", 0)
+        if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
+            raise NotWholeLinesError(f"line {first + 1} starts with other code")
+
+
+def _indent_change(
+    old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
+) -> tuple[bytes, bytes]:
+    """Return the old and the new indentation of the list that holds the hook."""
+    for was, now in (
+        (old.before, new.before),
+        (old.after, new.after),
+        (old.inside[0] if old.inside else None, new.inside[0] if new.inside else None),
+    ):
+        if was is not None and now is not None:
+            return _indent(was, base), _indent(now, upstream)
+    raise NotWholeLinesError("the block has no statement to align the hook with")
+
+
+def _indent(node: ast.AST, lines: list[bytes]) -> bytes:
+    first = lines[span(some(node))[0]]
+    return first[: len(first) - len(first.lstrip(b" \t"))]
+
+
+def _shifted(
+    lines: tuple[bytes, ...], indent: tuple[bytes, bytes], ending: bytes
+) -> tuple[bytes, ...]:
+    old, new = indent
+    return tuple(
+        (new + line.removeprefix(old) if line.strip() else line).rstrip(b"\r\n")
+        + ending
+        for line in lines
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree, replacing
 from balance_tools.hooks.model import HookResult, PatchResult, Status
-from balance_tools.hooks.placement import placement_of
+from balance_tools.hooks.proof import placement_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
 from balance_tools.rebase.repo import NEW, Repo

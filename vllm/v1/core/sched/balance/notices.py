@@ -7,8 +7,8 @@ from collections import Counter
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.policies.decision import Decision, Learned
-from vllm.v1.core.sched.balance.policies.guard import LOSING
-from vllm.v1.core.sched.balance.policies.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.policies.hold_guard import LOSING
+from vllm.v1.core.sched.balance.policies.max_hold_steps import BOUND_REACHED
 
 logger = init_logger(__name__)
 

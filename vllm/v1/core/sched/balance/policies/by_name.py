@@ -13,8 +13,8 @@ from .adaptive import Adaptive, AdaptiveParameters
 from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
-from .guard import Guard
-from .hold_bound import HoldBound
+from .hold_guard import Guard
+from .max_hold_steps import HoldBound
 
 __all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "Decision", "Policy", "create_policy"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balance_tools.hooks.placement import check_placement, placement_of
+from balance_tools.hooks.proof import check_placement, placement_of
 from rebase_samples import ENGINE
 
 HOOK = b"            self.gate.exchange(self.active)\n"

@@ -6,8 +6,8 @@ import math
 import pytest
 from balance.policies.by_name import MAX_HOLD_STEPS, POLICIES, create_policy
 from balance.policies.decision import OPEN, Decision
-from balance.policies.guard import Guard
-from balance.policies.hold_bound import HoldBound
+from balance.policies.hold_guard import Guard
+from balance.policies.max_hold_steps import HoldBound
 from balance.policies.step_cost import CostLearner, StepCost
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from .decision import OPEN, Decision, Learned, Policy
-from .hold_bound import BOUND_REACHED
+from .max_hold_steps import BOUND_REACHED
 from .rows import Snapshot
 
 LOSING = OPEN._replace(reason="losing")
