@@ -48,8 +48,8 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 2 --dist loadfile
 
-test-wheel: vendor  ## build, install, inspect and uninstall wheels
-	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile
+test-wheel: wheels  ## build, install, inspect and uninstall wheels
+	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadfile

@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def build(paths: Paths, pytestconfig: pytest.Config) -> Build:
     """Builds a wheel, once in a session, or takes it from the folder of a release."""
     if folder := pytestconfig.getoption("--release", None):
-        return lambda choice: folder / make_plan(paths, choice).filename
+        return lambda choice: folder.resolve() / make_plan(paths, choice).filename
     return cache(lambda choice: build_wheel(paths, choice, paths.dist))
 
 

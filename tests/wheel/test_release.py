@@ -134,7 +134,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
     def complete(release: make.Release, folder: Path) -> None:
         (folder / make.SUMS).write_text(release.notes)
 
-    monkeypatch.setattr(make, "build_wheels", lambda paths, folder: None)
+    monkeypatch.setattr(make, "build_wheels", lambda paths, choices, folder: None)
     monkeypatch.setattr(make, "complete", complete)
     monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
     monkeypatch.setattr(make, "try_reference_wheel", lambda folder: None)
@@ -149,7 +149,9 @@ def test_a_failure_leaves_no_folder(
     part: str,
     error: type[BaseException],
 ) -> None:
-    def fail(_: object, folder: Path) -> None:
+    def fail(*arguments: object) -> None:
+        folder = arguments[-1]
+        assert isinstance(folder, Path)
         (folder / "half").touch()
         raise error
 

@@ -52,7 +52,9 @@ def make_env(paths: Paths, wheel: Path) -> Path:
             if not fresh:
                 # The same version is never installed twice unless it is asked for.
                 pip(python, "uninstall", "--yes", "vllm")
-            pip(python, "install", f"--constraint={constraints}", str(wheel), *extra)
+            # Byte code of the few modules that are imported is made when they are.
+            options = ("--no-compile", f"--constraint={constraints}")
+            pip(python, "install", *options, str(wheel), *extra)
         stamp.write_text(wanted)
     return folder
 

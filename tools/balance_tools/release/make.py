@@ -19,7 +19,7 @@ from balance_tools.release.sdist import write_sdist
 from balance_tools.release.try_out import try_out
 from balance_tools.run import capture, git, to_terminal
 from balance_tools.upstream.lock import load_lock
-from balance_tools.wheel.build import ALL, build_wheel
+from balance_tools.wheel.build import ALL, build_wheels
 from balance_tools.wheel.source_state import source_state
 
 SUMS = "SHA256SUMS"
@@ -83,7 +83,7 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         remove_tree(hidden)
         hidden.mkdir(parents=True)
         try:
-            build_wheels(release.paths, hidden)
+            build_wheels(release.paths, ALL, hidden)
             complete(release, hidden)
             if verify:
                 inspect_wheels(release.paths, hidden)
@@ -92,14 +92,6 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         finally:
             remove_tree(hidden)
     return release.folder
-
-
-def build_wheels(paths: Paths, folder: Path) -> None:
-    """Build every wheel of a release into `folder`."""
-    with progress("building the wheels of the release", len(ALL), "wheel") as report:
-        for done, choice in enumerate(ALL, 1):
-            build_wheel(paths, choice, folder)
-            report(done)
 
 
 def complete(release: Release, folder: Path) -> None:

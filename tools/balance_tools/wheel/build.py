@@ -6,6 +6,9 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from balance_tools.distribution import (
@@ -36,24 +39,44 @@ ALL = [
 
 
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
-    """Build one wheel into `out`; returns its path.
+    """Build one wheel into `out`; returns its path."""
+    (wheel,) = build_wheels(paths, [choice], out)
+    return wheel
+
+
+def build_wheels(paths: Paths, choices: Sequence[Choice], out: Path) -> list[Path]:
+    """Build wheels into `out`, as many at once as there are processors.
 
     Brings the vendored trees up to date and fetches or compiles kernels first. An
     older wheel of the same name is replaced when the new one is complete.
+
+    Returns:
+        Their paths, in the order of the choices.
     """
-    target = load_settings(paths.root / SETTINGS_NAME).targets[choice.target]
+    targets = load_settings(paths.root / SETTINGS_NAME).targets
     lock = load_lock(paths.lock)
     with exclusive(paths.build / ".wheel.lock"):
-        for line in vendor(paths, lock, target.packages):
+        packages = {p: None for c in choices for p in targets[c.target].packages}
+        for line in vendor(paths, lock, list(packages)):
             print(line, file=sys.stderr)
-        if choice.from_source:
-            build_kernels(paths, lock, choice)
-        elif target.device_type is not None:
-            stage_kernels(paths, lock, choice, target.device_type)
-        made = _run_build(paths, choice)
-        with replacing(out / made.name) as part:
-            shutil.move(made, part)
-    return out / made.name
+        for choice in choices:
+            device_type = targets[choice.target].device_type
+            if choice.from_source:
+                build_kernels(paths, lock, choice)
+            elif device_type is not None:
+                stage_kernels(paths, lock, choice, device_type)
+        names = ", ".join(choice.name for choice in choices)
+        with (
+            progress(f"building {names}", len(choices), "wheel") as report,
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+        ):
+            built = []
+            for made in pool.map(partial(_run_build, paths), choices):
+                with replacing(out / made.name) as part:
+                    shutil.move(made, part)
+                built.append(out / made.name)
+                report(len(built))
+    return built
 
 
 def _run_build(paths: Paths, choice: Choice) -> Path:
@@ -66,8 +89,7 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
     command += ["--outdir", str(out), str(paths.root)]
     others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE_PREFIX)}
     environment = others | choice.environment()
-    with progress(f"building {choice.name}", 1, "wheel"):
-        status = to_log(command, log, env=environment)
+    status = to_log(command, log, env=environment)
     if status != 0:
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):
@@ -95,8 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build, and print the sha256 and the path of each wheel."""
     paths = Paths.find()
-    for choice in ALL if args.all else [_choice(args)]:
-        wheel = build_wheel(paths, choice, paths.dist)
+    for wheel in build_wheels(paths, ALL if args.all else [_choice(args)], paths.dist):
         print(f"{sha256_of(wheel)}  {wheel}")
     return 0
 
