@@ -46,19 +46,20 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -n 2 --dist loadfile
+	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	"$$($(TOOL) env)"/bin/pytest tests/engine -n 2 --dist loadfile
+	"$$($(TOOL) env)"/bin/pytest tests/engine -n 3 --dist loadfile
 
 test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for more
-	.venv/bin/python -m pytest tests/unit tests/wheel -m slow
+	.venv/bin/python -m pytest tests/unit -m slow -n 2
+	.venv/bin/python -m pytest tests/wheel -m slow
 
 test-slow-engine: $(VENV)
-	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow -n 2 --dist loadfile $(SLOW)
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow -n 3 --dist loadfile $(SLOW)
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)

@@ -17,6 +17,7 @@ def test_every_question_is_answered(tmp_path: Path, moe_model: Path) -> None:
     assert len(set(found.values())) > COPIES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_the_ranks_do_is_seen(tmp_path: Path, moe_model: Path) -> None:
     """Prompts are computed more often on all ranks at once than with balance off."""

@@ -44,6 +44,7 @@ def serve(server: Server, count: int) -> list[list[int]]:
         return list(pool.map(server.completion, prompts(count), lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> None:
     options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]

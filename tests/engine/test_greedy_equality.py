@@ -10,6 +10,7 @@ from pathlib import Path
 
 import openai
 import psutil
+import pytest
 from vllm.distributed import utils
 
 from balance_tools.serving.server import Server
@@ -55,6 +56,7 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
     assert (sum(held.values()) > 0 and sum(lengths.values()) > 0) or not holds
 
 
+@pytest.mark.slow
 def test_four_ranks_in_step(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_tensor_parallel(
         assert_equal(server, moe_samples, concurrency=8)
 
 
+@pytest.mark.slow
 def test_dense_model_chat_and_structured_output_in_a_spawned_worker(
     dense_model: Path, dense_samples: list[Sample], tmp_path: Path
 ) -> None:

@@ -67,8 +67,11 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
 
     What is left would stay; another program that takes the cores for a moment does not.
     """
-    load = min((measure(server) for _ in range(3)), key=lambda each: each.ttft_s)
-    print(f"fresh {fresh}, now {load}")
+    for _ in range(3):
+        load = measure(server)
+        print(f"fresh {fresh}, now {load}")
+        if load.ttft_s < 3 * fresh.ttft_s + 0.5:
+            break
     assert min(load.by_rank) > 0.6 * max(load.by_rank), load
     assert load.ttft_s < 3 * fresh.ttft_s + 0.5, (load, fresh)
     for name in ("running", "waiting"):
@@ -172,6 +175,7 @@ def recorded(server: Server, folder: Path) -> list[Counter[str]]:
     return [Counter(json.loads(file.read_text())) for file in files]
 
 
+@pytest.mark.slow
 def test_a_first_decode_that_is_stopped_and_slow(
     fresh: Load, tmp_path: Path, moe_model: Path
 ) -> None:

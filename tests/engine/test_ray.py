@@ -34,6 +34,7 @@ def ray_address() -> Iterator[str]:
     assert not alive, f"Ray left processes behind: {alive}"
 
 
+@pytest.mark.slow
 def test_ray_data_parallel(
     ray_address: str, moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:

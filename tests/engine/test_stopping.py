@@ -105,13 +105,16 @@ SAID = {
 
 
 STOPS = (terminate, terminate_all, kill_front_end, kill_coordinator)
-QUICK = (
-    *((stop, "fork", 1) for stop in (terminate, kill_front_end, kill_coordinator)),
-    (kill_front_end, "spawn", 2),
+QUICK = tuple(
+    (stop, "fork", 1) for stop in (terminate, kill_front_end, kill_coordinator)
 )
 SLOW = (
     *((stop, "spawn", 1) for stop in STOPS),
-    *((terminate_all, "fork", 1), (terminate, "spawn", 2)),
+    *(
+        (terminate_all, "fork", 1),
+        (terminate, "spawn", 2),
+        (kill_front_end, "spawn", 2),
+    ),
 )
 
 

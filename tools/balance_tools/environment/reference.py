@@ -52,9 +52,10 @@ def make_env(paths: Paths, wheel: Path) -> Path:
             if not fresh:
                 # The same version is never installed twice unless it is asked for.
                 pip(python, "uninstall", "--yes", "vllm")
-            # Byte code of the few modules that are imported is made when they are.
+            # Byte code is made afterwards, on all processors: pip would use one.
             options = ("--no-compile", f"--constraint={constraints}")
             pip(python, "install", *options, str(wheel), *extra)
+            to_terminal([python, "-m", "compileall", "-qq", "-j0", folder / "lib"])
         stamp.write_text(wanted)
     return folder
 
