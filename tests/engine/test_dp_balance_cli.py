@@ -24,7 +24,6 @@ def test_every_verb_has_help_and_the_siblings_are_still_there(tmp_path: Path) ->
     assert shown.returncode == 0, shown.stderr
     for verb in VERBS:
         assert verb in shown.stdout
-    assert "--save-result" in run(tmp_path, "simulate", "--help=all").stdout
 
 
 def test_simulate_saves_a_result(tmp_path: Path) -> None:

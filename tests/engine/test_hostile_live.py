@@ -21,6 +21,8 @@ from hostile_clients import Load, measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
 from malformed import malformed
 
+pytestmark = pytest.mark.slow
+
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 SLOTS = 8
 END_S = 30
@@ -175,7 +177,6 @@ def recorded(server: Server, folder: Path) -> list[Counter[str]]:
     return [Counter(json.loads(file.read_text())) for file in files]
 
 
-@pytest.mark.slow
 def test_a_first_decode_that_is_stopped_and_slow(
     fresh: Load, tmp_path: Path, moe_model: Path
 ) -> None:

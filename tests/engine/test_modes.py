@@ -9,6 +9,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -59,6 +60,7 @@ def test_a_pipeline_of_worker_processes(
     assert "Chunked prefill is enabled with max_num_batched_tokens=48" in log
 
 
+@pytest.mark.slow
 def test_speculation_grammars_and_priorities(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
