@@ -75,27 +75,28 @@ def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
     assert seconds_held(measured(), rows, seconds) <= bound + seconds
 
 
-def test_nor_than_32_prefills_take_one_after_another():
-    full = running(200, max_running=256)
-    rows = [full._replace(pending=1), *[full] * 3]
-    bound = 32 * PREFILL
-    assert seconds_held(measured(), rows) == pytest.approx(bound, abs=1.5 * STEP)
+FULL = [running(200, pending=1, max_running=256), *[running(200, max_running=256)] * 3]
 
 
-@pytest.mark.parametrize("usual", [0.0, 4.0])
-def test_no_request_is_pending_for_much_longer_than_most(usual):
-    """Of a hundred, four wait for long, and the next is let go by what others do."""
-
-    def pending(seconds):
-        return timed(*[running(50, pending=1, pending_age_us=int(seconds * 1e6))] * 4)
-
-    guard = Guard(Opens())
+def seconds_held_beside(usual):
+    """A request's where others were pending so long; of a hundred, four far longer."""
+    opens = Opens()
+    guard = measured(opens)
     for seconds in [*[usual] * 24, 100.0]:
-        guard.decide(pending(seconds))
-    guard._policy = AlwaysHolds()
+        age = int(seconds * 1e6)
+        guard.decide(timed(*[running(50, pending=1, pending_age_us=age)] * 4))
+    opens.decide = AlwaysHolds().decide
+    return seconds_held(guard, FULL)
+
+
+def test_nor_than_32_prefills_take_one_after_another():
+    assert seconds_held_beside(4.0) == pytest.approx(32 * PREFILL, abs=1.5 * STEP)
+
+
+@pytest.mark.parametrize("usual", [0.0, 0.5])
+def test_nor_than_most_are_pending(usual):
     bound = 1.5 * usual + 2
-    assert guard.decide(pending(bound - 0.01)).reason == "always"
-    assert guard.decide(pending(bound)).reason == "hold_bound"
+    assert seconds_held_beside(usual) == pytest.approx(bound, abs=1.5 * STEP)
 
 
 def test_nor_for_more_steps_than_the_bound():

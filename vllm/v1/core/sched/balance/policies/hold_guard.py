@@ -14,7 +14,7 @@ LOSING = OPEN._replace(reason="losing")
 _LONGEST = 32
 """Steps with a prefill that could be made one after another while a request is held."""
 _LATE, _LATE_SECONDS = 1.5, 2.0
-"""How much longer than most a request may be pending: a factor, and seconds more."""
+"""How much longer than most are pending a hold may be: a factor, and seconds more."""
 _AGES, _LATER = 100, 5
 """Ages of pending requests that are compared, and how many of them may be higher."""
 _ALLOWED = 0.01
@@ -36,10 +36,9 @@ class Guard:
     duration of the recent steps with a prefill. At the bound, all ranks schedule one
     step as if there were no balance scheduling.
 
-    **By how long others wait.** They do so as well while a request is pending for
-    ``1.5 * p95 + 2`` seconds or longer, where p95 is of the pending requests, one of
-    each rank, at the last releases. What a hold saves all may cost a few requests more
-    than the others, but not many times as much.
+    Nor for longer than ``1.5 * p95 + 2`` seconds, where p95 is of the time for which
+    the oldest requests of the ranks were pending at the last releases. What a hold
+    saves all may cost a few requests more than the others, but not many times as much.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
     holds delay requests is taken from it; what releases save is added, and 1 % of the
@@ -80,18 +79,18 @@ class Guard:
         decision = self._policy.decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         self._account(snapshot, requests)
-        ages = [
-            age * _SECONDS
-            for age, n in zip(snapshot.pending_age_us, snapshot.pending, strict=True)
-            if n
-        ]
-        is_late = max(ages, default=0.0) >= self._late_age()
-        if is_late or self._is_held_too_long(max(snapshot.held_steps), requests):
+        if self._is_held_too_long(max(snapshot.held_steps), requests):
             decision = BOUND_REACHED
         elif self._losing:
             decision = LOSING
         if decision.admit:
-            self._ages.extend(ages)
+            self._ages.extend(
+                age * _SECONDS
+                for age, n in zip(
+                    snapshot.pending_age_us, snapshot.pending, strict=True
+                )
+                if n
+            )
         self._delayed = 0.0 if decision.admit else _delayed(snapshot)
         return decision
 
@@ -100,10 +99,11 @@ class Guard:
         self._policy.reset()
         self._delayed = 0.0
 
-    def _late_age(self) -> float:
-        """Seconds for which no request may be pending."""
+    def _longest_hold(self, requests: int) -> float:
+        """Seconds for which no request may be held."""
         most = sorted(self._ages)[-1 - _LATER * len(self._ages) // _AGES]
-        return _LATE * most + _LATE_SECONDS
+        late = _LATE * most + _LATE_SECONDS
+        return min(late, min(requests, _LONGEST) * self._usual() or late)
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
@@ -113,8 +113,7 @@ class Guard:
         if not steps:
             return False
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
-        bound = min(requests, _LONGEST) * self._usual()
-        return bool(bound) and self._ended[-1] - began >= bound
+        return self._ended[-1] - began >= self._longest_hold(requests)
 
     def _account(self, snapshot: Snapshot, requests: int) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
