@@ -36,6 +36,7 @@ def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
     parsed.tensor_parallel_size, parsed.quantization = 1, None
     parsed.max_model_len, parsed.gpu_memory_utilization = None, 0.5
     parsed.compilation_config = type(parsed.compilation_config)()
+    parsed.speculative_config = None
     engine_arguments = AsyncEngineArgs.from_cli_args(parsed)
     return engine_arguments.create_engine_config(
         headless=parsed.headless
