@@ -78,25 +78,40 @@ def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
 FULL = [running(200, pending=1, max_running=256), *[running(200, max_running=256)] * 3]
 
 
-def seconds_held_beside(usual):
-    """A request's where others were pending so long; of a hundred, four far longer."""
+def test_nor_than_32_prefills_take_one_after_another():
+    bound = 32 * PREFILL
+    assert seconds_held(measured(), FULL) == pytest.approx(bound, abs=1.5 * STEP)
+
+
+def seconds_pending(usual, comes_every):
+    """A request's that always gets some tokens, where most are pending as usual.
+
+    One in twenty-five is pending far longer, and a request comes after so many steps.
+    """
     opens = Opens()
     guard = measured(opens)
     for seconds in [*[usual] * 24, 100.0]:
         age = int(seconds * 1e6)
         guard.decide(timed(*[running(50, pending=1, pending_age_us=age)] * 4))
+        guard.decide(timed(*[running(50)] * 4))
     opens.decide = AlwaysHolds().decide
-    return seconds_held(guard, FULL)
+    for steps in range(1, 1000):
+        first = running(50, pending=1, pending_age_us=int(steps * STEP * 1e6))
+        other = running(50, pending=1 + steps // comes_every)
+        rows = timed(first, other, *[running(50)] * 2)
+        if guard.decide(rows).reason == "hold_bound":
+            return steps * STEP
+    return math.inf
 
 
-def test_nor_than_32_prefills_take_one_after_another():
-    assert seconds_held_beside(4.0) == pytest.approx(32 * PREFILL, abs=1.5 * STEP)
-
-
-@pytest.mark.parametrize("usual", [0.0, 0.5])
-def test_nor_than_most_are_pending(usual):
+@pytest.mark.parametrize("usual", [0.1, 0.5])
+def test_none_is_pending_longer_than_most_while_nothing_comes(usual):
     bound = 1.5 * usual + 2
-    assert seconds_held_beside(usual) == pytest.approx(bound, abs=1.5 * STEP)
+    assert seconds_pending(usual, 1000) == pytest.approx(bound, abs=1.5 * STEP)
+
+
+def test_but_longer_while_others_come():
+    assert seconds_pending(0.5, 3) == math.inf
 
 
 def test_nor_for_more_steps_than_the_bound():

@@ -14,9 +14,11 @@ LOSING = OPEN._replace(reason="losing")
 _LONGEST = 32
 """Steps with a prefill that could be made one after another while a request is held."""
 _LATE, _LATE_SECONDS = 1.5, 2.0
-"""How much longer than most are pending a hold may be: a factor, and seconds more."""
+"""How much longer than most a request may be pending: a factor, and seconds more."""
 _AGES, _LATER = 100, 5
-"""Ages of pending requests that are compared, and how many of them may be higher."""
+"""Ages that are compared, and how many of them may be higher."""
+_ARRIVALS, _QUIET = 30, 5
+"""Times between arrivals that a mean is of; after how many of it none is expected."""
 _ALLOWED = 0.01
 """Share of all time in the ranks that holds may cost without saving it."""
 _REMEMBERED = 1001
@@ -36,9 +38,11 @@ class Guard:
     duration of the recent steps with a prefill. At the bound, all ranks schedule one
     step as if there were no balance scheduling.
 
-    Nor for longer than ``1.5 * p95 + 2`` seconds, where p95 is of the time for which
-    the oldest requests of the ranks were pending at the last releases. What a hold
-    saves all may cost a few requests more than the others, but not many times as much.
+    **While others come.** They do so as well while a request is pending for ``1.5 * p95
+    + 2`` seconds or longer and nothing joins it: no work has come for five times the
+    mean time between the last 30 arrivals. p95 is of how long the last hundred were
+    pending of those who were the oldest of their rank. A prompt of many steps is held
+    before each of them; this ends once all that the holds save is others' time.
 
     **By what they save.** The policy has a credit of person-seconds. The time by which
     holds delay requests is taken from it; what releases save is added, and 1 % of the
@@ -64,7 +68,10 @@ class Guard:
         self._losing = False
         self._delayed = 0.0
         self._ages = deque([0.0], maxlen=_AGES)
-        """Of the oldest pending request of each rank at a release, in seconds."""
+        """For how long those were pending who were the oldest of their rank."""
+        self._arrivals = deque([0.0], maxlen=_ARRIVALS + 1)
+        """When steps ended in which work came, in seconds."""
+        self._before: Snapshot | None = None
 
     @property
     def learned(self) -> Learned | None:
@@ -79,18 +86,14 @@ class Guard:
         decision = self._policy.decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         self._account(snapshot, requests)
-        if self._is_held_too_long(max(snapshot.held_steps), requests):
+        self._watch(snapshot)
+        is_open = decision.prefill_budget is None
+        if self._is_held_too_long(max(snapshot.held_steps), requests) or (
+            not is_open and self._is_late(snapshot)
+        ):
             decision = BOUND_REACHED
         elif self._losing:
             decision = LOSING
-        if decision.admit:
-            self._ages.extend(
-                age * _SECONDS
-                for age, n in zip(
-                    snapshot.pending_age_us, snapshot.pending, strict=True
-                )
-                if n
-            )
         self._delayed = 0.0 if decision.admit else _delayed(snapshot)
         return decision
 
@@ -99,11 +102,35 @@ class Guard:
         self._policy.reset()
         self._delayed = 0.0
 
-    def _longest_hold(self, requests: int) -> float:
-        """Seconds for which no request may be held."""
+    def _watch(self, snapshot: Snapshot) -> None:
+        """Notes arrivals, and for how long those were pending whose turn is over."""
+        before, self._before = self._before, snapshot
+        if before is None or len(before.running) != len(snapshot.running):
+            return
+        self._ages.extend(
+            old * _SECONDS
+            for old, new in zip(
+                before.pending_age_us, snapshot.pending_age_us, strict=True
+            )
+            if new < old
+        )
+        work = zip(
+            before.pending_tokens,
+            snapshot.pending_tokens,
+            snapshot.prefill_tokens,
+            strict=True,
+        )
+        if any(new > old - prefilled for old, new, prefilled in work):
+            self._arrivals.append(self._ended[-1])
+
+    def _is_late(self, snapshot: Snapshot) -> bool:
+        """Whether a request is pending for longer than most were, and none joins it."""
+        times = self._arrivals
+        gap = (times[-1] - times[0]) / max(1, len(times) - 1)
+        if self._ended[-1] - times[-1] < _QUIET * gap:
+            return False
         most = sorted(self._ages)[-1 - _LATER * len(self._ages) // _AGES]
-        late = _LATE * most + _LATE_SECONDS
-        return min(late, min(requests, _LONGEST) * self._usual() or late)
+        return max(snapshot.pending_age_us) * _SECONDS >= _LATE * most + _LATE_SECONDS
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
@@ -113,7 +140,8 @@ class Guard:
         if not steps:
             return False
         began = self._ended[-1 - min(steps, len(self._ended) - 1)]
-        return self._ended[-1] - began >= self._longest_hold(requests)
+        bound = min(requests, _LONGEST) * self._usual()
+        return bool(bound) and self._ended[-1] - began >= bound
 
     def _account(self, snapshot: Snapshot, requests: int) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
