@@ -10,7 +10,6 @@ from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.hooks.model import worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.bump import go_on, start
-from balance_tools.rebase.export import install
 from balance_tools.rebase.journal import Work, in_progress, work_root
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.patches import accept, skip
@@ -25,7 +24,7 @@ from balance_tools.verify.verify import Bench, pinned_release, verify
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
     "it.",
-    "continue": "Go on with a bump: after an edit, or when it was killed.",
+    "continue": "Go on with a bump after an edit.",
     "skip": "Leave the patch that waits out of the series, and go on.",
     "abort": "Go back to the state before the bump.",
     "status": "Say what is done and what waits.",
@@ -77,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
                 "tools/rebase.sh VERSION"
             )
         if args.verb == "abort":
-            return _abort(paths, work)
+            print(f"bump to {work.load().target} dropped; nothing was changed")
+            remove_tree(work.path)
+            return 0
         session = work.load()
         session = (skip if args.verb == "skip" else accept)(work, session)
-        work.save(session)
         return go_on(paths, work, session)
 
 
@@ -108,18 +108,6 @@ def _status(work: Work | None) -> int:
     session = work.load()
     print(markdown(session), end="")
     return exit_code(session)
-
-
-def _abort(paths: Paths, work: Work) -> int:
-    session = work.load()
-    if (work.former / paths.lock.name).is_file():
-        install(paths, work.former, [plan.package for plan in session.plans])
-    for path in work.path.iterdir():
-        if path != work.journal:  # goes last, so that a crash is seen
-            remove_tree(path)
-    remove_tree(work.path)
-    print(f"bump to {session.target} dropped; series and lock are as before")
-    return 0
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:

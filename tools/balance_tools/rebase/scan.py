@@ -185,7 +185,6 @@ def _row(
     series = {PACKAGE: load_series(paths.patches(PACKAGE))}
     session = Session(artifact.version, plans, "", dry_run=True)
     session = export(work, place_all(work, session, series, quiet=True), series)
-    remove_tree(work.repo(PACKAGE))
     moved = load_series(work.final_series(PACKAGE))
     for path, content in patched_files(moved, new.tree).items():
         file = work.path / "patched" / path
