@@ -18,11 +18,11 @@ from balance_tools.files import sha256_of
 from balance_tools.paths import Paths
 from balance_tools.release import make
 from balance_tools.release.sdist import NAME
-from balance_tools.release.try_out import try_out
 from balance_tools.upstream.archive import extract_sdist
 from balance_tools.wheel.source_state import source_files
 from conftest import ROOT, VERSION
 from environments import Environment
+from try_out import try_out
 
 REFERENCE_ONLY = """
 from pathlib import Path
@@ -132,13 +132,12 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
     """A release whose build writes one file."""
 
     def complete(release: make.Release, folder: Path) -> None:
-        (folder / make.SUMS).write_text(release.notes)
+        (folder / make.SUMS).write_text("sums")
 
     monkeypatch.setattr(make, "build_wheels", lambda paths, choices, folder: None)
     monkeypatch.setattr(make, "complete", complete)
     monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
-    monkeypatch.setattr(make, "try_reference_wheel", lambda folder: None)
-    return make.Release(Paths(tmp_path), "1.0", "notes", trial=False)
+    return make.Release(Paths(tmp_path), "1.0", trial=False)
 
 
 @pytest.mark.parametrize("error", [ToolError, KeyboardInterrupt])
@@ -181,7 +180,7 @@ def test_what_is_checked_before_the_build(tmp_path: Path) -> None:
     root = copy_repository(tmp_path / "repo", 0o022)
     changelog = root / "CHANGELOG.md"
     changelog.write_text("## Unreleased\n\n- x\n")
-    assert "found '## Unreleased'" in refusal(root)
+    assert f"CHANGELOG.md: expected a section '## {VERSION} (" in refusal(root)
     changelog.write_text(f"## {VERSION} (2026-01-31)\n\n- x\n")
     assert "expected no changes against commit" in refusal(root)
     git = ["git", "-C", str(root)]

@@ -17,7 +17,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 # Command to its module, which has `run(args)` and may have `add_arguments(parser)`, and
 # what it does.
 COMMANDS = {
-    "lock": ("upstream.resolve", "Write a lock: look versions up on pip's indexes."),
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),

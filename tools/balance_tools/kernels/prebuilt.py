@@ -80,7 +80,7 @@ def kernel_sdist(lock: Lock) -> Artifact:
         raise ToolError(
             "upstream.toml: expected kernel wheels to be locked, found none, for "
             f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
-            "source, or lock another release with `lock --kernels`"
+            "source"
         )
     return lock.kernel_sdist
 

@@ -1,3 +1,3 @@
-"""Everything that a release has, by one command, and the proof that it works."""
+"""Everything that a release has, by one command."""
 
 DOORS = ()

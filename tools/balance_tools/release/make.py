@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.release.notes import CHANGELOG, release_notes
 from balance_tools.release.sdist import write_sdist
-from balance_tools.release.try_out import try_out
 from balance_tools.run import capture, git, to_terminal
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.build import ALL, build_wheels
 from balance_tools.wheel.source_state import source_state
 
 SUMS = "SHA256SUMS"
-NOTES = "RELEASE-NOTES.md"
+CHANGELOG = "CHANGELOG.md"
 INSPECTIONS = ("test_contents.py", "test_requirements.py")
 """Of tests/wheel: what can be said of a wheel without the machine it is for."""
 
@@ -35,7 +32,6 @@ class Release:
     paths: Paths
     version: str
     """`0.23.0+balance.1`"""
-    notes: str
     trial: bool
 
     @property
@@ -50,7 +46,12 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
     settings = load_settings(paths.root / SETTINGS_NAME)
     version = settings.version(lock.vllm.version)
     changelog = (paths.root / CHANGELOG).read_text(encoding="utf-8")
-    notes = release_notes(changelog, version, lock, trial=trial)
+    heading = rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$"
+    if not re.search(heading, changelog, re.MULTILINE) and not trial:
+        raise ToolError(
+            f"{CHANGELOG}: expected a section '## {version} (YYYY-MM-DD)', found none; "
+            "write it, as docs/maintainers.md says, or make a trial with --trial"
+        )
     state = source_state(paths.root)
     if state.commit is None:
         raise ToolError(
@@ -70,7 +71,7 @@ def plan_release(paths: Paths, *, trial: bool) -> Release:
             f"{SETTINGS_NAME}: expected a version without a tag, found v{version} on "
             f"commit {tagged}; raise the revision, as docs/maintainers.md says"
         )
-    return Release(paths, version, notes, trial)
+    return Release(paths, version, trial)
 
 
 def make_release(release: Release, *, verify: bool = True) -> Path:
@@ -87,7 +88,6 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
             complete(release, hidden)
             if verify:
                 inspect_wheels(release.paths, hidden)
-                try_reference_wheel(hidden)
             _put_in_place(release, hidden)
         finally:
             remove_tree(hidden)
@@ -95,9 +95,8 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
 
 
 def complete(release: Release, folder: Path) -> None:
-    """Add what is not a wheel: sources, notes, sums."""
+    """Add what is not a wheel: sources and sums."""
     write_sdist(release.paths.root, release.version, folder)
-    (folder / NOTES).write_text(release.notes, encoding="utf-8")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")
@@ -118,16 +117,6 @@ def inspect_wheels(paths: Paths, folder: Path) -> None:
         )
 
 
-def try_reference_wheel(folder: Path) -> None:
-    """Install, serve with and uninstall the reference wheel."""
-    (reference,) = folder.glob("*reference*.whl")
-    with tempfile.TemporaryDirectory(prefix="release-") as scratch:
-        copy = shutil.copytree(folder, Path(scratch, "release"))
-        left = try_out(copy / reference.name, Path(scratch, "machine"))
-    shown = ", ".join(left) or "nothing"
-    print(f"outside the environment, vLLM left: {shown}", file=sys.stderr)
-
-
 def _put_in_place(release: Release, hidden: Path) -> None:
     folder = release.folder
     if folder.is_dir() and not release.trial:
@@ -145,8 +134,8 @@ def _put_in_place(release: Release, hidden: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `release`."""
-    text = "accept changes that are not committed, and a section of CHANGELOG.md that "
-    text += "says Unreleased; the folder ends in -trial"
+    text = "accept changes that are not committed, and no section of CHANGELOG.md; "
+    text += "the folder ends in -trial"
     parser.add_argument("--trial", action="store_true", help=text)
 
 
