@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.files import sha256_of
 from balance_tools.paths import Paths
 from balance_tools.release import make
-from balance_tools.release.sdist import NAME
-from balance_tools.upstream.archive import extract_sdist
-from balance_tools.wheel.source_state import source_files
+from balance_tools.run import listed_by_git
 from conftest import ROOT, VERSION
 from environments import Environment
 from try_out import try_out
@@ -47,7 +43,9 @@ COMMITTER = {
 def copy_repository(target: Path, umask: int, *, backwards: bool = False) -> Path:
     """A repository of one commit with the sources as they are now."""
     target.mkdir(parents=True)
-    for name in sorted(source_files(ROOT), reverse=backwards):
+    names = listed_by_git(ROOT, "--cached", "--others", "--exclude-standard")
+    names = [name for name in names if (ROOT / name).is_file()]
+    for name in sorted(names, reverse=backwards):
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, path)
@@ -109,29 +107,11 @@ def test_elsewhere_it_is_the_same(release: Path, tmp_path: Path) -> None:
     )
 
 
-def test_the_source_archive_gives_the_same_wheel(release: Path, tmp_path: Path) -> None:
-    (archive,) = release.glob("*.tar.gz")
-    root = tmp_path / f"{NAME}-{VERSION}"
-    extract_sdist(archive, root)
-    link_downloads(root)
-    output = run_in(root, "-m", "balance_tools", "wheel")
-    (wheel,) = release.glob("*.whl")
-    assert output == f"{sha256_of(wheel)}  {root / 'dist' / wheel.name}"
-
-
-def test_the_source_archive_has_nothing_of_upstream(release: Path) -> None:
-    (archive,) = release.glob("*.tar.gz")
-    top = f"{NAME}-{VERSION}"
-    with tarfile.open(archive) as packed:
-        names = {name.removeprefix(f"{top}/") for name in packed.getnames()}
-    assert names == {*source_files(ROOT), "PKG-INFO", "commit.json"}
-
-
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
     """A release whose build writes one file."""
 
-    def complete(release: make.Release, folder: Path) -> None:
+    def complete(folder: Path) -> None:
         (folder / make.SUMS).write_text("sums")
 
     monkeypatch.setattr(make, "build_wheels", lambda paths, choices, folder: None)

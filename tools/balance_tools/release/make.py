@@ -13,7 +13,6 @@ from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.release.sdist import write_sdist
 from balance_tools.run import capture, git, to_terminal
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.build import ALL, build_wheels
@@ -85,7 +84,7 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
         hidden.mkdir(parents=True)
         try:
             build_wheels(release.paths, ALL, hidden)
-            complete(release, hidden)
+            complete(hidden)
             if verify:
                 inspect_wheels(release.paths, hidden)
             _put_in_place(release, hidden)
@@ -94,9 +93,8 @@ def make_release(release: Release, *, verify: bool = True) -> Path:
     return release.folder
 
 
-def complete(release: Release, folder: Path) -> None:
-    """Add what is not a wheel: sources and sums."""
-    write_sdist(release.paths.root, release.version, folder)
+def complete(folder: Path) -> None:
+    """Add the sums."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = "".join(f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")
