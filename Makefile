@@ -83,9 +83,8 @@ wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 release: $(VENV)  ## build and verify a release in dist/
 	$(TOOL) release $(RELEASE)
 
-image: $(VENV)  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
-	$(TOOL) image $(WHEEL) $(if $(OS),--os $(OS)) $(if $(BASE),--base $(BASE)) \
-	    $(if $(ENGINE),--engine $(ENGINE)) $(if $(OPTIONS),--options='$(OPTIONS)')
+image: vendor  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
+	OS='$(OS)' BASE='$(BASE)' ENGINE='$(ENGINE)' docker/build.sh '$(WHEEL)' $(OPTIONS)
 
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env

@@ -26,7 +26,6 @@ COMMANDS = {
         "environment.reference",
         "Install the reference wheel; print where.",
     ),
-    "image": ("image.image", "Build one container image from a wheel in dist/."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
