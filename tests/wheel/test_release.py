@@ -12,23 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.errors import ToolError
-from balance_tools.paths import Paths
-from balance_tools.release import make
 from balance_tools.run import listed_by_git
 from conftest import ROOT, VERSION
 from environments import Environment
 from try_out import try_out
 
-REFERENCE_ONLY = """
-from pathlib import Path
-from balance_tools.distribution import Choice
-from balance_tools.paths import Paths
-from balance_tools.release import make
-make.ALL = [Choice()]  # the others take minutes
-release = make.plan_release(Paths(Path.cwd()), trial=True)
-print(make.make_release(release, verify=False))
-"""
 COMMITTER = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -67,111 +55,96 @@ def link_downloads(root: Path) -> None:
         (root / "build" / name).symlink_to(ROOT / "build" / name)
 
 
-def run_in(root: Path, *arguments: str, umask: int = 0o022, **variables: str) -> str:
+def wheel_of(root: Path, umask: int = 0o022, **variables: str) -> str:
+    """The sha256 of the reference wheel that is built in a copy."""
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-m", "balance_tools", "wheel"],
         cwd=root,
         env=os.environ | {"PYTHONPATH": f"{root / 'tools'}:{root}"} | variables,
         umask=umask,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-    ).stdout.strip()
+    ).stdout.split()[0]
 
 
-@pytest.fixture(scope="module")
-def release(reference_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cheaper part of a release: the reference wheel and what is not a wheel."""
+def test_elsewhere_it_is_the_same(reference_wheel: Path, tmp_path: Path) -> None:
     assert reference_wheel.is_file()  # the downloads are there
-    root = copy_repository(tmp_path_factory.mktemp("one") / "repo", 0o022)
-    return Path(run_in(root, "-c", REFERENCE_ONLY, TZ="UTC", LC_ALL="C"))
+    one = copy_repository(tmp_path / "one", 0o022)
+    other = copy_repository(tmp_path / "a longer name" / "other", 0o077, backwards=True)
+    variables = {"TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "1"}
+    first = wheel_of(one, TZ="UTC", LC_ALL="C")
+    assert wheel_of(other, umask=0o077, **variables) == first
 
 
-def test_elsewhere_it_is_the_same(release: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "a longer name"
-    other = copy_repository(folder / "repo", 0o077, backwards=True)
-    made = run_in(
-        other,
-        *("-c", REFERENCE_ONLY),
-        umask=0o077,
-        TZ="Asia/Tokyo",
-        LC_ALL="C.UTF-8",
-        PYTHONHASHSEED="1",
-    )
-    sums = release / make.SUMS
-    assert (Path(made) / make.SUMS).read_text() == sums.read_text()
-    listed = {line.split("  ")[1] for line in sums.read_text().splitlines()}
-    assert listed | {make.SUMS} == {path.name for path in release.iterdir()}
-    subprocess.run(
-        ["sha256sum", "--check", "--quiet", make.SUMS], cwd=release, check=True
-    )
+STUB = """#!/bin/sh
+echo built >> calls
+case $2 in
+balance_tools) echo content > dist/a.whl; echo "0 dist/a.whl" ;;
+pytest) exit ${INSPECTION:-0} ;;
+esac
+"""
+"""Stands in for the Python of the tools, which builds and inspects for minutes."""
 
 
 @pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
-    """A release whose build writes one file."""
-
-    def complete(folder: Path) -> None:
-        (folder / make.SUMS).write_text("sums")
-
-    monkeypatch.setattr(make, "build_wheels", lambda paths, choices, folder: None)
-    monkeypatch.setattr(make, "complete", complete)
-    monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
-    return make.Release(Paths(tmp_path), "1.0", trial=False)
-
-
-@pytest.mark.parametrize("error", [ToolError, KeyboardInterrupt])
-@pytest.mark.parametrize("part", ["build_wheels", "inspect_wheels"])
-def test_a_failure_leaves_no_folder(
-    planned: make.Release,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    error: type[BaseException],
-) -> None:
-    def fail(*arguments: object) -> None:
-        folder = arguments[-1]
-        assert isinstance(folder, Path)
-        (folder / "half").touch()
-        raise error
-
-    monkeypatch.setattr(make, part, fail)
-    with pytest.raises(error):
-        make.make_release(planned)
-    assert list(planned.paths.dist.iterdir()) == []
+def repository(tmp_path: Path) -> Path:
+    """A commit that could be released, and a stub that builds."""
+    root = tmp_path / "repo"
+    copy_repository(root, 0o022)
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STUB)
+    python.chmod(0o755)
+    (root / "CHANGELOG.md").write_text(f"## {VERSION} (2026-01-31)\n\n- x\n")
+    git(root, "commit", "--quiet", "--all", "--message", "release")
+    return root
 
 
-def test_a_release_is_made_once(planned: make.Release) -> None:
-    folder = make.make_release(planned)
-    assert [path.name for path in planned.paths.dist.iterdir()] == [folder.name]
-    assert make.make_release(planned) == folder  # the same bytes
-    (folder / make.SUMS).write_text("others")
-    with pytest.raises(ToolError, match=r"release-1\.0: expected no release here, or"):
-        make.make_release(planned)
-    assert (folder / make.SUMS).read_text() == "others"
+def git(root: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(root), *arguments]
+    subprocess.run(command, env=os.environ | COMMITTER, check=True)
 
 
-def refusal(root: Path) -> str:
-    with pytest.raises(ToolError) as caught:
-        make.plan_release(Paths(root), trial=False)
-    return str(caught.value)
+def make_release(root: Path, *options: str, **variables: str) -> str:
+    """Run the script; returns its complaint."""
+    script, variables = root / "tools" / "release.sh", os.environ | variables
+    run = subprocess.run(
+        [script, *options], env=variables, capture_output=True, text=True
+    )
+    (root / "calls").unlink(missing_ok=True)
+    assert (run.returncode == 0) == (run.stderr == ""), run.stderr
+    return run.stderr
 
 
-def test_what_is_checked_before_the_build(tmp_path: Path) -> None:
-    root = copy_repository(tmp_path / "repo", 0o022)
-    changelog = root / "CHANGELOG.md"
+def test_a_release_is_made_once_and_whole(repository: Path) -> None:
+    dist = repository / "dist"
+    with pytest.raises(AssertionError):
+        make_release(repository, INSPECTION="1")
+    assert [path.name for path in dist.iterdir()] == ["a.whl"]
+    assert make_release(repository) == ""
+    folder = dist / f"release-{VERSION}"
+    assert {path.name for path in folder.iterdir()} == {"a.whl", "SHA256SUMS"}
+    assert make_release(repository) == ""  # the same bytes
+    (folder / "SHA256SUMS").write_text("others")
+    assert "expected no release here, or the same bytes" in make_release(repository)
+    assert (folder / "SHA256SUMS").read_text() == "others"
+
+
+def test_what_is_checked_before_the_build(repository: Path) -> None:
+    changelog = repository / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text() + "- y\n")
+    assert "expected no changes against commit" in make_release(repository)
+    assert make_release(repository, "--trial") == ""
+    git(repository, "tag", f"v{VERSION}")
     changelog.write_text("## Unreleased\n\n- x\n")
-    assert f"CHANGELOG.md: expected a section '## {VERSION} (" in refusal(root)
-    changelog.write_text(f"## {VERSION} (2026-01-31)\n\n- x\n")
-    assert "expected no changes against commit" in refusal(root)
-    git = ["git", "-C", str(root)]
-    subprocess.run([*git, "tag", f"v{VERSION}"], check=True)
-    commit = [*git, "commit", "--quiet", "--all", "--message", "more"]
-    subprocess.run(commit, env=os.environ | COMMITTER, check=True)
-    assert f"expected a version without a tag, found v{VERSION} on" in refusal(root)
-    subprocess.run([*git, "tag", "--force", f"v{VERSION}"], check=True)
-    assert make.plan_release(Paths(root), trial=False).version == VERSION
-    shutil.rmtree(root / ".git")
-    assert "expected a git checkout" in refusal(root)
+    git(repository, "commit", "--quiet", "--all", "--message", "more")
+    assert f"expected a section '## {VERSION} (" in make_release(repository)
+    changelog.write_text(f"## {VERSION} (2026-01-31)\n\n- z\n")
+    git(repository, "commit", "--quiet", "--all", "--message", "again")
+    assert f"without a tag, found v{VERSION} on" in make_release(repository)
+    shutil.rmtree(repository / ".git")
+    assert "expected a git checkout" in make_release(repository)
 
 
 @pytest.fixture

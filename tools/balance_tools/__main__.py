@@ -21,7 +21,6 @@ COMMANDS = {
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
-    "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
     "env": (
         "environment.reference",
         "Install the reference wheel; print where.",

@@ -1,3 +1,0 @@
-"""Everything that a release has, by one command."""
-
-DOORS = ()
