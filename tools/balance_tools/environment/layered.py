@@ -14,9 +14,7 @@ OURS = re.compile(r"vllm(_ascend|_balance)?(-.*)?$")
 """Packages and dist-infos of a wheel of ours, and of a stock one."""
 
 
-def layered_environment(
-    folder: Path, wheel: Path, base: Path, requirements: bool = False
-) -> Path:
+def layered_environment(folder: Path, wheel: Path, base: Path) -> Path:
     """Make an environment that has `wheel`, and all else but a vLLM from another one.
 
     Two of ours in one environment would refuse to start.
@@ -25,7 +23,6 @@ def layered_environment(
         folder: Where; what is there is replaced.
         wheel: Installed here.
         base: Interpreter of the environment that has its requirements.
-        requirements: Install what of them `base` lacks; else none is looked at.
 
     Returns:
         The interpreter.
@@ -43,7 +40,7 @@ def layered_environment(
     # addsitedir, unlike a plain path, reads the .pth files of the base as well.
     lines = "".join(f"import site; site.addsitedir({str(d)!r})\n" for d in links)
     (site / "base.pth").write_text(lines)
-    pip(python, "install", *([] if requirements else ["--no-deps"]), str(wheel))
+    pip(python, "install", "--no-deps", str(wheel))
     return python
 
 

@@ -14,7 +14,7 @@ from balance_tools.rebase.journal import Work, in_progress, work_root
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.patches import accept, skip
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, run_rows, scan
+from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_rows import write_scan
 from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
@@ -55,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add["line"]("name", help="folder below lines/")
     add["verify"]("name", nargs="?", help="line to verify (default: the pin)")
     add["scan"]("range", metavar="A..B", help="two versions, such as 0.23.0..0.33.0")
-    text = "build each release that fits, and serve with each policy"
-    add["scan"]("--run", dest="run_", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -138,8 +136,6 @@ def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
     artifacts = releases(paths, *parse_range(args.range))
     rows = scan(paths, lock, artifacts)
-    if args.run_:
-        rows = run_rows(paths, lock, artifacts, rows)
     report = write_scan(work_root(paths) / "scan", rows, lock.vllm.version)
     print(report.read_text(), end="")
     print(f"{report}: written")
