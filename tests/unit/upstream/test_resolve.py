@@ -60,7 +60,7 @@ def test_a_version_that_is_not_there_is_named_with_those_that_are(
 ) -> None:
     with pytest.raises(ToolError, match=r"^vllm 0\.29\.0: .* are 0\.22\.0, 0\.23\.0"):
         resolve("0.29.0", "0.23.0", ask(index))
-    with pytest.raises(ToolError, match=r"^new: expected a version of upstream"):
+    with pytest.raises(ToolError, match=r"^vllm: expected a version, found 'new'"):
         resolve("new", "0.23.0", ask(index))
 
 

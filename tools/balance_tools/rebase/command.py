@@ -26,7 +26,7 @@ VERBS = {
     "it.",
     "continue": "Go on with a bump after an edit.",
     "skip": "Leave the patch that waits out of the series, and go on.",
-    "abort": "Go back to the state before the bump.",
+    "abort": "Drop the bump that waits; nothing is changed by it.",
     "status": "Say what is done and what waits.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
     "verify": "Build the wheel, and run our engine tests and upstream's own tests.",

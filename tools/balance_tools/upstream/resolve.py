@@ -26,9 +26,9 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
     """
     vllm_links = all_links(index, "vllm")
     ascend_links = all_links(index, "vllm-ascend")
-    wanted = _version(ascend)
+    wanted = _version("vllm-ascend", ascend)
     sources = Lock(
-        vllm=_sdist(index, vllm_links, "vllm", _version(vllm)),
+        vllm=_sdist(index, vllm_links, "vllm", _version("vllm", vllm)),
         vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
     )
     for version in (wanted, Version(wanted.base_version)):
@@ -70,12 +70,12 @@ def all_links(index: Index, project: str) -> list[Link]:
     return list(found.values())
 
 
-def _version(text: str) -> Version:
+def _version(project: str, text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
         raise ToolError(
-            f"{text}: expected a version of upstream; write it as in 0.23.0"
+            f"{project}: expected a version, found {text!r}; write it as in 0.23.0"
         ) from None
 
 
