@@ -89,13 +89,16 @@ def test_the_wheel_and_the_system_say_the_base(
 
 
 def test_the_manifests_name_the_image_that_is_made(root: Path) -> None:
-    """The tag is that of an image of this release for A2, on the default system."""
+    """The tags are those of images of this release, on the default system."""
     named = {
-        f"{image['newName'].rpartition('/')[2]}:{image['newTag']}"
+        f"{name.rpartition('/')[2]}:{image['newTag']}"
         for path in sorted((ROOT / "deploy").rglob("kustomization.yaml"))
         for image in yaml.safe_load(path.read_text()).get("images", [])
+        for name in [image.get("newName", image["name"])]
     }
-    assert named == {build(root, add_ascend(root))[1]}
+    record = {"target": "ascend", "device": "A3", "arch": "aarch64"}
+    a3 = add_wheel(root, "ascend910.9391", "cp312-cp312-linux_aarch64", **record)
+    assert named == {build(root, wheel)[1] for wheel in (add_ascend(root), a3)}
 
 
 def test_every_chip_has_a_base() -> None:
