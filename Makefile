@@ -43,7 +43,7 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	$(TOOL) lint-series
 	.venv/bin/python bench/pages.py --check
 	.venv/bin/hadolint docker/Dockerfile
-	.venv/bin/shellcheck docker/*.sh
+	.venv/bin/shellcheck docker/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
@@ -81,11 +81,10 @@ wheels: $(VENV)  ## build the reference wheel and the six Ascend wheels
 	$(TOOL) wheel --all
 
 release: $(VENV)  ## build and verify a release in dist/
-	$(TOOL) release $(RELEASE)
+	tools/release.sh $(RELEASE)
 
-image: $(VENV)  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
-	$(TOOL) image $(WHEEL) $(if $(OS),--os $(OS)) $(if $(BASE),--base $(BASE)) \
-	    $(if $(ENGINE),--engine $(ENGINE)) $(if $(OPTIONS),--options='$(OPTIONS)')
+image: vendor  ## build a container image: WHEEL=dist/…; OS, BASE, ENGINE, OPTIONS
+	OS='$(OS)' BASE='$(BASE)' ENGINE='$(ENGINE)' docker/build.sh '$(WHEEL)' $(OPTIONS)
 
 env: $(VENV)  ## install the reference wheel into an environment and print its path
 	$(TOOL) env

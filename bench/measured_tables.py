@@ -1,4 +1,4 @@
-"""The rows of the tables of what was measured and counted, in docs/results.md."""
+"""The rows of the tables of what was measured, in docs/results.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
     return rows
 
 
-# ---- Costs, and what was counted on emulated NPUs
+# ---- Costs
 
 
 def costs(document: Document, kind: str) -> Rows:
@@ -79,36 +79,3 @@ def rank_titles(document: Document) -> list[str]:
     """Heads of the columns for `costs`."""
     counts = dict.fromkeys(row["ranks"] for row in document["results"])
     return [f"{count} ranks" for count in counts]
-
-
-def shares(document: Document) -> Rows:
-    """For each way to communicate, phi of what is counted.
-
-    With N ranks, one rank's prompt costs 1 - phi (N - 1) / N of one on each rank.
-    """
-    rows, ranks = [], document["ranks"]
-    for mode, steps in document["modes"].items():
-        alone, together = one_and_all(steps)
-        rows.append([mode, f"{max(alone['loads'])}"])
-        for name in ("padded", "rows", "sent"):
-            base, one, each = (max(step[name]) for step in (steps[0], alone, together))
-            phi = (1 - (one - base) / (each - base)) * ranks / (ranks - 1)
-            rows[-1].append(f"{phi:.2f}")
-    return rows
-
-
-def one_and_all(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The steps of the longest prompt that one rank, and that all ranks have computed.
-
-    Raises:
-        ValueError: there is none that both have.
-    """
-    least = min(min(step["loads"]) for step in steps)
-    found = {tuple(step["loads"]): step for step in steps}
-    for most in sorted({max(loads) for loads in found}, reverse=True):
-        ranks = len(steps[0]["loads"])
-        every = (most,) * ranks
-        alone = [x for x in found if sorted(x) == [*[least] * (ranks - 1), most]]
-        if alone and most > least and every in found:
-            return [found[alone[0]], found[every]]
-    raise ValueError("no prompt was computed both by one rank and by all at once")

@@ -35,8 +35,7 @@ class BuildInfo:
     toolchain: str | None
     """Versions of what kernels from source were built with; None without."""
     commit: str | None
-    """Our git commit; None when it was built from neither a git checkout nor a
-    source archive of a release."""
+    """Our git commit; None when it was not built from a git checkout."""
     dirty: bool | None
     """Whether its sources had changes against that commit; None as above."""
     lock_sha256: str

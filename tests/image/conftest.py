@@ -1,4 +1,4 @@
-"""The reference image, built by `make image`'s command on a bare Debian root.
+"""The reference image, built as `make image` does, on a bare Debian root.
 
 Needs root, podman, runc and mmdebstrap; `.ci/run` says when it cannot have them.
 """
@@ -17,7 +17,6 @@ import pytest
 
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
-from balance_tools.image.image import REFERENCE_SYSTEM, plan_image
 from balance_tools.paths import Paths
 from balance_tools.upstream.pip_config import PipConfig, read_pip_config
 from balance_tools.wheel.build import build_wheel
@@ -65,7 +64,7 @@ def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A base image with the essential packages of Debian and apt, nothing else."""
     archive = tmp_path_factory.mktemp("debian") / "root.tar"
     subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", REFERENCE_SYSTEM, str(archive)],
+        ["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", str(archive)],
         check=True,
     )
     podman("import", "--quiet", str(archive), BARE)
@@ -78,14 +77,18 @@ def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -
     """The image, built with the options that this machine's pip needs."""
     paths = Paths(ROOT)
     wheel = build_wheel(paths, Choice(), paths.dist)
-    plan = plan_image(Paths(ROOT), wheel, "ubuntu", base)
     settings = tmp_path_factory.mktemp("pip") / "pip.conf"
     options = pip_options(read_pip_config(), settings)
     # One layer a stage: those between cost a minute and are never used again.
-    command = plan.command("podman", "--layers=false", *options)
-    result = subprocess.run(command, cwd=ROOT, env=podman.variables)
-    assert result.returncode == 0, "podman could not build it; see its output above"
-    return plan.name
+    script, built = ROOT / "docker" / "build.sh", f"dist/{wheel.name}"
+    result = subprocess.run(
+        [script, built, "--layers=false", *options],
+        env={**podman.variables, "ENGINE": "podman", "BASE": base},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout.splitlines()[-1]
 
 
 def pip_options(config: PipConfig, settings: Path) -> list[str]:

@@ -18,6 +18,7 @@ from balance_tools.distribution import (
     load_settings,
 )
 from balance_tools.environment.reference import make_env
+from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 from balance_tools.wheel.plan import make_plan
@@ -91,7 +92,9 @@ def empty(
 
 @pytest.fixture
 def bare(empty: Environment) -> Iterator[Environment]:
-    """The same, cleared of our distributions after the test."""
+    """The same, cleared of what the test has installed."""
+    folders = (empty.packages, empty.folder / "bin")
+    before = {path for folder in folders for path in folder.iterdir()}
     yield empty
-    for name in ("vllm-ascend", "vllm", "vllm"):  # a test may have laid two over
-        empty.pip("uninstall", "--yes", name)
+    for path in {path for folder in folders for path in folder.iterdir()} - before:
+        remove_tree(path)

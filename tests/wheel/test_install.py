@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def ascend_wheel(build: Build) -> Path:
     return build(HERE)
 
 
+@pytest.mark.timeout(900)  # it waits for the one full install
 def test_reference_wheel_with_all_its_requirements(installed: Environment) -> None:
     check = installed.pip("check")
     assert "No broken requirements found" in check.stdout
@@ -152,7 +154,11 @@ def test_an_editable_install_runs_from_the_checkout(
 ) -> None:
     assert reference_wheel.is_file()  # the trees are up to date
     environment = make_environment(tmp_path / "env")
-    environment.pip("install", "--quiet", "--no-deps", "--editable", str(ROOT))
+    # What builds it is here already; pip would fetch it into an environment of its own.
+    first = f"import sys; sys.path.insert(0, {sysconfig.get_path('purelib')!r})\n"
+    (environment.packages / "tools.pth").write_text(first)
+    options = ("--quiet", "--no-deps", "--no-build-isolation")
+    environment.pip("install", *options, "--editable", str(ROOT))
     origin = environment.python_says(
         "import importlib.util; print(importlib.util.find_spec('vllm').origin)"
     )

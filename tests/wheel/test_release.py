@@ -1,38 +1,20 @@
-"""A release: the same bytes wherever it is made, all of it or nothing, and it works."""
+"""A release: all of it or nothing, once; and its reference wheel works."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from balance_tools.errors import ToolError
-from balance_tools.files import sha256_of
-from balance_tools.paths import Paths
-from balance_tools.release import make
-from balance_tools.release.sdist import NAME
-from balance_tools.release.try_out import try_out
-from balance_tools.upstream.archive import extract_sdist
-from balance_tools.wheel.source_state import source_files
 from conftest import ROOT, VERSION
 from environments import Environment
+from try_out import try_out
 
-REFERENCE_ONLY = """
-from pathlib import Path
-from balance_tools.distribution import Choice
-from balance_tools.paths import Paths
-from balance_tools.release import make
-make.ALL = [Choice()]  # the others take minutes
-release = make.plan_release(Paths(Path.cwd()), trial=True)
-print(make.make_release(release, verify=False))
-"""
 COMMITTER = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -44,155 +26,77 @@ COMMITTER = {
 }
 
 
-def copy_repository(target: Path, umask: int, *, backwards: bool = False) -> Path:
-    """A repository of one commit with the sources as they are now."""
-    target.mkdir(parents=True)
-    for name in sorted(source_files(ROOT), reverse=backwards):
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, path)
-        path.chmod((0o777 if os.access(ROOT / name, os.X_OK) else 0o666) & ~umask)
-    link_downloads(target)
-    git = ["git", "-C", str(target)]
-    for command in (
-        ["init", "--quiet"],
-        ["add", "--all"],
-        ["commit", "--quiet", "--message", "release"],
-    ):
-        subprocess.run([*git, *command], env=os.environ | COMMITTER, check=True)
-    return target
-
-
-def link_downloads(root: Path) -> None:
-    (root / "build").mkdir()
-    for name in ("cache", "pristine"):
-        (root / "build" / name).symlink_to(ROOT / "build" / name)
-
-
-def run_in(root: Path, *arguments: str, umask: int = 0o022, **variables: str) -> str:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": f"{root / 'tools'}:{root}"} | variables,
-        umask=umask,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def release(reference_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cheaper part of a release: the reference wheel and what is not a wheel."""
-    assert reference_wheel.is_file()  # the downloads are there
-    root = copy_repository(tmp_path_factory.mktemp("one") / "repo", 0o022)
-    return Path(run_in(root, "-c", REFERENCE_ONLY, TZ="UTC", LC_ALL="C"))
-
-
-def test_elsewhere_it_is_the_same(release: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "a longer name"
-    other = copy_repository(folder / "repo", 0o077, backwards=True)
-    made = run_in(
-        other,
-        *("-c", REFERENCE_ONLY),
-        umask=0o077,
-        TZ="Asia/Tokyo",
-        LC_ALL="C.UTF-8",
-        PYTHONHASHSEED="1",
-    )
-    sums = release / make.SUMS
-    assert (Path(made) / make.SUMS).read_text() == sums.read_text()
-    listed = {line.split("  ")[1] for line in sums.read_text().splitlines()}
-    assert listed | {make.SUMS} == {path.name for path in release.iterdir()}
-    subprocess.run(
-        ["sha256sum", "--check", "--quiet", make.SUMS], cwd=release, check=True
-    )
-
-
-def test_the_source_archive_gives_the_same_wheel(release: Path, tmp_path: Path) -> None:
-    (archive,) = release.glob("*.tar.gz")
-    root = tmp_path / f"{NAME}-{VERSION}"
-    extract_sdist(archive, root)
-    link_downloads(root)
-    output = run_in(root, "-m", "balance_tools", "wheel")
-    (wheel,) = release.glob("*.whl")
-    assert output == f"{sha256_of(wheel)}  {root / 'dist' / wheel.name}"
-
-
-def test_the_source_archive_has_nothing_of_upstream(release: Path) -> None:
-    (archive,) = release.glob("*.tar.gz")
-    top = f"{NAME}-{VERSION}"
-    with tarfile.open(archive) as packed:
-        names = {name.removeprefix(f"{top}/") for name in packed.getnames()}
-    assert names == {*source_files(ROOT), "PKG-INFO", "commit.json"}
+STUB = """#!/bin/sh
+case $2 in
+balance_tools) echo content > dist/a.whl; echo "0 dist/a.whl" ;;
+pytest) exit ${INSPECTION:-0} ;;
+esac
+"""
+"""Stands in for the Python of the tools, which builds and inspects for minutes."""
 
 
 @pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> make.Release:
-    """A release whose build writes one file."""
-
-    def complete(release: make.Release, folder: Path) -> None:
-        (folder / make.SUMS).write_text(release.notes)
-
-    monkeypatch.setattr(make, "build_wheels", lambda paths, choices, folder: None)
-    monkeypatch.setattr(make, "complete", complete)
-    monkeypatch.setattr(make, "inspect_wheels", lambda paths, folder: None)
-    monkeypatch.setattr(make, "try_reference_wheel", lambda folder: None)
-    return make.Release(Paths(tmp_path), "1.0", "notes", trial=False)
-
-
-@pytest.mark.parametrize("error", [ToolError, KeyboardInterrupt])
-@pytest.mark.parametrize("part", ["build_wheels", "inspect_wheels"])
-def test_a_failure_leaves_no_folder(
-    planned: make.Release,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    error: type[BaseException],
-) -> None:
-    def fail(*arguments: object) -> None:
-        folder = arguments[-1]
-        assert isinstance(folder, Path)
-        (folder / "half").touch()
-        raise error
-
-    monkeypatch.setattr(make, part, fail)
-    with pytest.raises(error):
-        make.make_release(planned)
-    assert list(planned.paths.dist.iterdir()) == []
+def repository(tmp_path: Path) -> Path:
+    """A commit that could be released, and a stub that builds."""
+    root = tmp_path / "repo"
+    (root / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "release.sh", root / "tools")
+    for name in ("upstream.toml", "distribution.toml", ".gitignore"):
+        shutil.copy(ROOT / name, root)
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STUB)
+    python.chmod(0o755)
+    (root / "CHANGELOG.md").write_text(f"## {VERSION} (2026-01-31)\n\n- x\n")
+    git(root, "init", "--quiet")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "release")
+    return root
 
 
-def test_a_release_is_made_once(planned: make.Release) -> None:
-    folder = make.make_release(planned)
-    assert [path.name for path in planned.paths.dist.iterdir()] == [folder.name]
-    assert make.make_release(planned) == folder  # the same bytes
-    (folder / make.SUMS).write_text("others")
-    with pytest.raises(ToolError, match=r"release-1\.0: expected no release here, or"):
-        make.make_release(planned)
-    assert (folder / make.SUMS).read_text() == "others"
+def git(root: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(root), *arguments]
+    subprocess.run(command, env=os.environ | COMMITTER, check=True)
 
 
-def refusal(root: Path) -> str:
-    with pytest.raises(ToolError) as caught:
-        make.plan_release(Paths(root), trial=False)
-    return str(caught.value)
+def make_release(root: Path, *options: str, **variables: str) -> str:
+    """Run the script; returns its complaint."""
+    script, variables = root / "tools" / "release.sh", os.environ | variables
+    run = subprocess.run(
+        [script, *options], env=variables, capture_output=True, text=True
+    )
+    assert (run.returncode == 0) == (run.stderr == ""), run.stderr
+    return run.stderr
 
 
-def test_what_is_checked_before_the_build(tmp_path: Path) -> None:
-    root = copy_repository(tmp_path / "repo", 0o022)
-    changelog = root / "CHANGELOG.md"
+def test_a_release_is_made_once_and_whole(repository: Path) -> None:
+    dist = repository / "dist"
+    with pytest.raises(AssertionError):
+        make_release(repository, INSPECTION="1")
+    assert [path.name for path in dist.iterdir()] == ["a.whl"]
+    assert make_release(repository) == ""
+    folder = dist / f"release-{VERSION}"
+    assert {path.name for path in folder.iterdir()} == {"a.whl", "SHA256SUMS"}
+    assert make_release(repository) == ""  # the same bytes
+    (folder / "SHA256SUMS").write_text("others")
+    assert "expected no release here, or the same bytes" in make_release(repository)
+    assert (folder / "SHA256SUMS").read_text() == "others"
+
+
+def test_what_is_checked_before_the_build(repository: Path) -> None:
+    changelog = repository / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text() + "- y\n")
+    assert "expected no changes against commit" in make_release(repository)
+    assert make_release(repository, "--trial") == ""
+    git(repository, "tag", f"v{VERSION}")
     changelog.write_text("## Unreleased\n\n- x\n")
-    assert "found '## Unreleased'" in refusal(root)
-    changelog.write_text(f"## {VERSION} (2026-01-31)\n\n- x\n")
-    assert "expected no changes against commit" in refusal(root)
-    git = ["git", "-C", str(root)]
-    subprocess.run([*git, "tag", f"v{VERSION}"], check=True)
-    commit = [*git, "commit", "--quiet", "--all", "--message", "more"]
-    subprocess.run(commit, env=os.environ | COMMITTER, check=True)
-    assert f"expected a version without a tag, found v{VERSION} on" in refusal(root)
-    subprocess.run([*git, "tag", "--force", f"v{VERSION}"], check=True)
-    assert make.plan_release(Paths(root), trial=False).version == VERSION
-    shutil.rmtree(root / ".git")
-    assert "expected a git checkout" in refusal(root)
+    git(repository, "commit", "--quiet", "--all", "--message", "more")
+    assert f"expected a section '## {VERSION} (" in make_release(repository)
+    changelog.write_text(f"## {VERSION} (2026-01-31)\n\n- z\n")
+    git(repository, "commit", "--quiet", "--all", "--message", "again")
+    assert f"without a tag, found v{VERSION} on" in make_release(repository)
+    shutil.rmtree(repository / ".git")
+    assert "expected a git checkout" in make_release(repository)
 
 
 @pytest.fixture

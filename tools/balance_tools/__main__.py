@@ -17,17 +17,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 # Command to its module, which has `run(args)` and may have `add_arguments(parser)`, and
 # what it does.
 COMMANDS = {
-    "lock": ("upstream.resolve", "Write a lock: look versions up on pip's indexes."),
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
-    "release": ("release.make", "Make and verify a release, in dist/release-VERSION."),
     "env": (
         "environment.reference",
         "Install the reference wheel; print where.",
     ),
-    "image": ("image.image", "Build one container image from a wheel in dist/."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1

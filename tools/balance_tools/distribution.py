@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,6 @@ class Target:
     device_type: str | None = None
     drops: tuple[str, ...] = ()
     """Requirements of upstreams that the wheel does not have."""
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    """Requirement to its version, where two upstreams contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,6 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
         excludes=tuple(entry.get("excludes", ())),
         device_type=entry.get("device-type"),
         drops=tuple(drop["name"] for drop in entry.get("drop", ())),
-        overrides={one["name"]: one["specifier"] for one in entry.get("override", ())},
     )
 
 

@@ -6,7 +6,6 @@ from balance_tools.contract.fit import has_newest, status_of
 from balance_tools.contract.typecheck import Finding
 from balance_tools.hooks.model import Status
 from balance_tools.rebase.scan_rows import (
-    RUNS,
     ScannedPatch,
     ScannedRelease,
     scan_markdown,
@@ -41,12 +40,12 @@ def test_names_of_later_releases_are_asked_for_from_the_newest_line_on() -> None
     assert not has_newest("my-folder", "0.23.0", [])
 
 
-def test_placed_checked_and_runs_are_three_numbers() -> None:
+def test_placed_and_checked_are_two_numbers() -> None:
     rows = [
         ScannedRelease("0.1", (CONFLICT,), 1.0),
         ScannedRelease("0.2", (PLACED,), 1.0, "does-not-fit", (str(NAME),)),
-        ScannedRelease("0.3", (PLACED,), 1.0, "untouched", runs="no: test_x"),
-        ScannedRelease("0.4", (PLACED,), 1.0, "untouched", runs=RUNS),
+        ScannedRelease("0.3", (PLACED,), 1.0, "untouched"),
+        ScannedRelease("0.4", (PLACED,), 1.0, "untouched"),
     ]
     assert [row.placed for row in rows] == [False, True, True, True]
     assert [row.checked for row in rows] == [False, False, True, True]
@@ -56,6 +55,5 @@ def test_placed_checked_and_runs_are_three_numbers() -> None:
     text = scan_markdown(rows, "0.3")
     assert "Placed with no human: 3 of 4." in text
     assert "(our files and hooks fit): 2 of 4." in text
-    assert "Runs: 1 of 2 tried." in text
     assert "- 0.2: vllm/gate.py:7: vllm.a.B.d is gone" in text
-    assert "| git 1, syntax 2 | yes | no: test_x |" in text
+    assert "| git 1, syntax 2 | yes | 1.0 |" in text

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +16,10 @@ from packaging.version import Version
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.rebase.journal import Session, Work
 from balance_tools.rebase.scan import releases, scan
 from balance_tools.upstream.lock import load_lock
 from index_samples import SampleIndex
+from killed import ALL, killer
 from rebase_samples import (
     ENGINE,
     UPSTREAM,
@@ -115,7 +118,7 @@ def test_git_is_needed_and_asked_for_and_quilt_is_not(
     assert "git: expected this program on PATH, found none" in capsys.readouterr().err
     assert tracked(root) == before
     (tmp_path / "bin/git").symlink_to(str(programs["git"]))
-    assert rebase(root, "continue") == 0
+    assert rebase(root, "--sdist", str(archive)) == 0
 
 
 def test_the_disk_is_full_in_the_middle(
@@ -124,21 +127,31 @@ def test_the_disk_is_full_in_the_middle(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = tracked(root)
-    save = Work.save
 
-    def fill_the_disk(work: Work, session: Session) -> None:
-        if len(session.results) == 2:
-            # The device /dev/full answers every write as a full disk does.
-            work.journal.with_name("journal.part").symlink_to("/dev/full")
-        save(work, session)
+    def fill_the_disk(*said: object) -> None:
+        # The device /dev/full answers every write as a full disk does.
+        Path("/dev/full").write_text("x")
 
     with monkeypatch.context() as full:
-        full.setattr(Work, "save", fill_the_disk)
+        full.setattr("balance_tools.rebase.bump.write_report", fill_the_disk)
         assert rebase(root, "--sdist", str(archive)) == 1
     said = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in said
     assert "free space" in said
+
+
+@pytest.mark.parametrize("effect", [3, 60, 110])
+def test_killed_before_the_last_step_it_begins_again(
+    root: Path, archive: Path, effect: int
+) -> None:
+    before = tracked(root)
+    program = [sys.executable, "-c", killer(ALL), str(effect), "rebase", "bump"]
+    tools = Path(__file__).resolve().parents[3] / "tools"
+    killed = subprocess.run(
+        [*program, "--root", str(root), "--sdist", str(archive)],
+        env={**os.environ, "PYTHONPATH": str(tools)},
+    )
+    assert killed.returncode == -signal.SIGKILL
     assert tracked(root) == before
-    assert rebase(root, "continue") == 0
+    assert rebase(root, "--sdist", str(archive)) == 0
     assert load_lock(root / "upstream.toml").vllm.version == "2.0"

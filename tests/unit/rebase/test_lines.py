@@ -17,6 +17,7 @@ from rebase_samples import (
     make_root,
     make_sdist,
     misplaced,
+    patched_engine,
     rebase,
     replaced,
     tracked,
@@ -76,10 +77,11 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
     folder = root / "lines" / "next"
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     assert sorted(files) == [OWN, "upstream.toml"]
-    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    work, session = derive(Paths(root), find_line(Paths(root), "next"))
     names = ["gate.patch", "hold.patch", "exchange.patch"]
     assert (work.final_series("vllm") / "series").read_text().split() == names
-    patched = (work.repo("vllm") / "vllm" / "engine.py").read_bytes()
+    tree = session.plan("vllm").new_tree
+    patched = patched_engine(work.final_series("vllm"), tree)
     assert misplaced(patched) == []
     assert BEHIND + EXCHANGE in patched
 

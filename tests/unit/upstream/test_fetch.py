@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -220,19 +219,6 @@ def test_an_answer_that_is_no_page_is_an_error(
     )
     with pytest.raises(ToolError, match="not a page of the simple API"):
         get_from(pip_config(index))(artifact, paths)
-
-
-def test_a_full_disk_is_one_error(
-    index: SampleIndex, artifact: Artifact, paths: Paths
-) -> None:
-    # The device /dev/full answers every write as a full disk does.
-    part = paths.cached(artifact.sha256, f"{NAME}.part")
-    part.parent.mkdir(parents=True)
-    part.symlink_to("/dev/full")
-    with pytest.raises(ToolError) as caught:
-        get_from(pip_config(index))(artifact, paths)
-    assert "cannot be read or written" in str(caught.value)
-    assert os.strerror(errno.ENOSPC) in str(caught.value)
 
 
 def test_a_proxy_of_pip_is_used(

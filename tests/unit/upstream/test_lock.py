@@ -25,20 +25,6 @@ def test_the_committed_lock_is_canonical() -> None:
     assert dump_lock(committed()) == Paths.find().lock.read_text()
 
 
-def test_the_committed_lock_pins_the_newest_final_pair() -> None:
-    lock = committed()
-    assert (lock.vllm.version, lock.vllm_ascend.version) == ("0.23.0", "0.23.0.post1")
-    assert {
-        (python, arch): lock.kernel_wheel(python, arch).version
-        for python in ("cp310", "cp311", "cp312")
-        for arch in ("x86_64", "aarch64")
-    } == dict.fromkeys(
-        [(p, a) for p in ("cp310", "cp311", "cp312") for a in ("x86_64", "aarch64")],
-        "0.23.0",
-    )
-    assert len(lock.kernel_wheels) == 6
-
-
 def test_the_committed_lock_names_no_place() -> None:
     assert "://" not in Paths.find().lock.read_text()
 

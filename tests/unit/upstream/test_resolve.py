@@ -10,7 +10,7 @@ from balance_tools.upstream.lock import Lock, dump_lock
 from balance_tools.upstream.pip_config import PipConfig, Source
 from balance_tools.upstream.resolve import resolve
 from index_samples import SampleIndex
-from repo_samples import SampleRepo, pip_config
+from repo_samples import pip_config
 
 WHEELS = [
     f"vllm_ascend-0.23.0-{python}-{python}-manylinux_2_34_{arch}.whl"
@@ -45,31 +45,23 @@ def test_versions_become_a_lock(
     json: bool, hashes: bool, index: SampleIndex, releases: Lock
 ) -> None:
     index.json, index.hashes = json, hashes
-    assert resolve("0.23.0", "0.23.0.post1", "0.23.0", ask(index)) == releases
-
-
-def test_a_post_release_without_wheels_takes_those_of_its_release(
-    index: SampleIndex, releases: Lock
-) -> None:
-    assert resolve("0.23.0", "0.23.0.post1", None, ask(index)) == releases
+    assert resolve("0.23.0", "0.23.0.post1", ask(index)) == releases
 
 
 def test_a_release_without_any_wheels_has_no_kernels(
     index: SampleIndex, releases: Lock
 ) -> None:
-    lock = resolve("0.23.0", "0.24.0rc1", None, ask(index))
+    lock = resolve("0.23.0", "0.24.0rc1", ask(index))
     assert (lock.kernel_sdist, lock.kernel_wheels) == (None, ())
-    with pytest.raises(ToolError, match=r"^--kernels 0\.24\.0rc1: expected wheels"):
-        resolve("0.23.0", "0.24.0rc1", "0.24.0rc1", ask(index))
 
 
 def test_a_version_that_is_not_there_is_named_with_those_that_are(
     index: SampleIndex, releases: Lock
 ) -> None:
     with pytest.raises(ToolError, match=r"^vllm 0\.29\.0: .* are 0\.22\.0, 0\.23\.0"):
-        resolve("0.29.0", "0.23.0", None, ask(index))
-    with pytest.raises(ToolError, match=r"^--vllm: expected a version, found 'new'"):
-        resolve("new", "0.23.0", None, ask(index))
+        resolve("0.29.0", "0.23.0", ask(index))
+    with pytest.raises(ToolError, match=r"^vllm: expected a version, found 'new'"):
+        resolve("new", "0.23.0", ask(index))
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -80,7 +72,7 @@ def test_a_yanked_release_is_refused_with_the_reason(
     index.yanked["vllm-0.23.0.tar.gz"] = "wrong outputs"
     says = r"^vllm 0\.23\.0: .* it was yanked \(wrong outputs\); .* with --sdist$"
     with pytest.raises(ToolError, match=says):
-        resolve("0.23.0", "0.23.0.post1", None, ask(index))
+        resolve("0.23.0", "0.23.0.post1", ask(index))
 
 
 def test_a_source_that_is_down_is_an_error_even_if_another_answers(
@@ -91,7 +83,7 @@ def test_a_source_that_is_down_is_an_error_even_if_another_answers(
         Source("extra-index-url", "http://127.0.0.1:9/simple"),
     )
     with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):
-        resolve("0.23.0", "0.23.0", None, Index(PipConfig(sources, retries=0)))
+        resolve("0.23.0", "0.23.0", Index(PipConfig(sources, retries=0)))
 
 
 def test_two_sources_that_disagree_are_an_error(
@@ -101,23 +93,10 @@ def test_two_sources_that_disagree_are_an_error(
     other.add("vllm-0.23.0.tar.gz", b"something else")
     config = pip_config(index, other)
     with pytest.raises(ToolError, match=r"^vllm-0\.23\.0\.tar\.gz: expected one sha"):
-        resolve("0.23.0", "0.23.0", None, Index(config))
+        resolve("0.23.0", "0.23.0", Index(config))
     other.stop()
 
 
-def test_the_command_prints_or_writes_the_lock(
-    repo: SampleRepo, releases: Lock
-) -> None:
-    before = repo.read("upstream.toml")
-    versions = ("lock", "--vllm", "0.23.0", "--ascend", "0.23.0.post1")
-    code, out, _ = repo.run(*versions)
-    assert (code, repo.read("upstream.toml")) == (0, before)
-    assert "[[kernel_wheels]]" in out
-    assert "127.0.0.1" not in out
-    code, written, _ = repo.run(*versions, "--write")
-    assert (code, written, repo.read("upstream.toml")) == (0, "", out)
-
-
 def test_the_written_lock_is_canonical(index: SampleIndex, releases: Lock) -> None:
-    lock = resolve("0.23.0", "0.23.0.post1", None, ask(index))
+    lock = resolve("0.23.0", "0.23.0.post1", ask(index))
     assert dump_lock(lock) == dump_lock(releases)

@@ -1,3 +1,3 @@
 """Virtual environments with a built wheel in them."""
 
-DOORS = ("layered", "reference")
+DOORS = ("reference",)

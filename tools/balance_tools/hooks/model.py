@@ -85,14 +85,13 @@ def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class PatchResult:
-    """What became of one patch; `commit` is its new commit, "" if dropped."""
+    """What became of one patch."""
 
     package: str
     name: str
     status: Status
     hooks: tuple[HookResult, ...] = ()
     notes: tuple[str, ...] = ()
-    commit: str = ""
     dropped: bool = False
 
 

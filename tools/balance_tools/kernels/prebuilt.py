@@ -17,7 +17,6 @@ from balance_tools.files import disk_errors, named_in_part, sha256_of
 from balance_tools.kernels.stage import BUILD_INFO, build_info_text, stage_of
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
-from balance_tools.upstream.archive import check_wheel
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact, Lock
 from balance_tools.upstream.pristine import Fetch, ensure_pristine
@@ -80,7 +79,7 @@ def kernel_sdist(lock: Lock) -> Artifact:
         raise ToolError(
             "upstream.toml: expected kernel wheels to be locked, found none, for "
             f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
-            "source, or lock another release with `lock --kernels`"
+            "source"
         )
     return lock.kernel_sdist
 
@@ -111,7 +110,6 @@ def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
     """Write the compiled files below `dest`, as `dest/vllm_ascend/…`; returns them."""
     written = []
     with zipfile.ZipFile(wheel.path) as archive, disk_errors(dest):
-        check_wheel(wheel.path, archive)
         for name in wheel.compiled:
             path = Path(archive.extract(name, dest))
             # zipfile drops the mode; only "may be executed" matters.
@@ -130,7 +128,6 @@ def _inspect(artifact: Artifact, wheel: Path, sdist: Path) -> KernelWheel:
         f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE) if path.endswith(".py")
     }
     with zipfile.ZipFile(wheel) as archive:
-        check_wheel(wheel, archive)
         for name in sorted(archive.namelist()):
             if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
                 continue

@@ -11,13 +11,13 @@ from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.export import export, install, save_former
+from balance_tools.rebase.export import export, install
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
-from balance_tools.series.apply import Series, load_series, patched_steps
+from balance_tools.series.apply import load_series, patched_steps
 from balance_tools.upstream.lock import dump_lock, load_lock
 
 PACKAGE = "vllm"
@@ -57,24 +57,22 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
         print(f"error: {broken.notes[0]}", file=sys.stderr)
         print(f"{write_report(work.path, session)}: written")
         return exit_code(session)
-    if not dry_run:
-        save_former(paths, work, lock.packages)
-        work.save(session)
     return go_on(paths, work, session)
 
 
 def go_on(paths: Paths, work: Work, session: Session) -> int:
     """Do every step of a bump that is left; stop where a person must decide.
 
-    Each step can be done again, so a bump that was killed goes on from its journal.
+    Only the last step changes the repository. A bump that is killed begins again.
 
     Returns:
         The exit code.
     """
-    series = _former_series(paths, work, session)
-    # Two trees and the patches on them, one by one; the journal is written after each.
+    series = {p.package: load_series(paths.patches(p.package)) for p in session.plans}
+    # The patches one by one, from the old tree to the new one.
     session = place_all(work, session, series)
     if session.pending:
+        work.save(session)
         return _ask(work, session)
     # The new series as quilt writes it, applied to the new tree, and compared.
     session = export(work, session, series)
@@ -83,12 +81,14 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     drift = drift_report(trees, series)
     misfit = _misfit(paths, work, session)
     if misfit.needs_human:
+        if not session.dry_run:
+            work.save(session)
         return _refuse(work, session, drift, misfit)
     # One last step puts it in place.
     said = _put_in_place(paths, work, session)
     session = replace(session, done=True)
     report = write_report(work.path, session, drift)
-    work.save(session)
+    work.journal.unlink(missing_ok=True)
     print(f"{said}{report}: written")
     return exit_code(session)
 
@@ -106,12 +106,6 @@ def _broken(paths: Paths, session: Session) -> PatchResult | None:
     return None
 
 
-def _former_series(paths: Paths, work: Work, session: Session) -> dict[str, Series]:
-    """Load the series that is moved; what is in its place may be new already."""
-    root = paths if session.dry_run else Paths(work.former)
-    return {p.package: load_series(root.patches(p.package)) for p in session.plans}
-
-
 def _ask(work: Work, session: Session) -> int:
     """Say what waits for a person, and where."""
     assert session.pending is not None
@@ -121,7 +115,7 @@ def _ask(work: Work, session: Session) -> int:
     for note in (*result.notes, *why):
         print(f"  {note}", file=sys.stderr)
     for path in session.files:
-        print(f"  edit {work.repo(result.package) / path}", file=sys.stderr)
+        print(f"  edit {work.edited(result.package) / path}", file=sys.stderr)
     print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
     return exit_code(session)
 
@@ -132,9 +126,7 @@ def _misfit(paths: Paths, work: Work, session: Session) -> Status:
         return Status.UNTOUCHED
     plan = session.plan(PACKAGE)
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
-    # Of the pin that the bump began with: a killed one may have replaced it.
-    root = paths if session.dry_run else Paths(work.former)
-    pin = read_pin(paths, load_lock(root.lock), load_series(root.patches(PACKAGE)))
+    pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return Status.UNTOUCHED
@@ -168,11 +160,9 @@ def _refuse(
 
 def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
     """Put the new series where it belongs; return a line that says where, or ""."""
-    if session.dry_run or not session.lock:
-        for plan in session.plans:
-            remove_tree(work.repo(plan.package))
-        if session.dry_run:
-            return ""
+    if session.dry_run:
+        return ""
+    if not session.lock:
         return (
             f"{work.final}: the new series; the new upstream is a folder, which no "
             "lock can name, so patches/ and upstream.toml are as before\n"

@@ -10,12 +10,11 @@ from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.hooks.model import worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.bump import go_on, start
-from balance_tools.rebase.export import install
 from balance_tools.rebase.journal import Work, in_progress, work_root
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.patches import accept, skip
 from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, run_rows, scan
+from balance_tools.rebase.scan import parse_range, releases, scan
 from balance_tools.rebase.scan_rows import write_scan
 from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
@@ -25,9 +24,9 @@ from balance_tools.verify.verify import Bench, pinned_release, verify
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
     "it.",
-    "continue": "Go on with a bump: after an edit, or when it was killed.",
+    "continue": "Go on with a bump after an edit.",
     "skip": "Leave the patch that waits out of the series, and go on.",
-    "abort": "Go back to the state before the bump.",
+    "abort": "Drop the bump that waits; nothing is changed by it.",
     "status": "Say what is done and what waits.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
     "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
@@ -56,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add["line"]("name", help="folder below lines/")
     add["verify"]("name", nargs="?", help="line to verify (default: the pin)")
     add["scan"]("range", metavar="A..B", help="two versions, such as 0.23.0..0.33.0")
-    text = "build each release that fits, and serve with each policy"
-    add["scan"]("--run", dest="run_", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
                 "tools/rebase.sh VERSION"
             )
         if args.verb == "abort":
-            return _abort(paths, work)
+            print(f"bump to {work.load().target} dropped; nothing was changed")
+            remove_tree(work.path)
+            return 0
         session = work.load()
         session = (skip if args.verb == "skip" else accept)(work, session)
-        work.save(session)
         return go_on(paths, work, session)
 
 
@@ -108,18 +106,6 @@ def _status(work: Work | None) -> int:
     session = work.load()
     print(markdown(session), end="")
     return exit_code(session)
-
-
-def _abort(paths: Paths, work: Work) -> int:
-    session = work.load()
-    if (work.former / paths.lock.name).is_file():
-        install(paths, work.former, [plan.package for plan in session.plans])
-    for path in work.path.iterdir():
-        if path != work.journal:  # goes last, so that a crash is seen
-            remove_tree(path)
-    remove_tree(work.path)
-    print(f"bump to {session.target} dropped; series and lock are as before")
-    return 0
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
@@ -150,8 +136,6 @@ def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
     artifacts = releases(paths, *parse_range(args.range))
     rows = scan(paths, lock, artifacts)
-    if args.run_:
-        rows = run_rows(paths, lock, artifacts, rows)
     report = write_scan(work_root(paths) / "scan", rows, lock.vllm.version)
     print(report.read_text(), end="")
     print(f"{report}: written")

@@ -13,7 +13,6 @@ from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.hooks.proof import placement_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
-from balance_tools.rebase.repo import NEW, Repo
 from balance_tools.series.apply import SERIES, Series, load_series, patched_files
 from balance_tools.series.export import export_patch, sorted_paths
 from balance_tools.series.lint import lint_in_place
@@ -45,31 +44,33 @@ def export(work: Work, session: Session, series: Mapping[str, Series]) -> Sessio
 def _export_package(
     work: Work, plan: Plan, series: Series, results: list[PatchResult]
 ) -> list[PatchResult]:
-    repo = Repo(work.repo(plan.package))
     folder = work.final_series(plan.package)
     folder.mkdir(parents=True)
-    parent, found = repo.commit_of(NEW), []
-    for patch, result in zip(series.patches, results, strict=True):
+    found = []
+    for index, (patch, result) in enumerate(zip(series.patches, results, strict=True)):
         if not result.dropped:
-            raw = _diff(repo, patch, parent, result.commit)
+            raw = _diff(plan, patch, index)
             (folder / patch.name).write_bytes(raw)
-            parent, result = result.commit, _final(repo, patch, raw, result, parent)
+            result = _final(plan, patch, raw, result, index)
         found.append(result)
     kept = "".join(f"{result.name}\n" for result in found if not result.dropped)
     (folder / SERIES).write_text(kept, encoding="utf-8")
-    _prove(repo, plan, load_series(folder), parent)
+    _prove(plan, load_series(folder))
     return found
 
 
-def _diff(repo: Repo, patch: Patch, before: str, after: str) -> bytes:
-    paths = sorted_paths(repo.changed(before, after))
-    old = {path: repo.read(before, path) or b"" for path in paths}
-    new = {path: repo.read(after, path) or b"" for path in paths}
+def _diff(plan: Plan, patch: Patch, index: int) -> bytes:
+    """Return the patch that leads from so many done to one more."""
+    old, new = (
+        {path: plan.read(path, count) or b"" for path in plan.done[index]}
+        for count in (index, index + 1)
+    )
+    paths = sorted_paths(path for path in old if old[path] != new[path])
     return export_patch(patch.header.raw, old, new, paths)
 
 
 def _final(
-    repo: Repo, patch: Patch, raw: bytes, result: PatchResult, parent: str
+    plan: Plan, patch: Patch, raw: bytes, result: PatchResult, index: int
 ) -> PatchResult:
     """Say how much of the patch's text changed, and where its hooks are now."""
     if result.status.needs_human:  # of a dry run
@@ -87,8 +88,8 @@ def _final(
             HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
             for file in new.files
             for hook in placement_of(
-                repo.read(parent, file.path) or b"",
-                repo.read(result.commit, file.path) or b"",
+                plan.read(file.path, index) or b"",
+                plan.read(file.path, index + 1) or b"",
                 file.path,
             )
         )
@@ -97,9 +98,9 @@ def _final(
     return replace(result, status=status, hooks=hooks)
 
 
-def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
+def _prove(plan: Plan, series: Series) -> None:
     for path, content in patched_files(series, plan.new_tree).items():
-        if content != repo.read(tip, path):
+        if content != plan.read(path):
             raise ToolError(
                 f"{series.directory}: {path} is not what was proven; {FAULT}"
             )
@@ -108,19 +109,8 @@ def _prove(repo: Repo, plan: Plan, series: Series, tip: str) -> None:
         raise ToolError(f"{problems[0]}; {FAULT}")
 
 
-def save_former(paths: Paths, work: Work, packages: Iterable[str]) -> None:
-    """Copy the series and the lock, for `abort`."""
-    for package in packages:
-        copy, source = work.former / "patches" / package, paths.patches(package)
-        if source.is_dir():
-            shutil.copytree(source, copy)
-        else:
-            copy.mkdir(parents=True)
-    shutil.copy2(paths.lock, work.former / paths.lock.name)
-
-
 def install(paths: Paths, source: Path, packages: Iterable[str]) -> None:
-    """Make series and lock those of a folder; can be repeated after a crash."""
+    """Make series and lock those of a folder."""
     for package in packages:
         series, target = source / "patches" / package, paths.patches(package)
         new = target.with_name(f".{package}.new")

@@ -1,8 +1,9 @@
-"""The journal of a bump: what is done, what waits, and everything to go back with."""
+"""The journal of a bump: what is done, and what waits for a person."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,27 +12,42 @@ from balance_tools.files import replacing
 from balance_tools.hooks.model import PatchResult
 from balance_tools.paths import Paths
 
+Contents = Mapping[str, bytes | None]
+"""Files by their paths in a tree; None for one that is gone."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """One package: from which tree to which, and how far its series is.
-
-    `tip` is the commit of new upstream with the patches that are done, "" before the
-    repository is made; `commits` is one commit for each patch done ("" if dropped).
-    """
+    """One package: from which tree to which, and how far its series is."""
 
     package: str
     old_tree: Path
     new_tree: Path
     old_label: str
     new_label: str
-    tip: str = ""
-    commits: tuple[str, ...] = ()
+    done: tuple[Contents, ...] = ()
+    """For each patch that is done, every file that one has touched by then."""
+
+    @property
+    def now(self) -> Contents:
+        """What the patches that are done make of new upstream."""
+        return self.done[-1] if self.done else {}
+
+    def read(self, path: str, done: int | None = None) -> bytes | None:
+        """Return a file of new upstream with the patches that are done, or so many.
+
+        None if it is not there, or not a file.
+        """
+        for files in self.done[:done][-1:]:
+            if path in files:
+                return files[path]
+        file = self.new_tree / path
+        return None if file.is_symlink() or not file.is_file() else file.read_bytes()
 
 
 @dataclass(frozen=True)
 class Session:
-    """The state of one bump, written after each patch."""
+    """The state of one bump, written when it waits for a person."""
 
     target: str
     plans: tuple[Plan, ...]
@@ -68,14 +84,9 @@ class Work:
         """The journal."""
         return self.path / "journal"
 
-    def repo(self, package: str) -> Path:
-        """The two-tree repository of one package."""
+    def edited(self, package: str) -> Path:
+        """New upstream with what is placed, for a person to edit."""
         return self.path / package
-
-    @property
-    def former(self) -> Path:
-        """Copies of the lock and the series as they were, laid out as in a checkout."""
-        return self.path / "former"
 
     @property
     def final(self) -> Path:
@@ -119,6 +130,6 @@ def in_progress(paths: Paths) -> Work | None:
     for journal in sorted(work_root(paths).glob("*/journal")):
         work = Work(journal.parent)
         session = work.load()
-        if not session.done and not session.dry_run:
+        if not session.done:
             return work
     return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, Labels, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
-from balance_tools.rebase.journal import Plan, Session, Work
-from balance_tools.rebase.repo import NEW, Repo, build_repo, patch_ref
-from balance_tools.series.apply import Series, apply_to_bytes
-from balance_tools.series.patchfile import Patch
+from balance_tools.manifest import walk
+from balance_tools.rebase.journal import Contents, Plan, Session, Work
+from balance_tools.run import capture
+from balance_tools.series.apply import Series, apply_to_bytes, patched_steps
+from balance_tools.series.patchfile import FilePatch, Patch
 
 Own = Mapping[tuple[str, str], Patch]
 """By package and name, patches of the target itself that are taken as they are."""
@@ -27,153 +33,126 @@ def place_all(
 ) -> Session:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
-    Each is placed by `git rebase --onto`, if the syntax tree proves the merge; else
-    its hooks are placed by syntax; else it waits. A dry run goes on behind it.
+    Each is merged by git, if the syntax tree proves the merge; else its hooks are
+    placed by syntax; else it waits. A dry run goes on behind it.
 
     Raises:
         ToolError: a series does not apply to the tree that it was made for, or a patch
             of `own` does not apply.
     """
-    session = _make_trees(work, session, series, quiet)
-    work.save(session)
-    while session.pending is None and (following := _next(session, series)):
-        plan, patch = following
-        mine = (own or {}).get((plan.package, patch.name))
-        if mine is not None:
-            session = _take(work, session, plan, mine)
-        else:
-            session = _place(work, session, plan, patch, quiet)
-        work.save(session)
-    return session
-
-
-def _make_trees(
-    work: Work, session: Session, series: Mapping[str, Series], quiet: bool
-) -> Session:
-    """Build the two-tree repository of every package that has none yet."""
-    for plan in session.plans:
-        if plan.tip:
-            continue
-        path = work.repo(plan.package)
-        labels = (plan.old_label, plan.new_label)
-        if not path.exists():
+    for package, patches in series.items():
+        placing = _Placing(session.plan(package), patches)
+        while len(placing.plan.done) < len(patches.patches):
+            patch = patches.patches[len(placing.plan.done)]
+            contents: Contents
+            if mine := (own or {}).get((package, patch.name)):
+                contents = {f.path: placing.applied(f, mine.name) for f in mine.files}
+                status = Status.CONTENT_CHANGED
+                result = PatchResult(package, patch.name, status)
+            else:
+                verdicts = [placing.verdict(patch, file) for file in patch.files]
+                contents = {verdict.path: verdict.partial for verdict in verdicts}
+                result = _result(package, patch, verdicts)
+                if result.status.needs_human and not session.dry_run:
+                    files = _leave_for_person(work, placing.plan, verdicts)
+                    return replace(session, pending=result, files=files)
+            session = _done(session, result, contents)
+            placing.plan = session.plan(package)
             if not quiet:
-                _say(f"{plan.package}: {labels[0]} and {labels[1]} into {path}")
-            trees = (plan.old_tree, plan.new_tree)
-            build_repo(path, plan.package, *trees, series[plan.package], labels)
-        session = session.with_plan(replace(plan, tip=Repo(path).commit_of(NEW)))
+                found = result.status
+                said = found.label if found.needs_human else "placed"
+                print(f"{package}: {patch.name}: {said}", file=sys.stderr, flush=True)
     return session
 
 
-def _next(session: Session, series: Mapping[str, Series]) -> tuple[Plan, Patch] | None:
-    for plan in session.plans:
-        patches = series[plan.package].patches
-        if len(plan.commits) < len(patches):
-            return plan, patches[len(plan.commits)]
-    return None
+class _Placing:
+    """One package: its old tree patch by patch, and new upstream as it is by now."""
+
+    def __init__(self, plan: Plan, series: Series) -> None:
+        self.plan = plan
+        self._steps: list[Contents] = [{}]
+        self._steps += [after for _, after in patched_steps(series, plan.old_tree)]
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        """Every Python file of new upstream."""
+        top = self.plan.new_tree
+        files = (top / self.plan.package).rglob("*.py")
+        return sorted(path.relative_to(top).as_posix() for path in files)
+
+    def applied(self, file: FilePatch, name: str) -> bytes:
+        """Apply a patch of the target itself, exactly."""
+        return apply_to_bytes(file, self.plan.read(file.path), f"{name}: {file.path}")
+
+    def verdict(self, patch: Patch, file: FilePatch) -> FileVerdict:
+        """Let git merge one file, and judge what it made of it."""
+        plan, path, count = self.plan, file.path, len(self.plan.done)
+        patched = self._steps[count + 1][path]
+        base = self._steps[count].get(path) or (plan.old_tree / path).read_bytes()
+        labels = Labels(plan.new_label, plan.old_label, patch.name)
+        upstream = plan.read(path)
+        merged, clean = None, False
+        if upstream is not None:
+            merged, clean = merge(upstream, base, patched or b"", labels)
+        link = plan.new_tree / path
+        target = str(link.readlink()) if link.is_symlink() else None
+        sides = Sides(base, patched or b"", upstream, merged, clean, target, labels)
+        return decide(file, sides, self._paths, plan.read)
 
 
-def _place(
-    work: Work, session: Session, plan: Plan, patch: Patch, quiet: bool
-) -> Session:
-    """Rebase one patch onto the tip; it is committed, or it waits for a person."""
-    repo = Repo(work.repo(plan.package))
-    verdicts, git_commit = _verdicts(repo, plan, patch)
-    status = worst([verdict.status for verdict in verdicts])
+def merge(
+    upstream: bytes, base: bytes, patched: bytes, labels: Labels
+) -> tuple[bytes, bool]:
+    """Let git merge two changes of `base`; return the text, and if it is clean."""
+    with tempfile.TemporaryDirectory() as name:
+        command = ["git", "merge-file", "-p", "--diff3"]
+        for side, content in (("new", upstream), ("old", base), ("patch", patched)):
+            (Path(name) / side).write_bytes(content)
+            command += ["-L", getattr(labels, side)]
+        run = capture([*command, "new", "old", "patch"], cwd=Path(name))
+    if run.status > 127:  # else the number of conflicts
+        raise ToolError(f"git merge-file: expected it to merge, found {run.tail}")
+    return run.output, run.status == 0
+
+
+def _result(package: str, patch: Patch, verdicts: list[FileVerdict]) -> PatchResult:
     every = {verdict.status for verdict in verdicts}
+    status = worst(list(every))
     if Status.ALREADY_UPSTREAM in every and len(every) > 1 and not status.needs_human:
         status = Status.CONFLICT
     hooks = tuple(hook for verdict in verdicts for hook in verdict.hooks)
     notes = tuple(note for verdict in verdicts for note in verdict.notes)
-    result = PatchResult(plan.package, patch.name, status, hooks, notes)
-    if not status.needs_human or session.dry_run:
-        if git_commit and all(hook.how == "git" for hook in hooks):
-            commit = git_commit
-        else:
-            repo.reset(plan.tip)
-            repo.write({verdict.path: verdict.partial for verdict in verdicts})
-            commit = repo.commit(patch.name)
-        session = _committed(session, plan, replace(result, commit=commit))
-    else:
-        repo.reset(plan.tip)
-        files = _leave_for_person(repo, verdicts)
-        session = replace(session, pending=result, files=files)
-    if not quiet:
-        found = status.label if status.needs_human else "placed"
-        _say(f"{plan.package}: {patch.name}: {found}")
-    return session
+    return PatchResult(package, patch.name, status, hooks, notes)
 
 
-def _verdicts(repo: Repo, plan: Plan, patch: Patch) -> tuple[list[FileVerdict], str]:
-    """Let git rebase the patch and judge every file; "" for a commit that is none."""
-    before = repo.commit_of(patch_ref(len(plan.commits)))
-    after = repo.commit_of(patch_ref(len(plan.commits) + 1))
-    repo.reset(plan.tip)
-    run = repo.git("rebase", "--onto", plan.tip, before, after, check=False)
-    unmerged = set(repo.unmerged())
-    if run.status and not unmerged:
-        raise ToolError(
-            f"{repo.path}: git rebase failed on {patch.name}: {run.tail}; run "
-            "tools/rebase.sh abort"
-        )
-    head = repo.commit_of("HEAD")
-    paths = repo.python_files(plan.tip)
-
-    def read(path: str) -> bytes | None:
-        return repo.read(plan.tip, path)
-
-    verdicts = []
-    for file in patch.files:
-        merged = repo.path / file.path
-        sides = Sides(
-            base=repo.read(before, file.path) or b"",
-            patched=repo.read(after, file.path) or b"",
-            upstream=read(file.path),
-            merged=merged.read_bytes() if merged.is_file() else None,
-            clean=file.path not in unmerged,
-            link=repo.link(plan.tip, file.path),
-            labels=Labels(plan.new_label, plan.old_label, patch.name),
-        )
-        verdicts.append(decide(file, sides, paths, read))
-    return verdicts, "" if run.status or head == plan.tip else head
-
-
-def _take(work: Work, session: Session, plan: Plan, own: Patch) -> Session:
-    """Apply a patch of the target itself, exactly, and commit it."""
-    repo = Repo(work.repo(plan.package))
-    repo.reset(plan.tip)
-    repo.write(
-        {
-            file.path: apply_to_bytes(
-                file, repo.read(plan.tip, file.path), f"{own.name}: {file.path}"
-            )
-            for file in own.files
-        }
-    )
-    status, commit = Status.CONTENT_CHANGED, repo.commit(own.name)
-    result = PatchResult(plan.package, own.name, status, commit=commit)
-    return _committed(session, plan, result)
-
-
-def _committed(session: Session, plan: Plan, result: PatchResult) -> Session:
-    tip = result.commit or plan.tip
-    plan = replace(plan, tip=tip, commits=(*plan.commits, result.commit))
+def _done(session: Session, result: PatchResult, contents: Contents) -> Session:
+    """Return the session with one patch more; `contents` is what it makes of files."""
+    plan = session.plan(result.package)
+    plan = replace(plan, done=(*plan.done, {**plan.now, **contents}))
     results = (*session.results, result)
     return replace(session.with_plan(plan), results=results, pending=None, files=())
 
 
-def _leave_for_person(repo: Repo, verdicts: list[FileVerdict]) -> tuple[str, ...]:
-    """Write what is placed and the conflict files; return the latter."""
-    files = []
+def _leave_for_person(
+    work: Work, plan: Plan, verdicts: list[FileVerdict]
+) -> tuple[str, ...]:
+    """Copy new upstream with what is placed and the conflicts; returns the latter."""
+    top, files = work.edited(plan.package), []
+    remove_tree(top)
+    shutil.copytree(plan.new_tree / plan.package, top / plan.package, symlinks=True)
+    contents = dict(plan.now)
     for verdict in verdicts:
         path = verdict.target or verdict.path
-        if verdict.content is not None:
-            file = repo.path / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if not file.is_symlink():
-                file.write_bytes(verdict.content)
+        if verdict.content is not None and not (top / path).is_symlink():
+            contents[path] = verdict.content
         if verdict.status.needs_human:
             files.append(path)
+    for path, content in contents.items():
+        if content is None:
+            (top / path).unlink(missing_ok=True)
+        else:
+            (top / path).parent.mkdir(parents=True, exist_ok=True)
+            (top / path).write_bytes(content)
     return tuple(files)
 
 
@@ -186,17 +165,23 @@ def accept(work: Work, session: Session) -> Session:
     if session.pending is None:
         return session
     result = session.pending
-    plan = session.plan(result.package)
-    repo = Repo(work.repo(plan.package))
-    commit = repo.commit_of("HEAD")
-    if commit == plan.tip:  # not killed between the commit and the journal
-        if not _stage_edits(repo, plan.tip):
-            raise ToolError(
-                f"{repo.path}: nothing is changed for {result.name}; edit "
-                f"{', '.join(session.files) or 'the files'}, or leave the "
-                "patch out with tools/rebase.sh skip"
-            )
-        commit = repo.commit(result.name)
+    plan, top = session.plan(result.package), work.edited(result.package)
+    there = [f"{plan.package}/{path}" for path in walk(top / plan.package)]
+    was = [f"{plan.package}/{path}" for path in walk(plan.new_tree / plan.package)]
+    contents: dict[str, bytes | None] = {}
+    for path in sorted({*there, *was, *plan.now}):
+        file = top / path
+        content = file.read_bytes() if file.is_file() else None
+        if not file.is_symlink() and content != plan.read(path):
+            contents[path] = content
+            if content is not None:
+                check_edit(file)
+    if not contents:
+        raise ToolError(
+            f"{top}: nothing is changed for {result.name}; edit "
+            f"{', '.join(session.files) or 'the files'}, or leave the patch out with "
+            "tools/rebase.sh skip"
+        )
     hooks = tuple(
         replace(hook, how=hook.how or "hand", status=Status.CONTENT_CHANGED)
         if hook.status.needs_human
@@ -205,18 +190,8 @@ def accept(work: Work, session: Session) -> Session:
     )
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
     status = Status.CONTENT_CHANGED
-    done = replace(result, status=status, hooks=hooks, notes=notes, commit=commit)
-    return _committed(session, plan, done)
-
-
-def _stage_edits(repo: Repo, tip: str) -> list[str]:
-    """Stage the work tree and check it; return the paths that differ from `tip`."""
-    repo.git("add", "--all", "--force", ".")
-    changed = repo.changed("--cached", tip)
-    for path in changed:
-        if (repo.path / path).is_file():
-            check_edit(repo.path / path)
-    return changed
+    result = replace(result, status=status, hooks=hooks, notes=notes)
+    return _done(session, result, contents)
 
 
 def skip(work: Work, session: Session) -> Session:
@@ -225,12 +200,5 @@ def skip(work: Work, session: Session) -> Session:
         raise ToolError(
             "skip: no patch waits for a decision; run tools/rebase.sh status"
         )
-    result = session.pending
-    plan = session.plan(result.package)
-    Repo(work.repo(plan.package)).reset(plan.tip)
-    notes = (*result.notes, "left out by a person")
-    return _committed(session, plan, replace(result, notes=notes, dropped=True))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    notes = (*session.pending.notes, "left out by a person")
+    return _done(session, replace(session.pending, notes=notes, dropped=True), {})

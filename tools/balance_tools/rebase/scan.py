@@ -1,4 +1,4 @@
-"""Try the series on every final release of vLLM in a range, and serve on what fits."""
+"""Try the series on every final release of vLLM in a range."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.fit import Pin, findings, read_pin, status_of
-from balance_tools.distribution import Choice
-from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import Status, placed_by
@@ -25,17 +23,13 @@ from balance_tools.progress import progress
 from balance_tools.rebase.export import export
 from balance_tools.rebase.journal import Session, Work, work_root
 from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.scan_rows import RUNS, ScannedPatch, ScannedRelease
+from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
 from balance_tools.rebase.sources import PristineTree, plans_between, pristine_tree
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.index import default_index
-from balance_tools.upstream.lock import Artifact, Lock, dump_lock
-from balance_tools.upstream.pristine import ensure_pristine
+from balance_tools.upstream.lock import Artifact, Lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
-from balance_tools.verify.serves import serves
-from balance_tools.verify.verify import Bench
-from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
@@ -185,7 +179,6 @@ def _row(
     series = {PACKAGE: load_series(paths.patches(PACKAGE))}
     session = Session(artifact.version, plans, "", dry_run=True)
     session = export(work, place_all(work, session, series, quiet=True), series)
-    remove_tree(work.repo(PACKAGE))
     moved = load_series(work.final_series(PACKAGE))
     for path, content in patched_files(moved, new.tree).items():
         file = work.path / "patched" / path
@@ -210,44 +203,3 @@ def _cells(session: Session) -> list[ScannedPatch]:
         placed, label = placed_by(result.hooks), result.status.label
         cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
     return cells
-
-
-def run_rows(
-    paths: Paths,
-    lock: Lock,
-    artifacts: Sequence[Artifact],
-    rows: Sequence[ScannedRelease],
-) -> list[ScannedRelease]:
-    """Serve on every release that was placed and checked, one at a time.
-
-    What was done before with equal inputs is not done again.
-    """
-    base = make_env(paths, build_wheel(paths, Choice(), paths.dist)) / "bin" / "python"
-    found = []
-    with progress("serving on releases", len(rows), "release") as report:
-        for row, artifact in zip(rows, artifacts, strict=True):
-            said, seconds = "", 0.0
-            if row.checked:
-                said, seconds = _serve(paths, lock, artifact, base)
-            found.append(replace(row, runs=said, seconds=row.seconds + seconds))
-            report(len(found))
-    return found
-
-
-def _serve(
-    paths: Paths, lock: Lock, artifact: Artifact, base: Path
-) -> tuple[str, float]:
-    """Return what serving a model on one release showed, and how long it took."""
-    bench = Bench(
-        paths=paths,
-        name=f"scan-{artifact.version}",
-        label=f"{PACKAGE} {artifact.version}",
-        lock=dump_lock(replace(lock, vllm=artifact)),
-        series=work_root(paths) / "scan" / artifact.version / "final" / "patches",
-        tree=ensure_pristine(artifact, paths),
-    )
-    try:
-        failed, seconds = serves(bench, base)
-    except ToolError as error:
-        return f"no: {error}", 0.0
-    return (f"no: {failed[0]}" if failed else RUNS), seconds

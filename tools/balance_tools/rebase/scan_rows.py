@@ -12,7 +12,6 @@ from balance_tools.hooks.model import Status, worst
 from balance_tools.markdown import table
 
 PACKAGE = "vllm"
-RUNS = "yes"
 NOT_TRIED = "–"
 
 
@@ -45,8 +44,6 @@ class ScannedRelease:
     """
     findings: tuple[str, ...] = ()
     """What does not fit."""
-    runs: str = ""
-    """What serving a model on it showed; "" if that was not tried."""
 
     @property
     def placed(self) -> bool:
@@ -85,17 +82,15 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     """Return the table and the reasons."""
     names = [cell.patch for cell in rows[0].cells]
     total = len(rows)
-    tried = [row for row in rows if row.runs]
-    runs = f"{sum(row.runs == RUNS for row in tried)} of {len(tried)} tried"
     lines = [
         f"# The series of {PACKAGE} {pin} on {total} releases",
         "",
         f"Placed with no human: {sum(row.placed for row in rows)} of {total}. "
         f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
-        f"{total}. Runs: {runs if tried else 'not tried'}.",
+        f"{total}.",
         "",
     ]
-    columns = ("release", *names, "placed by", "checked", "runs", "seconds")
+    columns = ("release", *names, "placed by", "checked", "seconds")
     lines += table(columns, map(_cells, rows))
     lines += ["", "## What a person must decide", ""]
     for row in rows:
@@ -108,7 +103,7 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
 def _cells(row: ScannedRelease) -> list[str]:
     statuses = [cell.status for cell in row.cells]
     checked = "yes" if row.checked else row.fit or NOT_TRIED
-    told = [row.by(), checked, row.runs or NOT_TRIED, f"{row.seconds:.1f}"]
+    told = [row.by(), checked, f"{row.seconds:.1f}"]
     return [row.version, *statuses, *told]
 
 

@@ -92,7 +92,7 @@ def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUp
     elif known.is_file():
         new = parse_lock(known.read_text(encoding="utf-8"), str(known))
     else:
-        new = resolve(*wanted, None, default_index())
+        new = resolve(*wanted, default_index())
         write_atomically(known, dump_lock(new))
     if ascend is None:
         new = replace(lock, vllm=new.vllm)

@@ -1,3 +1,3 @@
 """Upstream's files: locked, looked up, fetched with their hash, and unpacked."""
 
-DOORS = ("archive", "fetch", "index", "lock", "pristine", "resolve")
+DOORS = ("fetch", "index", "lock", "pristine", "resolve")

@@ -1,10 +1,9 @@
-"""Unpack sdists and wheels, and refuse any that would write outside."""
+"""Unpack sdists, and refuse any that would write outside."""
 
 from __future__ import annotations
 
 import gzip
 import shutil
-import stat
 import tarfile
 import zipfile
 import zlib
@@ -57,15 +56,6 @@ def extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, dest: Path) ->
     with content, path.open("wb") as file:
         shutil.copyfileobj(content, file)
     path.chmod(0o755 if member.mode & 0o100 else 0o644)
-
-
-def check_wheel(path: Path, wheel: zipfile.ZipFile) -> None:
-    """Refuse a wheel with a member that is not a plain file below its top."""
-    for entry in wheel.infolist():
-        _check_name(path, entry.filename)
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-            raise _escape(path, entry.filename, "is not a plain file")
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from balance_tools.files import disk_errors
 
 HEADER = """\
 The lock: the upstream files this distribution is made from, by name, size in bytes
-and sha256. Written by `python -m balance_tools lock`; where the files are found is
-pip's own configuration.
+and sha256. Written by `tools/rebase.sh`; where the files are found is pip's own
+configuration.
 """
 NOTES = {
     "vllm": "The sources below vllm/.",
@@ -104,8 +104,7 @@ def load_lock(path: Path) -> Lock:
     """Read and check a lock file."""
     if not path.exists():
         raise ToolError(
-            f"{path}: expected the lock here, found no file; restore it from git or "
-            "write one with `python -m balance_tools lock --write`"
+            f"{path}: expected the lock here, found no file; restore it from git"
         )
     try:
         with disk_errors(path):

@@ -1,55 +1,43 @@
-"""Write a lock: look versions up on the indexes that pip is configured to use."""
+"""Make a lock: look versions up on the indexes that pip is configured to use."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, write_atomically
-from balance_tools.paths import Paths
-from balance_tools.upstream.index import Index, Link, RefusedError, default_index
-from balance_tools.upstream.lock import Artifact, Lock, dump_lock
+from balance_tools.upstream.index import Index, Link, RefusedError
+from balance_tools.upstream.lock import Artifact, Lock
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-def resolve(vllm: str, ascend: str, kernels: str | None, index: Index) -> Lock:
-    """The lock for these versions of vllm, vllm-ascend and the kernel wheels.
+def resolve(vllm: str, ascend: str, index: Index) -> Lock:
+    """The lock for these versions of vllm and vllm-ascend.
 
-    Without `kernels`, the wheels are those of `ascend` itself or else of the release
-    that it is a post-release of; when neither has any, the lock has no kernels.
+    The kernel wheels are those of `ascend` itself or else of the release that it is a
+    post-release of; when neither has any, the lock has no kernels.
 
     Raises:
         ToolError: the index lacks a version, or a source fails.
     """
     vllm_links = all_links(index, "vllm")
     ascend_links = all_links(index, "vllm-ascend")
-    wanted = _version("--ascend", ascend)
+    wanted = _version("vllm-ascend", ascend)
     sources = Lock(
-        vllm=_sdist(index, vllm_links, "vllm", _version("--vllm", vllm)),
+        vllm=_sdist(index, vllm_links, "vllm", _version("vllm", vllm)),
         vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
     )
-    candidates = [wanted, Version(wanted.base_version)]
-    if kernels is not None:
-        candidates = [_version("--kernels", kernels)]
-    for version in candidates:
+    for version in (wanted, Version(wanted.base_version)):
         if wheels := _wheels(ascend_links, version):
             return replace(
                 sources,
                 kernel_sdist=_sdist(index, ascend_links, "vllm-ascend", version),
                 kernel_wheels=tuple(artifact_of_link(index, link) for link in wheels),
             )
-    if kernels is not None:
-        raise ToolError(
-            f"--kernels {kernels}: expected wheels of vllm-ascend of that version for "
-            f"{' or '.join(ARCHITECTURES)}, found none; choose another version"
-        )
     return sources
 
 
@@ -82,12 +70,12 @@ def all_links(index: Index, project: str) -> list[Link]:
     return list(found.values())
 
 
-def _version(flag: str, text: str) -> Version:
+def _version(project: str, text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
         raise ToolError(
-            f"{flag}: expected a version, found {text!r}; write it as in 0.23.0"
+            f"{project}: expected a version, found {text!r}; write it as in 0.23.0"
         ) from None
 
 
@@ -145,28 +133,3 @@ def _measure(index: Index, link: Link) -> tuple[int, str]:
             digest.update(chunk)
             size += len(chunk)
         return size, digest.hexdigest()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lock`."""
-    add = parser.add_argument
-    add("--vllm", required=True, metavar="VERSION")
-    add("--ascend", required=True, metavar="VERSION")
-    text = "vllm-ascend release whose wheels hold the kernels; default: the same, or "
-    text += "the one that it is a post-release of"
-    add("--kernels", metavar="VERSION", help=text)
-    text = "replace upstream.toml, do not print"
-    add("--write", action="store_true", help=text)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `lock`."""
-    lock = resolve(args.vllm, args.ascend, args.kernels, default_index())
-    if args.write:
-        path = Paths.find().lock
-        with disk_errors(path):
-            write_atomically(path, dump_lock(lock))
-        print(f"{path}: written", file=sys.stderr)
-    else:
-        print(dump_lock(lock), end="")
-    return 0

@@ -18,7 +18,6 @@ from balance_tools.manifest import (
     files_of_ours,
     same_content,
     take_manifest,
-    walk,
 )
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
@@ -116,20 +115,10 @@ def vendor(
 
 
 def settle(paths: Paths, lock: Lock) -> None:
-    """Put back what a run had moved away when it was stopped, and clear the rest."""
+    """Put back a tree that a run had moved away when it was stopped, and clear up."""
     for name in lock.packages:
-        old, new = (paths.staging / part / name for part in ("old", "new"))
-        tree = paths.vendored(name)
-        if old.is_dir() and new.is_dir():
-            if mine := [
-                path for path in walk(tree) if not _same(tree / path, old / path)
-            ]:
-                raise ToolError(
-                    f"{tree / mine[0]}: expected nothing new here since a run was "
-                    f"stopped, found it; what was here before is in {old}, which takes "
-                    "this place again once you have moved yours away"
-                )
-            remove_tree(tree)
+        old, tree = paths.staging / "old" / name, paths.vendored(name)
+        if old.is_dir() and not tree.exists():
             old.rename(tree)
     remove_tree(paths.staging)
 
@@ -156,19 +145,10 @@ def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch)
 
 
 def swap_in(new: Path, tree: Path, old: Path) -> None:
-    """Make `new` the folder `tree`; while both `old` and `new` exist, `settle` helps.
-
-    `old` is whole as soon as it is there.
-    """
+    """Make `new` the folder `tree`; between the two moves `settle` helps."""
     old.parent.mkdir(exist_ok=True)
     if tree.exists():
-        try:
-            tree.rename(old)
-        except OSError:  # `tree` is in a lower layer of an overlay file system
-            part = old.with_name(f"{old.name}.part")
-            shutil.copytree(tree, part, symlinks=True)
-            part.rename(old)
-            remove_tree(tree)
+        shutil.move(tree, old)  # by a copy in a lower layer of an overlay file system
     new.rename(tree)
 
 

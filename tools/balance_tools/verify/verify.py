@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from balance_tools.distribution import Choice
-from balance_tools.environment.layered import layered_environment
 from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, sha256_of
@@ -112,16 +111,14 @@ def verify(bench: Bench) -> Verdict:
 
 
 def _verdict(bench: Bench) -> Verdict:
-    patched = patched_root(bench)
+    patched = _root(bench, "patched", bench.series)
     plain = _root(bench, "unpatched", None)
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
-    stages = [wheel_stage(bench, root) for root in (patched, plain)]
+    stages = [_wheel(bench, root) for root in (patched, plain)]
     wheels = [Path(stage.data["path"]) for stage in stages]
-    stages += _environments(bench, [patched, plain], wheels)
-    pythons = [Path(stage.data["path"]) for stage in stages[2:]]
-    ours = Setup("engine", pythons[0], patched.root)
+    ours = Setup("engine", _python(patched, wheels[0]), patched.root)
     found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in found]
     plugin = series_sha256(patched.root, PLUGIN)
@@ -133,17 +130,12 @@ def _verdict(bench: Bench) -> Verdict:
         for name, result in stage.data.items()
         if result == FAILED
     ]
-    upstream = list(_upstream(bench, wheels, pythons))
+    upstream = list(_upstream(bench, patched, wheels))
     results: dict[str, dict[str, str]] = {PLAIN: {}, OFF: {}, ON: {}}
     for stage in upstream:
         results[stage.name.split("/")[0]].update(stage.data)
     failing += newly_failing(results)
     return Verdict(bench.label, [*stages, *tests, *upstream], failing)
-
-
-def patched_root(bench: Bench) -> Paths:
-    """Make the source root with the series."""
-    return _root(bench, "patched", bench.series)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
@@ -160,7 +152,7 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
     return root
 
 
-def wheel_stage(bench: Bench, root: Paths) -> Entry:
+def _wheel(bench: Bench, root: Paths) -> Entry:
     """Build the wheel of a source root, unless that is done."""
     digest = hashlib.sha256(bench.lock.encode())
     for name in listed_by_git(bench.paths.root):
@@ -175,46 +167,27 @@ def wheel_stage(bench: Bench, root: Paths) -> Entry:
     return bench.ledger.once(name, [digest.hexdigest()], build)
 
 
-def _environments(
-    bench: Bench, roots: Sequence[Paths], wheels: Sequence[Path]
-) -> Iterator[Entry]:
-    """Yield the environments with the patched and with the plain wheel."""
-    patched, plain = roots
-
-    def full() -> Data:
-        python = make_env(patched, wheels[0]) / "bin" / "python"
-        pip(python, "install", *TEST_REQUIREMENTS)
-        return {"path": str(python)}
-
-    inputs = [sha256_of(wheels[0])]
-    first = bench.ledger.once("environment, patched", inputs, full)
-    yield first
-
-    def layered() -> Data:
-        below = Path(first.data["path"])
-        folder = plain.env / "layered"
-        return {"path": str(layered_environment(folder, wheels[1], below))}
-
-    inputs = [sha256_of(wheels[1]), first.data["path"]]
-    yield bench.ledger.once("environment, unpatched", inputs, layered)
+def _python(root: Paths, wheel: Path) -> Path:
+    """Install a wheel in place of the other one; seconds after the first time."""
+    python = make_env(root, wheel) / "bin" / "python"
+    pip(python, "install", *TEST_REQUIREMENTS)
+    return python
 
 
-def _upstream(
-    bench: Bench, wheels: Sequence[Path], pythons: Sequence[Path]
-) -> Iterator[Entry]:
+def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
-    tree = bench.tree
     copy = bench.folder / "upstream"
-    copy_tests(tree, copy)
+    copy_tests(bench.tree, copy)
     write_hub(bench.folder / "hub")
     variables = {"HF_HOME": str(bench.folder / "hub"), "PYTHONPATH": str(copy)}
-    setups = {
-        PLAIN: (Setup(PLAIN, pythons[1], copy, (), variables), wheels[1]),
-        OFF: (Setup(OFF, pythons[0], copy, (), variables), wheels[0]),
-        ON: (Setup(ON, pythons[0], copy, (SWITCH_ON,), variables), wheels[0]),
-    }
-    files = select(tree, load_series(bench.series / UPSTREAM).paths)
-    for setup, wheel in setups.values():
+    files = select(bench.tree, load_series(bench.series / UPSTREAM).paths)
+    setups = (
+        (OFF, wheels[0], ()),
+        (ON, wheels[0], (SWITCH_ON,)),
+        (PLAIN, wheels[1], ()),
+    )
+    for name, wheel, plugins in setups:
+        setup = Setup(name, _python(root, wheel), copy, plugins, variables)
         runs = [(setup, file) for file in files]
         yield from _run(bench, runs, sha256_of(wheel))
 
@@ -227,7 +200,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     title = f"{runs[0][0].name}: {len(runs)} test files"
     with progress(title, len(runs), "file") as report:
         for done, (setup, file) in enumerate(runs, 1):
-            inputs = [made_of, file_hash(setup, file)]
+            inputs = [made_of, _file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
             stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
@@ -237,7 +210,7 @@ def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[
     return stages
 
 
-def file_hash(setup: Setup, file: str) -> str:
+def _file_hash(setup: Setup, file: str) -> str:
     """Hash a test file, the helpers that it may use and the settings of pytest."""
     digest = hashlib.sha256(",".join(setup.plugins).encode())
     path = setup.root / file

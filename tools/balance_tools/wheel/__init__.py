@@ -1,3 +1,3 @@
 """One wheel: the plan, its parts and metadata, the build, and the checks."""
 
-DOORS = ("build", "source_state")
+DOORS = ("build",)

@@ -195,7 +195,7 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         target=target,
         lock=lock,
         upstreams=upstreams,
-        requirements=tuple(reconcile(wanted, target.drops, target.overrides)),
+        requirements=tuple(reconcile(wanted, target.drops)),
         licences=licence_files(paths.root, pristine),
         kernels=stage_of(paths, lock, choice, target.device_type),
     )

@@ -1,13 +1,12 @@
 """One requirement list from the lists of several upstreams.
 
 Two lines about one package are both kept in force: their specifiers are joined, so a
-version must please both. Where none can, the build stops and names both sides, unless
-distribution.toml says which side wins and why.
+version must please both. Where none can, the build stops and names both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,39 +56,30 @@ def parse_requirement(line: str, source: str) -> Wanted:
         ) from error
 
 
-def reconcile(
-    wanted: Iterable[Wanted], drops: Iterable[str], overrides: Mapping[str, str]
-) -> list[str]:
+def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
     """The one list, sorted, a line for each package and environment marker.
 
     Raises:
-        ToolError: two upstreams contradict each other, or a drop or an override of
-            distribution.toml is not needed.
+        ToolError: two upstreams contradict each other, or a drop of distribution.toml
+            is not needed.
     """
     groups: dict[str, list[Wanted]] = {}
     for want in wanted:
         groups.setdefault(want.name, []).append(want)
     dropped: set[str] = {canonicalize_name(name) for name in drops}
-    chosen = {str(canonicalize_name(name)): text for name, text in overrides.items()}
-    idle = dropped - groups.keys()
-    idle |= {n for n in chosen if n not in groups or _possible(groups[n])}
-    if idle:
+    if idle := dropped - groups.keys():
         raise ToolError(
-            f"{SETTINGS_NAME}: expected the drop or override of {min(idle)!r} to "
-            "change a list of an upstream, found that it does not; remove that entry"
+            f"{SETTINGS_NAME}: expected the drop of {min(idle)!r} to change a list of "
+            "an upstream, found that it does not; remove that entry"
         )
     lines: list[str] = []
     for name, group in sorted(groups.items()):
         if name in dropped:
             continue
-        if name not in chosen and not _possible(group):
+        if _joined(group).is_unsatisfiable():
             raise ToolError(_contradiction(name, group))
-        lines += _merge(group, chosen.get(name))
+        lines += _merge(group)
     return lines
-
-
-def _possible(group: Sequence[Wanted]) -> bool:
-    return not _joined(group).is_unsatisfiable()
 
 
 def _joined(group: Sequence[Wanted]) -> SpecifierSet:
@@ -99,8 +89,8 @@ def _joined(group: Sequence[Wanted]) -> SpecifierSet:
     return joined
 
 
-def _merge(group: Sequence[Wanted], replacement: str | None) -> list[str]:
-    """One line for each marker; `replacement` takes the place of every specifier."""
+def _merge(group: Sequence[Wanted]) -> list[str]:
+    """One line for each marker."""
     by_marker: dict[str, list[Wanted]] = {}
     for want in group:
         by_marker.setdefault(str(want.requirement.marker or ""), []).append(want)
@@ -108,11 +98,10 @@ def _merge(group: Sequence[Wanted], replacement: str | None) -> list[str]:
     for marker, wants in sorted(by_marker.items()):
         name = wants[0].name
         extras = sorted({extra for want in wants for extra in want.requirement.extras})
-        specifier = replacement if replacement is not None else str(_joined(wants))
         lines.append(
             name
             + (f"[{','.join(extras)}]" if extras else "")
-            + specifier
+            + str(_joined(wants))
             + (f"; {marker}" if marker else "")
         )
     return lines
@@ -123,6 +112,6 @@ def _contradiction(name: str, group: Sequence[Wanted]) -> str:
         f"{str(want.requirement)!r} of {want.source}" for want in group
     )
     return (
-        f"{name}: expected one version that pleases every upstream, found {sides}; add "
-        f"a [[targets.….override]] with its reason to {SETTINGS_NAME}"
+        f"{name}: expected one version that pleases every upstream, found {sides}; "
+        "take releases that agree, or teach tools/balance_tools/wheel which one wins"
     )

@@ -84,27 +84,9 @@ aclError take(size_t bytes) {
 namespace emulator {
 int32_t current_device() { return device; }
 void set_error(const std::string &text) { last_error = "[emulator] " + text; }
-bool counting() {
-  static const bool on = getenv("EMULATOR_COUNTS") != nullptr;
-  return on;
-}
-void count(const std::string &line) {
-  static const int file = [] {
-    const std::string folder = getenv("EMULATOR_COUNTS");
-    const std::string path = folder + "/" + std::to_string(getpid()) + ".jsonl";
-    return open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0644);
-  }();
-  const std::string text = line + "\n";
-  if (write(file, text.data(), text.size()) != ssize_t(text.size())) {
-    perror("[emulator] EMULATOR_COUNTS");
-    abort();
-  }
-}
 }  // namespace emulator
 
 extern "C" {
-void emulator_count(const char *line) { emulator::count(line); }
-
 aclError aclInit(const char *) { return 0; }
 aclError aclFinalize() { return 0; }
 const char *aclGetRecentErrMsg() { return last_error.c_str(); }

@@ -28,8 +28,4 @@ constexpr int POISON = 0xA5;
 void enqueue(aclrtStream stream, std::function<void()> work);
 void drain(aclrtStream stream);
 
-// EMULATOR_COUNTS=FOLDER: one line of JSON for each call that is counted.
-void count(const std::string &line);
-bool counting();
-
 }  // namespace emulator

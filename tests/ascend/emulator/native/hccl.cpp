@@ -266,14 +266,6 @@ void reduce(void *to, const void *from, size_t n, HcclDataType type, HcclReduceO
   }
 }
 
-void count(Comm *c, const Call &call, size_t sent) {
-  if (!emulator::counting()) return;
-  std::stringstream line;
-  line << "{\"kind\": \"hccl\", \"name\": \"" << call.name << "\", \"ranks\": " << c->size
-       << ", \"group\": \"" << c->name << "\", \"bytes\": " << sent << "}";
-  emulator::count(line.str());
-}
-
 using Take = std::function<void(uint32_t rank, size_t at, const char *data, size_t bytes)>;
 
 // Every rank publishes its bytes in rounds of SLOT; `most` is the largest of all ranks.
@@ -458,19 +450,16 @@ const char *HcclGetErrorString(HcclResult result) {
 
 HcclResult HcclBarrier(HcclComm comm, aclrtStream) {
   const auto call = call_of("barrier", 0, HCCL_DATA_TYPE_INT8);
-  count(COMM, call, 0);
   return agree(COMM, call);
 }
 HcclResult HcclAllReduce(void *from, void *to, uint64_t n, HcclDataType type, HcclReduceOp op,
                          HcclComm comm, aclrtStream) {
   const auto call = call_of("all_reduce", n, type, op);
-  count(COMM, call, n * width(type));
   return all_reduce(COMM, call, from, to, n, type, op);
 }
 HcclResult HcclReduce(void *from, void *to, uint64_t n, HcclDataType type, HcclReduceOp op,
                       uint32_t root, HcclComm comm, aclrtStream) {
   const auto call = call_of("reduce", n, type, op, int32_t(root));
-  count(COMM, call, n * width(type));
   std::vector<char> sum(n * width(type));
   const auto result = all_reduce(COMM, call, from, sum.data(), n, type, op);
   if (!result && COMM->rank == root) memcpy(to, sum.data(), sum.size());
@@ -480,7 +469,6 @@ HcclResult HcclReduceScatter(void *from, void *to, uint64_t n, HcclDataType type
                              HcclComm comm, aclrtStream) {
   const auto call = call_of("reduce_scatter", n, type, op);
   const size_t part = n * width(type);
-  count(COMM, call, part * COMM->size);
   std::vector<char> sum(part * COMM->size);
   const auto result = all_reduce(COMM, call, from, sum.data(), n * COMM->size, type, op);
   if (!result) memcpy(to, sum.data() + COMM->rank * part, part);
@@ -494,7 +482,6 @@ HcclResult HcclReduceScatterV(void *from, const void *counts, const void *places
   uint64_t all = 0;
   for (uint32_t r = 0; r < COMM->size; r++) all = std::max(all, place_of[r] + count_of[r]);
   const auto call = call_of("reduce_scatter_v", all, type, op);
-  count(COMM, call, all * width(type));
   std::vector<char> sum(all * width(type));
   const auto result = all_reduce(COMM, call, from, sum.data(), all, type, op);
   if (!result) memcpy(to, sum.data() + place_of[COMM->rank] * width(type), n * width(type));
@@ -504,7 +491,6 @@ HcclResult HcclBroadcast(void *data, uint64_t n, HcclDataType type, uint32_t roo
                          aclrtStream) {
   const auto call = call_of("broadcast", n, type, -1, int32_t(root));
   const size_t bytes = n * width(type);
-  count(COMM, call, COMM->rank == root ? bytes : 0);
   return exchange(COMM, call, data, COMM->rank == root ? bytes : 0, bytes,
                   [&](uint32_t r, size_t at, const char *part, size_t length) {
                     if (r == root && COMM->rank != root)
@@ -515,7 +501,6 @@ HcclResult HcclScatter(void *from, void *to, uint64_t n, HcclDataType type, uint
                        HcclComm comm, aclrtStream) {
   const auto call = call_of("scatter", n, type, -1, int32_t(root));
   const size_t part = n * width(type), all = part * COMM->size;
-  count(COMM, call, COMM->rank == root ? all : 0);
   std::vector<char> whole(all);
   const auto result = exchange(COMM, call, from, COMM->rank == root ? all : 0, all,
                                [&](uint32_t r, size_t at, const char *data, size_t length) {
@@ -527,7 +512,6 @@ HcclResult HcclScatter(void *from, void *to, uint64_t n, HcclDataType type, uint
 HcclResult HcclAllGather(void *from, void *to, uint64_t n, HcclDataType type, HcclComm comm,
                          aclrtStream) {
   const auto call = call_of("all_gather", n, type);
-  count(COMM, call, n * width(type));
   return all_gather(COMM, call, from, to, n * width(type));
 }
 HcclResult HcclAllGatherV(void *from, uint64_t n, void *to, const void *counts, const void *places,
@@ -541,7 +525,6 @@ HcclResult HcclAllGatherV(void *from, uint64_t n, void *to, const void *counts, 
     all += count_of[r];
   }
   const auto call = call_of("all_gather_v", all, type);
-  count(COMM, call, n * w);
   return exchange(COMM, call, from, n * w, most,
                   [&](uint32_t r, size_t at, const char *data, size_t length) {
                     const size_t bytes = count_of[r] * w;
@@ -583,7 +566,6 @@ HcclResult HcclAlltoAllV(const void *from, const void *send_counts, const void *
     memcpy(&packed[at], static_cast<const char *>(from) + out_at[k] * w, out[k] * w);
     at += out[k] * w;
   }
-  count(COMM, call, bytes[COMM->rank]);
   return exchange(COMM, call, packed.data(), bytes[COMM->rank],
                   *std::max_element(bytes.begin(), bytes.end()),
                   [&](uint32_t r, size_t start, const char *data, size_t length) {
@@ -610,7 +592,6 @@ HcclResult HcclAlltoAll(const void *from, uint64_t out, HcclDataType type, const
 
 HcclResult HcclSend(void *data, uint64_t n, HcclDataType type, uint32_t peer, HcclComm comm,
                     aclrtStream) {
-  count(COMM, call_of("send", n, type), n * width(type));
   return post(COMM, {{true, static_cast<char *>(data), n * width(type), peer}});
 }
 HcclResult HcclRecv(void *data, uint64_t n, HcclDataType type, uint32_t peer, HcclComm comm,
@@ -623,7 +604,6 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm,
     const auto &item = items[i];
     const size_t bytes = item.count * width(item.dataType);
     const bool sending = item.sendRecvType == HCCL_SEND;
-    if (sending) count(COMM, call_of("send", item.count, item.dataType), bytes);
     letters.push_back({sending, static_cast<char *>(item.buf), bytes, item.remoteRank});
   }
   return post(COMM, letters);

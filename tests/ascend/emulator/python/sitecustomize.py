@@ -12,7 +12,6 @@ AFTER = {
     "torch_npu": "operators_of_torch_npu",
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
-    "vllm_ascend.worker.model_runner_v1": "count_steps",
     "triton.backends": "triton_driver",
 }
 

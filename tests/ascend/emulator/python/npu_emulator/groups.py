@@ -1,12 +1,9 @@
 """Operators that communicate inside: MC2's dispatch and combine.
 
-Each rank publishes all it has and takes what is its own. What the real operator would
-have sent is counted, not what goes through the emulator's memory.
+Each rank publishes all it has and takes what is its own.
 """
 
 import ctypes
-import json
-import os
 
 import torch
 
@@ -42,15 +39,6 @@ def _gather_equal(group: str, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     if error:
         raise RuntimeError(f"[emulator] group {group}: error {error}, named on stderr")
     return out
-
-
-def _count(name: str, group: str, ranks: int, rows: int, row: torch.Tensor) -> None:
-    """Count what the real operator sends: rows, and not their positions."""
-    if "EMULATOR_COUNTS" in os.environ:
-        sent = rows * row.shape[-1] * row.element_size()
-        line = {"kind": "hccl", "name": name, "ranks": ranks}
-        line |= {"group": group, "bytes": sent}
-        _hccl().emulator_count(json.dumps(line).encode())
 
 
 def gather(group: str, tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
@@ -100,7 +88,6 @@ def distribute_dispatch(
     if x_active_mask is not None:
         require(x_active_mask.dim() == 1, name, "a mask of experts")
         ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)
-    _count("dispatch", group_ep, ep_world_size, int((ids >= 0).sum()), x)
     tokens, choices = (
         gather(group_ep, x, ep_world_size),
         gather(group_ep, ids, ep_world_size),
@@ -169,7 +156,6 @@ def distribute_combine(
     require(comm_quant_mode == 0 and shared_expert_x is None, name, "quantisation")
     require(tp_world_size in (0, 1), name, "tensor ranks")
     count = int(ep_send_counts[-1])
-    _count("combine", group_ep, ep_world_size, count, expand_x)
     info = assist_info_for_combine.view(-1, INFO)[:count, :3].contiguous()
     out = torch.zeros(
         expert_ids.shape[0],

@@ -1,24 +1,11 @@
 """What sitecustomize calls after an import."""
 
-import ctypes
-import functools
-import json
 import os
 
 from . import attention, experts, groups, layers, others, registry
 
 MODULES = (attention, experts, groups, layers, others)
 """They register what they have."""
-
-COUNTS = "EMULATOR_COUNTS"
-
-
-def _counter():
-    """Appends a line to this process's file of counts; None if nobody counts."""
-    if COUNTS not in os.environ:
-        return None
-    write = ctypes.CDLL("libemulated_cann.so").emulator_count
-    return lambda line: write(line.encode())
 
 
 def operators_of_torch_npu(module):
@@ -27,55 +14,18 @@ def operators_of_torch_npu(module):
 
     emulated_aten.install()
     registry.override()
-    registry.replace(["npu", "atb"], _counter())
+    registry.replace(["npu", "atb"])
 
 
 def operators_of_the_plugin(module):
     """The plugin's kernel library has been loaded."""
-    registry.replace(["_C_ascend"], _counter())
+    registry.replace(["_C_ascend"])
 
 
 def device_type(module):
     """EMULATOR_DEVICE_TYPE: code of another device, in the wheel for A2."""
     if wanted := os.environ.get("EMULATOR_DEVICE_TYPE"):
         module.__device_type__ = wanted
-
-
-def _scheduled(scheduler_output, *arguments, **rest):
-    return scheduler_output.total_num_scheduled_tokens
-
-
-def count_steps(module):
-    """EMULATOR_COUNTS: a line before each step of the model runner."""
-    count = _counter()
-    if count is None:
-        return
-
-    def counted(method, tokens_of):
-        @functools.wraps(method)
-        def run(self, *arguments, **rest):
-            line = {"kind": "step", "name": method.__name__, "rank": self.dp_rank}
-            count(json.dumps({**line, "tokens": tokens_of(*arguments, **rest)}))
-            return method(self, *arguments, **rest)
-
-        return run
-
-    runner = module.NPUModelRunner
-    runner.execute_model = counted(runner.execute_model, _scheduled)
-    runner._dummy_run = counted(
-        runner._dummy_run, lambda num_tokens, *a, **k: num_tokens
-    )
-    synchronize = runner._sync_metadata_across_dp
-
-    @functools.wraps(synchronize)
-    def synchronize_and_count(self, num_tokens, *arguments, **rest):
-        result = synchronize(self, num_tokens, *arguments, **rest)
-        if result[1] is not None:
-            loads = {"kind": "loads", "tokens": num_tokens, "ranks": result[1].tolist()}
-            count(json.dumps(loads))
-        return result
-
-    runner._sync_metadata_across_dp = synchronize_and_count
 
 
 def triton_driver(module):

@@ -1,6 +1,5 @@
 """Which operators are emulated; all others of a namespace refuse by name."""
 
-import json
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -50,7 +49,7 @@ def require_defaults(name: str, given: dict[str, Any]) -> None:
         require(known, name, f"{key}={value!r:.60}")
 
 
-def replace(namespaces: Iterable[str], count: Callable[[str], None] | None) -> None:
+def replace(namespaces: Iterable[str]) -> None:
     """Give every operator of the device in these namespaces its emulated kernel."""
     libraries = {n: torch.library.Library(n, "IMPL") for n in namespaces}
     _libraries.extend(libraries.values())
@@ -62,8 +61,6 @@ def replace(namespaces: Iterable[str], count: Callable[[str], None] | None) -> N
             if space not in libraries or rest in KEEP:
                 continue
             kernel = EMULATED.get(name) or _refuse(name)
-            if count is not None:
-                kernel = _counted(name, kernel, count)
             libraries[space].impl(rest, kernel, "PrivateUse1", allow_override=True)
 
 
@@ -93,22 +90,3 @@ def _short(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"{value!r:.40}"
-
-
-def _counted(name: str, kernel: Operator, count: Callable[[str], None]) -> Operator:
-    def run(*arguments: Any, **rest: Any) -> Any:
-        rows = [
-            list(t.shape)
-            for a in (*arguments, *rest.values())
-            for t in (a if isinstance(a, (list, tuple)) else [a])
-            if isinstance(t, torch.Tensor)
-        ]
-        line = {"kind": "operator", "name": name, "shapes": rows[:2]}
-        if (groups := rest.get("group_list")) is not None:
-            # Counts, or their running sums: which rows belong to some expert.
-            counts = rest.get("group_list_type", 0) == 1
-            line["rows"] = int(groups.sum() if counts else groups[-1])
-        count(json.dumps(line))
-        return kernel(*arguments, **rest)
-
-    return run

@@ -1,3 +1,0 @@
-"""A container image from a finished wheel."""
-
-DOORS = ()

@@ -1,3 +1,0 @@
-"""Everything that a release has, by one command, and the proof that it works."""
-
-DOORS = ()
