@@ -1,0 +1,145 @@
+"""What a host gives its processes: shared memory, files, locked memory, cores."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.serve import Plan
+
+MEGABYTE = 1 << 20
+QUEUE_MB = 160
+"""What vLLM's queue to the workers of a rank may fill: ten chunks of
+VLLM_MQ_MAX_CHUNK_BYTES_MB, 16."""
+SHARED_MB = 1024
+"""`--shm-size=1g` of upstream's installation guide."""
+OPEN_FILES = 65535
+"""vLLM raises its own limit to this, where the hard limit lets it."""
+LOCKED_MB = 64
+CORES_PER_NPU = {"A5": 3}
+"""As many the plugin's CPU binding wants (`cpu_binding.py`); others 5."""
+TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
+"""What the plugin's CPU binding runs, to the package that has it."""
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
+
+
+def shared_memory(machine: Machine, plan: Plan | None) -> Iterator[Line]:
+    """Through /dev/shm go the messages to workers, and collectives on one host."""
+    mounts = machine.read("/proc/self/mounts") or ""
+    options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
+    size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1]) if options else None
+    if size:
+        megabytes = int(size[1]) * UNITS[size[2]] // MEGABYTE
+    elif machine.root == Path("/") and Path("/dev/shm").is_dir():
+        megabytes = shutil.disk_usage("/dev/shm").total // MEGABYTE
+    else:
+        yield Line("/dev/shm", "unknown", "no size in /proc/self/mounts")
+        return
+    do = "docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory"
+    needed = QUEUE_MB * (plan.local_ranks if plan else 1)
+    if megabytes < needed:
+        expected = f"{max(needed, SHARED_MB)} MB"
+        yield Line("/dev/shm", "bad", f"{megabytes} MB", expected, do)
+    elif megabytes < SHARED_MB:
+        yield Line("/dev/shm", "warn", f"{megabytes} MB", f"{SHARED_MB} MB", do)
+    else:
+        yield Line("/dev/shm", "ok", f"{megabytes} MB")
+
+
+def limits(machine: Machine, _: Plan | None) -> Iterator[Line]:
+    """Of open files and of locked memory."""
+    text = machine.read("/proc/self/limits") or ""
+    row = r"^Max {}\s+(\S+)\s+(\S+)"
+    for what, kind, least, unit, do in (
+        ("open files", "open files", OPEN_FILES, 1, "LimitNOFILE=1048576"),
+        (
+            "locked memory",
+            "locked memory",
+            LOCKED_MB,
+            MEGABYTE,
+            "LimitMEMLOCK=infinity",
+        ),
+    ):
+        found = re.search(row.format(kind), text, re.M)
+        if found is None:
+            yield Line(what, "unknown", "not in /proc/self/limits")
+            continue
+        hard = found[2]
+        name = "nofile=1048576" if unit == 1 else "memlock=-1"
+        if hard != "unlimited" and int(hard) // unit < least:
+            do = f"{do} in the unit, or docker run --ulimit {name}"
+            shown = f"{int(hard) // unit}" + (" MB" if unit > 1 else "")
+            yield Line(what, "warn", f"at most {shown}", f"{least} or more", do)
+        else:
+            yield Line(what, "ok", f"at most {hard}")
+
+
+def cores(machine: Machine, plan: Plan | None) -> Iterator[Line]:
+    """Cores that may be used, against what the ranks and their threads want."""
+    allowed = _allowed(machine)
+    if allowed is None:
+        yield Line("cores", "unknown", "no Cpus_allowed_list in /proc/self/status")
+        return
+    quota = _quota(machine)
+    count = min(allowed, quota) if quota else float(allowed)
+    found = f"{count:g}" + (" by the quota of the cgroup" if count < allowed else "")
+    npus = len(machine.visible) if machine.is_for_npus else 0
+    each = CORES_PER_NPU.get(machine.smi.device or "", 5) if npus else 1
+    processes = npus or (plan.local_ranks if plan else 1)
+    threads = machine.environ.get("OMP_NUM_THREADS", "1")
+    per_rank = int(threads) if threads.isdigit() else 1
+    do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
+    if count < processes * each:
+        expected = f"{processes * each}: {each} for each of {processes}"
+        yield Line("cores", "warn", found, expected, do)
+    elif per_rank > 1 and count < processes * per_rank:
+        expected = f"{processes * per_rank}: OMP_NUM_THREADS={threads} of {processes}"
+        yield Line("cores", "warn", found, expected, "export OMP_NUM_THREADS=1")
+    else:
+        yield Line("cores", "ok", found)
+
+
+def _allowed(machine: Machine) -> int | None:
+    status = machine.read("/proc/self/status") or ""
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
+    if found is None:
+        return None
+    ranges = [part.split("-") for part in found[1].split(",")]
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
+
+
+def _quota(machine: Machine) -> float | None:
+    """Cores that the cgroup grants; None without a limit."""
+    groups = re.findall(
+        r"^0::(/.*)$", machine.read("/proc/self/cgroup") or "", re.M
+    ) or ["/"]
+    for group in (groups[0], "/"):
+        text = machine.read(f"/sys/fs/cgroup{group}/cpu.max")
+        if text:
+            quota, period = text.split()
+            return None if quota == "max" else int(quota) / int(period)
+    old = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
+    given = [machine.read(old.format(name)) for name in ("quota", "period")]
+    if given[0] and given[1] and int(given[0]) > 0:
+        return int(given[0]) / int(given[1])
+    return None
+
+
+def tools(machine: Machine, _: Plan | None) -> Iterator[Line]:
+    """Programs that bind the processes of a rank to cores."""
+    path = machine.environ.get("PATH", "")
+    missing = [name for name in TOOLS if shutil.which(name, path=path) is None]
+    for name in missing:
+        yield Line(
+            name,
+            "warn",
+            "not on PATH",
+            "a program that binds processes to cores",
+            f"install {TOOLS[name]}",
+        )
+    if not missing:
+        yield Line("CPU binding", "ok", ", ".join(TOOLS))

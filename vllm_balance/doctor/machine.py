@@ -1,0 +1,112 @@
+"""The machine that is looked at: files below a root, variables, programs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from vllm_balance.build_info import BuildInfo
+from vllm_balance.doctor.npu_smi import Smi, ask
+from vllm_balance.doctor.versions import LINES, Stack
+
+SECONDS = 10.0
+"""A healthy program of the vendor answers in one or two."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program said."""
+
+    text: str
+    """Its output and its errors."""
+    problem: str = ""
+    """Why there is no answer: it is not there, failed, or did not end."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nothing of it is ever changed."""
+
+    root: Path
+    """`/`, or where the files of another machine lie."""
+    environ: Mapping[str, str]
+    info: BuildInfo | None
+    """The wheel that is installed; None for a checkout."""
+
+    def path(self, name: str) -> Path:
+        """Where the file of an absolute name lies."""
+        return self.root / name.lstrip("/")
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if it cannot be read."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def glob(self, pattern: str) -> list[str]:
+        """The absolute names that match, sorted."""
+        found = self.root.glob(pattern.lstrip("/"))
+        return sorted(f"/{path.relative_to(self.root)}" for path in found)
+
+    def fields(self, name: str) -> dict[str, str]:
+        """The lines `KEY=VALUE` or `KEY : VALUE` of a file."""
+        text = self.read(name) or ""
+        pairs = re.findall(r"^\s*([^=:\n]*?)\s*[=:]\s*(.*?)\s*$", text, re.M)
+        return {key.lower(): value for key, value in pairs}
+
+    def run(self, *command: str, seconds: float = SECONDS, **variables: str) -> Output:
+        """Run a program that only looks, with more variables."""
+        try:
+            done = subprocess.run(
+                command,
+                env={**self.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+            )
+        except FileNotFoundError:
+            return Output("", f"no {command[0]} on PATH")
+        except subprocess.TimeoutExpired:
+            return Output("", f"no answer in {seconds:.0f} s")
+        except OSError as error:
+            return Output("", str(error))
+        text = done.stdout + done.stderr
+        return Output(text, f"status {done.returncode}" if done.returncode else "")
+
+    @property
+    def is_for_npus(self) -> bool:
+        """Whether the wheel needs NPUs; a checkout is taken for one that does not."""
+        return self.info is not None and self.info.target == "ascend"
+
+    @property
+    def stack(self) -> Stack | None:
+        """The versions that belong to the wheel; None for a line that has no table."""
+        version = self.info.upstreams.get("vllm", "") if self.info else ""
+        return LINES.get(".".join(version.split(".")[:2]))
+
+    @cached_property
+    def smi(self) -> Smi:
+        """What `npu-smi` says; asked once."""
+
+        def said(*arguments: str) -> tuple[str, str]:
+            output = self.run("npu-smi", *arguments)
+            return output.text, output.problem
+
+        return ask(said)
+
+    @property
+    def visible(self) -> list[int]:
+        """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves."""
+        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+        count = len(self.smi.npus)
+        if chosen is None:
+            return list(range(count))
+        numbers = [int(part) for part in chosen.split(",") if part.strip().isdigit()]
+        return [number for number in numbers if number < count]
