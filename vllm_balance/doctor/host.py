@@ -9,7 +9,6 @@ from pathlib import Path
 
 from vllm_balance.doctor.lines import Line
 from vllm_balance.doctor.machine import Machine
-from vllm_balance.doctor.serve import Plan
 
 MEGABYTE = 1 << 20
 QUEUE_MB = 160
@@ -27,7 +26,7 @@ TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 
 
-def shared_memory(machine: Machine, plan: Plan | None) -> Iterator[Line]:
+def shared_memory(machine: Machine) -> Iterator[Line]:
     """Through /dev/shm go the messages to workers, and collectives on one host."""
     mounts = machine.read("/proc/self/mounts") or ""
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
@@ -40,7 +39,7 @@ def shared_memory(machine: Machine, plan: Plan | None) -> Iterator[Line]:
         yield Line("/dev/shm", "unknown", "no size in /proc/self/mounts")
         return
     do = "docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory"
-    needed = QUEUE_MB * (plan.local_ranks if plan else 1)
+    needed = QUEUE_MB * machine.local_ranks
     if megabytes < needed:
         expected = f"{max(needed, SHARED_MB)} MB"
         yield Line("/dev/shm", "bad", f"{megabytes} MB", expected, do)
@@ -50,7 +49,7 @@ def shared_memory(machine: Machine, plan: Plan | None) -> Iterator[Line]:
         yield Line("/dev/shm", "ok", f"{megabytes} MB")
 
 
-def limits(machine: Machine, _: Plan | None) -> Iterator[Line]:
+def limits(machine: Machine) -> Iterator[Line]:
     """Of open files and of locked memory."""
     text = machine.read("/proc/self/limits") or ""
     row = r"^Max {}\s+(\S+)\s+(\S+)"
@@ -78,7 +77,7 @@ def limits(machine: Machine, _: Plan | None) -> Iterator[Line]:
             yield Line(what, "ok", f"at most {hard}")
 
 
-def cores(machine: Machine, plan: Plan | None) -> Iterator[Line]:
+def cores(machine: Machine) -> Iterator[Line]:
     """Cores that may be used, against what the ranks and their threads want."""
     allowed = _allowed(machine)
     if allowed is None:
@@ -89,7 +88,7 @@ def cores(machine: Machine, plan: Plan | None) -> Iterator[Line]:
     found = f"{count:g}" + (" by the quota of the cgroup" if count < allowed else "")
     npus = len(machine.visible) if machine.is_for_npus else 0
     each = CORES_PER_NPU.get(machine.smi.device or "", 5) if npus else 1
-    processes = npus or (plan.local_ranks if plan else 1)
+    processes = npus or machine.local_ranks
     threads = machine.environ.get("OMP_NUM_THREADS", "1")
     per_rank = int(threads) if threads.isdigit() else 1
     do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
@@ -129,7 +128,7 @@ def _quota(machine: Machine) -> float | None:
     return None
 
 
-def tools(machine: Machine, _: Plan | None) -> Iterator[Line]:
+def tools(machine: Machine) -> Iterator[Line]:
     """Programs that bind the processes of a rank to cores."""
     path = machine.environ.get("PATH", "")
     missing = [name for name in TOOLS if shutil.which(name, path=path) is None]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.doctor.npu_smi import Smi, ask
+from vllm_balance.doctor.serve import Plan
 from vllm_balance.doctor.versions import LINES, Stack
 
 SECONDS = 10.0
@@ -36,6 +37,8 @@ class Machine:
     environ: Mapping[str, str]
     info: BuildInfo | None
     """The wheel that is installed; None for a checkout."""
+    plan: Plan | None = None
+    """What the engine would be configured as, where a command line was given."""
 
     def path(self, name: str) -> Path:
         """Where the file of an absolute name lies."""
@@ -47,6 +50,10 @@ class Machine:
             return self.path(name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file; none if it cannot be read."""
+        return (self.read(name) or "").splitlines()
 
     def glob(self, pattern: str) -> list[str]:
         """The absolute names that match, sorted."""
@@ -90,6 +97,16 @@ class Machine:
         """The versions that belong to the wheel; None for a line that has no table."""
         version = self.info.upstreams.get("vllm", "") if self.info else ""
         return LINES.get(".".join(version.split(".")[:2]))
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on this host; one where nothing says how many."""
+        return self.plan.local_ranks if self.plan else 1
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether some ranks are known to run elsewhere."""
+        return self.plan is not None and self.plan.local_ranks < self.plan.ranks
 
     @cached_property
     def smi(self) -> Smi:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,6 @@ from vllm_balance.build_info import BUILD_RECORD
 from vllm_balance.doctor.cann import driver, toolkits
 from vllm_balance.doctor.lines import Line
 from vllm_balance.doctor.machine import Machine
-from vllm_balance.doctor.serve import Plan
 from vllm_balance.installed import find_installed
 
 PORT = 13399
@@ -27,71 +27,55 @@ PACKAGES = ("vllm", "torch", "torch-npu", "triton-ascend", "transformers")
 OF_THE_PLAN = ("policy", "ttft", "ranks", "npus_per_rank", "rpc_port", "options")
 
 Card = Mapping[str, Any]
-"""What a host says of itself: names to what must be equal, and its time."""
+"""What a host says of itself: its name, what must be the same, its plan and time."""
 
 
-class NoAnswerError(Exception):
+class PeerError(Exception):
     """The other host did not answer, or not as a doctor does."""
 
 
-def card(machine: Machine, plan: Plan | None) -> dict[str, Any]:
+def card(machine: Machine) -> Card:
     """What this host tells the other."""
     found = {name: find_installed(name) for name in PACKAGES}
     same = {name: d[0].version if d else "none" for name, d in found.items()}
-    same["Python"] = ".".join(map(str, sys.version_info[:3]))
-    same["wheel (hash of its record)"] = _hash_of_the_record()
+    same["Python"] = platform.python_version()
+    record = BUILD_RECORD.read_bytes() if BUILD_RECORD.is_file() else b""
+    # It names every file of ours, the lock and the patches, by hash.
+    same["wheel's record"] = hashlib.sha256(record).hexdigest()[:16]
     if machine.is_for_npus:
         for line in (*driver(machine), *toolkits(machine)):
             same[line.what] = line.found.partition(" in ")[0]
-    return {
-        "host": socket.gethostname(),
-        "same": same,
-        "plan": asdict(plan) if plan else None,
-        "time": time.time(),
-    }
+    plan = asdict(machine.plan) if machine.plan else None
+    return {"host": socket.gethostname(), "same": same, "plan": plan}
 
 
-def _hash_of_the_record() -> str:
-    """The record names every file of ours, the lock and the patches, by hash."""
-    if not BUILD_RECORD.is_file():
-        return "a checkout"
-    return hashlib.sha256(BUILD_RECORD.read_bytes()).hexdigest()[:16]
-
-
-def listen(
-    address: str, make_card: Callable[[], Card], say: Callable[[Sequence[Line]], None]
-) -> None:
+def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) -> None:
     """Answer every peer that comes, until interrupted.
 
     Args:
-        address: `HOST:PORT`, `HOST` or empty.
-        make_card: called for each peer.
+        address: `HOST:PORT`, `HOST` or empty for all addresses.
+        ours: what this host says of itself.
         say: gets the lines on each peer.
 
     Raises:
-        NoAnswerError: the address cannot be listened on.
+        PeerError: the address cannot be listened on.
     """
-    host, port = split(address or "0.0.0.0")
     try:
-        server = socket.create_server((host, port))
+        server = socket.create_server(_split(address or "0.0.0.0"))
     except OSError as error:
-        raise NoAnswerError(
-            f"{host}:{port}: expected to listen here: {error}"
-        ) from None
+        raise PeerError(f"{address}: expected to listen here: {error}") from None
     with server:
         where = ":".join(map(str, server.getsockname()[:2]))
         print(f"listening on {where}; end with Ctrl-C", file=sys.stderr, flush=True)
         while True:
             connection, (peer, *_) = server.accept()
-            with connection:
-                try:
+            try:
+                with connection:
                     theirs = _receive(connection)
-                    ours = make_card()
                     _send(connection, ours)
-                except (NoAnswerError, OSError) as error:
-                    say([Line(peer, "bad", str(error), "a doctor of this wheel")])
-                    continue
-            say(list(compare(ours, theirs, 0.0, ours["time"])))
+                say(compare(ours, theirs, 0.0, time.time()))
+            except (PeerError, OSError) as error:
+                say([Line(peer, "bad", str(error), "a doctor of this wheel")])
 
 
 def visit(address: str, ours: Card) -> Iterator[Line]:
@@ -103,35 +87,23 @@ def visit(address: str, ours: Card) -> Iterator[Line]:
 
     Yields:
         How it was reached, and whatever differs.
-    """
-    host, port = split(address)
-    where = f"{host}:{port}"
-    try:
-        start = time.time()
-        with socket.create_connection((host, port), timeout=SECONDS) as connection:
-            reached = time.time() - start
-            _send(connection, {**ours, "time": time.time()})
-            asked = time.time()
-            theirs = _receive(connection)
-            end = time.time()
-    except (NoAnswerError, OSError) as error:
-        do = "run `vllm-balance doctor --listen` there; look at firewalls and `ip r`"
-        yield Line(f"peer {where}", "bad", str(error), "a doctor that answers", do)
-        return
-    yield Line(f"peer {where}", "ok", f"reached in {reached * 1000:.1f} ms")
-    yield from compare(ours, theirs, end - asked, end)
-
-
-def split(address: str) -> tuple[str, int]:
-    """Host and port; PORT where none is given.
 
     Raises:
-        NoAnswerError: the port is no number.
+        PeerError: that is no address.
     """
-    host, _, port = address.rpartition(":") if ":" in address else (address, "", PORT)
-    if not str(port).isdigit() or int(port) > 65535:
-        raise NoAnswerError(f"{address}: expected HOST:PORT, found no port in it")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    where = _split(address)
+    try:
+        start = time.monotonic()
+        with socket.create_connection(where, timeout=SECONDS) as connection:
+            reached = time.monotonic()
+            _send(connection, ours)
+            theirs = _receive(connection)
+    except (PeerError, OSError) as error:
+        do = "run `vllm-balance doctor --listen` there; look at firewalls and `ip r`"
+        yield Line(f"peer {address}", "bad", str(error), "a doctor that answers", do)
+        return
+    yield Line(f"peer {address}", "ok", f"reached in {(reached - start) * 1e3:.1f} ms")
+    yield from compare(ours, theirs, time.monotonic() - reached, time.time())
 
 
 def compare(ours: Card, theirs: Card, waited: float, now: float) -> Iterator[Line]:
@@ -146,55 +118,62 @@ def compare(ours: Card, theirs: Card, waited: float, now: float) -> Iterator[Lin
     Yields:
         A line on each thing that differs, or one that all is the same.
     """
-    other = str(theirs["host"])
-    different = False
-    names = [*ours["same"], *(n for n in theirs["same"] if n not in ours["same"])]
-    for name in names:
-        here, there = ours["same"].get(name, "none"), theirs["same"].get(name, "none")
-        if here != there:
-            do = "install the same on all hosts"
-            yield Line(f"{name} on {other}", "bad", f"{there}", f"{here}", do)
-            different = True
-    if not different:
-        yield Line(f"versions on {other}", "ok", f"the same {len(names)}")
-    apart = theirs["time"] - now
+    other, apart = f" on {theirs['host']}", theirs["time"] - now
+    do = "install the same wheel, packages and CANN on all hosts"
+    yield from _differences("versions", other, ours["same"], theirs["same"], do)
+    clock = Line(f"clock{other}", "ok", f"{apart:+.1f} s, to {APART_S + waited:.1f} s")
     if abs(apart) > APART_S + waited:
         do = "chronyc tracking, or timedatectl, on both"
-        yield Line(f"clock of {other}", "warn", f"{apart:+.1f} s", "the same", do)
+        clock = Line(f"clock{other}", "warn", f"{apart:+.1f} s", "this host's time", do)
+    yield clock
+    plans = [card["plan"] for card in (ours, theirs)]
+    if None not in plans:
+        here, there = ({k: plan.get(k) for k in OF_THE_PLAN} for plan in plans)
+        do = "start all hosts with the same arguments"
+        yield from _differences("arguments", other, here, there, do)
     else:
-        yield Line(f"clock of {other}", "ok", f"less than {APART_S + waited:.1f} s off")
-    here, there = ours["plan"], theirs["plan"]
-    if here is None or there is None:
         do = "give both their command line: … -- vllm serve …"
-        yield Line(f"policy on {other}", "unknown", "not both were told", do=do)
-        return
-    for name in OF_THE_PLAN:
-        if here.get(name) != there.get(name):
-            do = "start all hosts with the same arguments"
-            found, expected = f"{there.get(name)}", f"{here.get(name)}"
-            yield Line(f"{name} on {other}", "bad", found, expected, do)
-    if all(here.get(name) == there.get(name) for name in OF_THE_PLAN):
-        yield Line(f"policy on {other}", "ok", f"{here['policy']}, as here")
+        yield Line(f"arguments{other}", "unknown", "not both were told", do=do)
+
+
+def _differences(
+    what: str, other: str, here: Card, there: Card, do: str
+) -> Iterator[Line]:
+    names = dict.fromkeys([*here, *there])
+    found = [name for name in names if here.get(name) != there.get(name)]
+    for name in found:
+        theirs, ours = str(there.get(name)), str(here.get(name))
+        yield Line(f"{name}{other}", "bad", theirs, f"{ours}, as here", do)
+    if not found:
+        yield Line(f"{what}{other}", "ok", f"the same {len(names)}")
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", PORT)
+    if not str(port).isdigit() or int(port) > 65535:
+        raise PeerError(f"{address}: expected HOST:PORT, found no port in it")
+    return host.strip("[]"), int(port)
 
 
 def _send(connection: socket.socket, message: Card) -> None:
     connection.settimeout(SECONDS)
-    connection.sendall(json.dumps(message).encode() + b"\n")
+    data = json.dumps({**message, "time": time.time()})
+    connection.sendall(data.encode() + b"\n")
 
 
 def _receive(connection: socket.socket) -> Card:
     connection.settimeout(SECONDS)
-    data = b""
-    end = time.monotonic() + SECONDS
+    data, end = b"", time.monotonic() + SECONDS
     while not data.endswith(b"\n"):
         chunk = connection.recv(4096)
         data += chunk
         if not chunk or len(data) > MOST_BYTES or time.monotonic() > end:
-            raise NoAnswerError(f"{len(data)} bytes came, and no whole answer")
+            raise PeerError(f"{len(data)} bytes came, and no whole answer")
     try:
         message = json.loads(data)
-        if isinstance(message["same"], dict) and isinstance(message["host"], str):
-            return {"plan": None, **message, "time": float(message["time"])}
+        message["time"] = float(message["time"])
+        if {type(message["same"]), type(message["plan"] or {})} == {dict}:
+            return {**message, "host": str(message["host"])}
     except (ValueError, KeyError, TypeError):
         pass
-    raise NoAnswerError(f"not what a doctor says: {data[:60]!r}")
+    raise PeerError(f"not what a doctor says: {data[:60]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,55 +38,54 @@ class Plan:
     options: Mapping[str, Any]
     """`--additional-config`."""
 
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether some ranks run elsewhere."""
-        return self.local_ranks < self.ranks
 
+def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan | None, list[Line]]:
+    """Parse a command line, in a process of its own.
 
-def arguments_of(command: Sequence[str]) -> list[str] | None:
-    """The words from `serve` on, after whatever wraps `vllm`; None without them."""
-    for i, word in enumerate(command[:-1]):
-        if Path(word).name == "vllm" and command[i + 1] == "serve":
-            return list(command[i + 1 :])
-    return None
+    Args:
+        machine: where it would run.
+        command: its words, with whatever wraps `vllm`; none to look at no command.
 
+    Returns:
+        The plan, None if it is refused; and what there is to say on it.
 
-def plan_of(machine: Machine, arguments: Sequence[str]) -> tuple[Plan | None, str]:
-    """The plan, or the sentence by which it is refused."""
+    Raises:
+        ValueError: it is no `vllm serve`.
+    """
+    if not command:
+        return None, []
+    starts = [i for i, word in enumerate(command) if Path(word).name == "vllm"]
+    if not starts or command[starts[0] + 1 : starts[0] + 2] != ["serve"]:
+        found = " ".join(command)
+        raise ValueError(f"expected `vllm serve …` after --, found {found!r}")
+    arguments = command[starts[0] + 1 :]
     module = "vllm_balance.doctor.serve_child"
     output = machine.run(sys.executable, "-m", module, *arguments, seconds=SECONDS)
-    for line in reversed(output.text.splitlines()):
-        if line.startswith(RESULT):
-            found = json.loads(line.removeprefix(RESULT))
-            if "refused" in found:
-                return None, found["refused"]
-            return Plan(**found), ""
-    # The parser and the guard of the start end the process with one line.
+    results = re.findall(rf"^{RESULT}(.*)$", output.text, re.M)
+    found = json.loads(results[-1]) if results else {}
+    if "policy" in found:
+        plan = Plan(**found)
+        return plan, _lines(machine, plan)
+    # The parser, and the guard of the start, end the process with one line.
     said = re.findall(r"(?:^|\s)error: (.+)", output.text)
-    last = output.text.strip().rpartition("\n")[2]
-    return None, said[-1] if said else f"{output.problem}: {last}"
+    said = said or [f"{output.problem}: {output.text.strip().rpartition(chr(10))[2]}"]
+    do = "change the command line; docs/troubleshooting.md has the sentence"
+    refused = found.get("refused", said[-1])
+    expected = "a command line that starts"
+    return None, [Line("vllm serve", "bad", refused, expected, do)]
 
 
-def balance(machine: Machine, plan: Plan | None, refused: str) -> Iterator[Line]:
-    """What balance scheduling would do with the command line."""
-    if plan is None:
-        do = "change the command line; docs/troubleshooting.md has the sentence"
-        yield Line("vllm serve", "bad", refused, "a command line that starts", do)
-        return
+def _lines(machine: Machine, plan: Plan) -> list[Line]:
     last = plan.first_rank + plan.local_ranks - 1
     here = f"ranks {plan.first_rank} to {last} of {plan.ranks} on this host"
-    yield Line("vllm serve", "ok", f"{plan.model}, {here}")
-    target = f", a target of {plan.ttft:g} s" if plan.ttft is not None else ""
-    if plan.policy == "off":
-        found = "off: the schedule of stock vLLM"
-    else:
-        found = f"{plan.policy}{target}: {plan.ranks} ranks agree once per step"
-    yield Line("balance", "ok", found)
-    wanted = plan.local_ranks * plan.npus_per_rank
-    if machine.is_for_npus and not machine.smi.problem:
-        seen = len(machine.visible)
+    target = f" with a target of {plan.ttft:g} s" if plan.ttft is not None else ""
+    does = f"{plan.policy}{target}: {plan.ranks} ranks agree once per step"
+    does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
+    lines = [Line("vllm serve", "ok", f"{plan.model}, {here}")]
+    lines.append(Line("balance", "ok", does))
+    wanted, seen = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
+    if machine.is_for_npus and not machine.smi.problem and seen < wanted:
+        expected = f"{wanted}: {plan.npus_per_rank} for each of {plan.local_ranks}"
         do = "--data-parallel-size-local, --tensor-parallel-size, or more NPUs"
-        if seen < wanted:
-            expected = f"{wanted}: {plan.npus_per_rank} for each of {plan.local_ranks}"
-            yield Line("NPUs of the ranks", "bad", f"{seen} visible", expected, do)
+        lines.append(Line("NPUs of the ranks", "bad", f"{seen} visible", expected, do))
+    return lines

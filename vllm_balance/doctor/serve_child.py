@@ -25,8 +25,9 @@ def main(arguments: Sequence[str]) -> None:
 def sentence(error: Exception) -> str:
     """What an error says, without pydantic's frame around it."""
     if hasattr(error, "errors"):
-        return "; ".join(str(e.get("msg", e)) for e in error.errors())
-    return f"{error}" or type(error).__name__
+        said = [str(e.get("msg", e)) for e in error.errors()]
+        return "; ".join(text.removeprefix("Value error, ") for text in said)
+    return str(error) or type(error).__name__
 
 
 def look(arguments: Sequence[str]) -> dict[str, Any]:

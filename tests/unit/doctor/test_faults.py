@@ -204,7 +204,7 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
     ),
     "an interface of another host": (
         variable("GLOO_SOCKET_IFNAME", "bond0"),
-        *("GLOO_SOCKET_IFNAME", "no bond0; there are eth0, lo", "ip a"),
+        *("GLOO_SOCKET_IFNAME", "no bond0 that is up; there are eth0, lo", "ip a"),
     ),
     "a host that has no address": (
         written("/etc/hosts", "127.0.0.1 localhost\n"),
