@@ -67,7 +67,7 @@ def run(chosen: argparse.Namespace) -> int:
         return int(STATES.index(worst(lines)) >= STATES.index(chosen.fail_on))
 
     if chosen.pid is not None:
-        # Not above: what it needs for that must not keep the others from being looked at.
+        # Not above: what it needs must not keep the rest from being looked at.
         return say(import_module("vllm_balance.doctor.hang").report(chosen.pid))
     machine = Machine(chosen.root, dict(os.environ), load_build_info())
     try:
