@@ -50,7 +50,7 @@ LINES: Mapping[str, Stack] = {
         "torch-npu": Fact("2.10.0.post4", REQUIREMENTS),
         "triton-ascend": Fact("3.2.2", REQUIREMENTS),
         "Python": Fact(">= 3.10, < 3.13", POLICY),
-        "chips": Fact("A2, A3, 310P, A5", "device/hardware.py"),
+        "chips": Fact("A2, A3, 310P, A5", "`AscendDeviceType` in `vllm_ascend`"),
         "image base": Fact("9.2.0_20260930220649", "Dockerfile"),
     },
     "0.33": {
