@@ -44,4 +44,6 @@ def show(lines: Sequence[Line], as_json: bool) -> str:
     if as_json:
         document = {"worst": worst(lines), "lines": [asdict(line) for line in lines]}
         return json.dumps(document, indent=1, ensure_ascii=False)
-    return "\n".join(map(str, lines))
+    states = [line.state for line in lines]
+    counts = [f"{states.count(state)} {state}" for state in reversed(STATES)]
+    return "\n".join([*map(str, lines), ", ".join(counts)])

@@ -81,7 +81,7 @@ class Machine:
         except FileNotFoundError:
             return Output("", f"no {command[0]} on PATH")
         except subprocess.TimeoutExpired:
-            return Output("", f"no answer in {seconds:.0f} s")
+            return Output("", f"silent for {seconds:.0f} s")
         except OSError as error:
             return Output("", str(error))
         text = done.stdout + done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.lines import Line, State
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -39,9 +39,13 @@ def chips(machine: Machine) -> Iterator[Line]:
     """What `npu-smi` says of the chips, against the wheel's."""
     smi, info = machine.smi, machine.info
     if smi.problem:
-        do = "mount /usr/local/bin/npu-smi and /usr/local/dcmi of the host, or "
-        do += "look into dmesg: the driver does not answer"
-        yield Line("npu-smi", "bad", smi.problem, "a table of the NPUs", do)
+        # Without it the server starts, and does not bind its processes to cores.
+        missing = smi.problem.startswith("no ")
+        do = "look into dmesg: the driver does not answer"
+        if missing:
+            do = "mount /usr/local/bin/npu-smi and /usr/local/dcmi of the host"
+        state: State = "warn" if missing else "bad"
+        yield Line("npu-smi", state, smi.problem, "a table of the NPUs", do)
         return
     if not smi.npus:
         do = "npu-smi info -l; lspci -d 19e5:; reload or reinstall the driver"

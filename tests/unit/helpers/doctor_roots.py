@@ -14,7 +14,6 @@ guides of CANN 8.5 to 9.1.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -261,19 +260,26 @@ class FakeMachine:
         )
         script.chmod(0o755)
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """Only what this machine sets."""
+        found = {"PYTHONPATH": str(self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
+        return found | {"PATH": str(self.programs), "LANG": "C.UTF-8"} | self.variables
+
+    def command(self, *arguments: str, user: int | None = None) -> list[str]:
+        """The command, as another user if one is given; `doctor` runs it."""
+        become = f"import os; os.setuid({user}); " if user else ""
+        program = f"from vllm_balance.cli import main; {become}raise SystemExit(main())"
+        command = [sys.executable, "-S", "-c", program, "doctor", "--json"]
+        return [*command, "--root", str(self.folder / "root"), *arguments]
+
     def doctor(
         self, *arguments: str, user: int | None = None
     ) -> tuple[int, list[dict[str, str]]]:
         """The status and the lines of the real command; no package of ours is near."""
-        become = f"import os; os.setuid({user}); " if user else ""
-        program = f"from vllm_balance.cli import main; {become}raise SystemExit(main())"
-        command = [sys.executable, "-S", "-c", program, "doctor", "--json"]
-        command += ["--root", str(self.folder / "root"), *arguments]
-        environ = {"PYTHONPATH": str(self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
-        environ |= {"PATH": str(self.programs), "LANG": "C.UTF-8"} | self.variables
         done = subprocess.run(
-            command,
-            env=environ,
+            self.command(*arguments, user=user),
+            env=self.environ,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -281,12 +287,3 @@ class FakeMachine:
         )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)["lines"]
-
-    def wrong(self, *arguments: str) -> list[dict[str, str]]:
-        """Lines that are not ok."""
-        return [x for x in self.doctor(*arguments)[1] if x["state"] != "ok"]
-
-
-def only_root() -> bool:
-    """Whether this process may become another user."""
-    return os.getuid() == 0
