@@ -16,9 +16,16 @@ QUEUE_MB = 160
 VLLM_MQ_MAX_CHUNK_BYTES_MB, 16."""
 SHARED_MB = 1024
 """`--shm-size=1g` of upstream's installation guide."""
-OPEN_FILES = 65535
-"""vLLM raises its own limit to this, where the hard limit lets it."""
-LOCKED_MB = 64
+LIMITS = {
+    # vLLM raises its own limit to this, where the hard limit lets it.
+    "open files": (65535, "files", "LimitNOFILE=1048576, or --ulimit nofile=1048576"),
+    "locked memory": (
+        64 << 20,
+        "bytes",
+        "LimitMEMLOCK=infinity, or --ulimit memlock=-1",
+    ),
+}
+"""The least hard limit, what it counts, and what raises it."""
 CORES_PER_NPU = {"A5": 3}
 """As many the plugin's CPU binding wants (`cpu_binding.py`); others 5."""
 TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
@@ -50,31 +57,19 @@ def shared_memory(machine: Machine) -> Iterator[Line]:
 
 
 def limits(machine: Machine) -> Iterator[Line]:
-    """Of open files and of locked memory."""
+    """Of open files, and, as NPUs want it, of locked memory."""
     text = machine.read("/proc/self/limits") or ""
-    row = r"^Max {}\s+(\S+)\s+(\S+)"
-    for what, kind, least, unit, do in (
-        ("open files", "open files", OPEN_FILES, 1, "LimitNOFILE=1048576"),
-        (
-            "locked memory",
-            "locked memory",
-            LOCKED_MB,
-            MEGABYTE,
-            "LimitMEMLOCK=infinity",
-        ),
-    ):
-        found = re.search(row.format(kind), text, re.M)
-        if found is None:
-            yield Line(what, "unknown", "not in /proc/self/limits")
+    given = re.findall(r"^Max (open files|locked memory)\s+\S+\s+(\S+)", text, re.M)
+    if not given:
+        yield Line("limits", "unknown", "none in /proc/self/limits")
+    for name, hard in given:
+        if name == "locked memory" and not machine.is_for_npus:
             continue
-        hard = found[2]
-        name = "nofile=1048576" if unit == 1 else "memlock=-1"
-        if hard != "unlimited" and int(hard) // unit < least:
-            do = f"{do} in the unit, or docker run --ulimit {name}"
-            shown = f"{int(hard) // unit}" + (" MB" if unit > 1 else "")
-            yield Line(what, "warn", f"at most {shown}", f"{least} or more", do)
+        least, unit, do = LIMITS[name]
+        if hard == "unlimited" or int(hard) >= least:
+            yield Line(name, "ok", f"at most {hard}")
         else:
-            yield Line(what, "ok", f"at most {hard}")
+            yield Line(name, "warn", f"at most {hard} {unit}", f"{least} or more", do)
 
 
 def cores(machine: Machine) -> Iterator[Line]:

@@ -134,6 +134,10 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
         gone(f"{ATB}/libatb.so"),
         *("libatb.so", "in no folder", "nnal/atb/set_env.sh"),
     ),
+    "a driver that was not mounted": (
+        gone(f"{ASCEND}/driver/lib64/driver/libascend_hal.so"),
+        *("libascend_hal.so", "in no folder", f"mount {ASCEND}/driver/lib64"),
+    ),
     "a library that lacks another": (
         without_libz,
         *("libhccl.so", "libz.so.0 => not found", "set_env.sh"),
@@ -184,7 +188,7 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
             "/proc/self/limits",
             "Max open files 65536 65536 files\nMax locked memory 65536 65536 bytes\n",
         ),
-        *("locked memory", "0 MB", "LimitMEMLOCK=infinity"),
+        *("locked memory", "65536 bytes", "LimitMEMLOCK=infinity"),
     ),
     "few cores by a quota": (
         written("/sys/fs/cgroup/cpu.max", "400000 100000\n"),

@@ -173,10 +173,13 @@ class FakeMachine:
         for folder, names in libraries.items():
             for name in names:
                 self.library(f"{folder}/{name}")
+        # Bare hosts have no folder of the driver in the variable.
+        hal, *loaded = libraries
+        self.write("/etc/ld.so.conf.d/ascend_driver_so.conf", f"{hal}\n")
         self.variables |= {
             "ASCEND_HOME_PATH": home,
             "ATB_HOME_PATH": f"{atb}/atb/cxx_abi_1",
-            "LD_LIBRARY_PATH": ":".join(libraries),
+            "LD_LIBRARY_PATH": ":".join(loaded),
             "GLOO_SOCKET_IFNAME": "eth0",
             "HCCL_SOCKET_IFNAME": "=eth0",
             "HCCL_IF_IP": "10.0.0.1",
