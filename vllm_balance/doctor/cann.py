@@ -148,12 +148,12 @@ def _problem(
 ) -> str:
     """What the loader would say; empty when nothing. `-r` looks for symbols, too."""
     search = ":".join(map(str, folders))
-    output = machine.run("ldd", *options, str(path), LD_LIBRARY_PATH=search)
-    found = re.findall(r"^\s*(\S+ => not found)", output.text, re.M)
-    symbols = re.findall(r"undefined symbol: (\w+)", output.text)
+    text, status = machine.run("ldd", *options, str(path), LD_LIBRARY_PATH=search)
+    found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
+    symbols = re.findall(r"undefined symbol: (\w+)", text)
     # Those of Python are in the program that imports it.
     found += [f"undefined {name}" for name in symbols if not re.match("_?Py", name)]
-    if output.problem and not found:
-        found = [output.text.strip() or output.problem]
+    if status and not found:
+        found = [text.strip() or status]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{path}: {found[0]}{more}" if found else ""

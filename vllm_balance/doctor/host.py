@@ -19,11 +19,7 @@ SHARED_MB = 1024
 LIMITS = {
     # vLLM raises its own limit to this, where the hard limit lets it.
     "open files": (65535, "files", "LimitNOFILE=1048576, or --ulimit nofile=1048576"),
-    "locked memory": (
-        64 << 20,
-        "bytes",
-        "LimitMEMLOCK=infinity, or --ulimit memlock=-1",
-    ),
+    "locked memory": (1 << 26, "bytes", "LimitMEMLOCK=infinity, --ulimit memlock=-1"),
 }
 """The least hard limit, what it counts, and what raises it."""
 CORES_PER_NPU = {"A5": 3}
@@ -108,19 +104,16 @@ def _allowed(machine: Machine) -> int | None:
 
 def _quota(machine: Machine) -> float | None:
     """Cores that the cgroup grants; None without a limit."""
-    groups = re.findall(
-        r"^0::(/.*)$", machine.read("/proc/self/cgroup") or "", re.M
-    ) or ["/"]
-    for group in (groups[0], "/"):
-        text = machine.read(f"/sys/fs/cgroup{group}/cpu.max")
-        if text:
-            quota, period = text.split()
-            return None if quota == "max" else int(quota) / int(period)
+    groups = [
+        line[3:] for line in machine.lines("/proc/self/cgroup") if line[:3] == "0::"
+    ]
+    texts = [machine.read(f"/sys/fs/cgroup{g}/cpu.max") for g in (*groups, "/")]
     old = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
-    given = [machine.read(old.format(name)) for name in ("quota", "period")]
-    if given[0] and given[1] and int(given[0]) > 0:
-        return int(given[0]) / int(given[1])
-    return None
+    texts.append(
+        " ".join(machine.read(old.format(n)) or "" for n in ("quota", "period"))
+    )
+    quota, period = next((t.split() for t in texts if t and t.strip()), ("max", ""))
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def tools(machine: Machine) -> Iterator[Line]:
@@ -128,12 +121,7 @@ def tools(machine: Machine) -> Iterator[Line]:
     path = machine.environ.get("PATH", "")
     missing = [name for name in TOOLS if shutil.which(name, path=path) is None]
     for name in missing:
-        yield Line(
-            name,
-            "warn",
-            "not on PATH",
-            "a program that binds processes to cores",
-            f"install {TOOLS[name]}",
-        )
+        expected, do = "a program for CPU binding", f"install {TOOLS[name]}"
+        yield Line(name, "warn", "not on PATH", expected, do)
     if not missing:
         yield Line("CPU binding", "ok", ", ".join(TOOLS))

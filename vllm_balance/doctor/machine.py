@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.doctor.npu_smi import Smi, ask
+from vllm_balance.doctor.npu_smi import Smi, ask, fields
 from vllm_balance.doctor.serve import Plan
 from vllm_balance.doctor.versions import LINES, Stack
 
 SECONDS = 10.0
 """A healthy program of the vendor answers in one or two."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a program said."""
-
-    text: str
-    """Its output and its errors."""
-    problem: str = ""
-    """Why there is no answer: it is not there, failed, or did not end."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +51,12 @@ class Machine:
 
     def fields(self, name: str) -> dict[str, str]:
         """The lines `KEY=VALUE` or `KEY : VALUE` of a file."""
-        text = self.read(name) or ""
-        pairs = re.findall(r"^\s*([^=:\n]*?)\s*[=:]\s*(.*?)\s*$", text, re.M)
-        return {key.lower(): value for key, value in pairs}
+        return fields(self.read(name) or "")
 
-    def run(self, *command: str, seconds: float = SECONDS, **variables: str) -> Output:
-        """Run a program that only looks, with more variables."""
+    def run(
+        self, *command: str, seconds: float = SECONDS, **variables: str
+    ) -> tuple[str, str]:
+        """What a program that only looks says, and why it does not (else empty)."""
         try:
             done = subprocess.run(
                 command,
@@ -79,13 +68,11 @@ class Machine:
                 timeout=seconds,
             )
         except FileNotFoundError:
-            return Output("", f"no {command[0]} on PATH")
-        except subprocess.TimeoutExpired:
-            return Output("", f"silent for {seconds:.0f} s")
-        except OSError as error:
-            return Output("", str(error))
-        text = done.stdout + done.stderr
-        return Output(text, f"status {done.returncode}" if done.returncode else "")
+            return "", f"no {command[0]} on PATH"
+        except (subprocess.TimeoutExpired, OSError) as error:
+            return "", str(error)
+        status = f"status {done.returncode}" if done.returncode else ""
+        return done.stdout + done.stderr, status
 
     @property
     def is_for_npus(self) -> bool:
@@ -111,12 +98,7 @@ class Machine:
     @cached_property
     def smi(self) -> Smi:
         """What `npu-smi` says; asked once."""
-
-        def said(*arguments: str) -> tuple[str, str]:
-            output = self.run("npu-smi", *arguments)
-            return output.text, output.problem
-
-        return ask(said)
+        return ask(partial(self.run, "npu-smi"))
 
     @property
     def visible(self) -> list[int]:

@@ -126,6 +126,6 @@ def read(text: str) -> Smi:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The lines `Name : value` of `npu-smi info -t …`."""
-    pairs = re.findall(r"^\s*([\w ()-]+?)\s*:\s*(.*?)\s*$", text, re.M)
+    """The lines `NAME : VALUE` or `NAME=VALUE` of a text, names in lower case."""
+    pairs = re.findall(r"^\s*([^=:\n]*?)\s*[=:]\s*(.*?)\s*$", text, re.M)
     return {name.lower(): value for name, value in pairs}

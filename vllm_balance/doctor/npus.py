@@ -75,13 +75,9 @@ def use(machine: Machine) -> Iterator[Line]:
         return
     chosen = machine.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if chosen is not None and len(machine.visible) != len(chosen.split(",")):
-        yield Line(
-            "ASCEND_RT_VISIBLE_DEVICES",
-            "bad",
-            chosen,
-            f"numbers from 0 to {len(smi.npus) - 1}",
-            "count from 0 those that npu-smi lists here, not those of the host",
-        )
+        expected = f"numbers from 0 to {len(smi.npus) - 1}"
+        do = "count from 0 those that npu-smi lists here, not those of the host"
+        yield Line("ASCEND_RT_VISIBLE_DEVICES", "bad", chosen, expected, do)
     busy = False
     for npu in (smi.npus[position] for position in machine.visible):
         mine = [p for p in smi.processes if (p.card, p.chip) == (npu.card, npu.chip)]

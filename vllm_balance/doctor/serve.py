@@ -60,15 +60,15 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan | None, list
         raise ValueError(f"expected `vllm serve …` after --, found {found!r}")
     arguments = command[starts[0] + 1 :]
     module = "vllm_balance.doctor.serve_child"
-    output = machine.run(sys.executable, "-m", module, *arguments, seconds=SECONDS)
-    results = re.findall(rf"^{RESULT}(.*)$", output.text, re.M)
+    child = (sys.executable, "-m", module)
+    text, status = machine.run(*child, *arguments, seconds=SECONDS)
+    results = re.findall(rf"^{RESULT}(.*)$", text, re.M)
     found = json.loads(results[-1]) if results else {}
     if "policy" in found:
         plan = Plan(**found)
         return plan, _lines(machine, plan)
     # The parser, and the guard of the start, end the process with one line.
-    said = re.findall(r"(?:^|\s)error: (.+)", output.text)
-    said = said or [f"{output.problem}: {output.text.strip().rpartition(chr(10))[2]}"]
+    said = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
     do = "change the command line; docs/troubleshooting.md has the sentence"
     refused = found.get("refused", said[-1])
     expected = "a command line that starts"

@@ -21,13 +21,8 @@ def wheel(machine: Machine) -> Iterator[Line]:
     """What the server asks before it starts, and says then in the same words."""
     info = machine.info
     if info is None:
-        yield Line(
-            "wheel",
-            "unknown",
-            "a checkout or an editable install, which has no record of its build",
-            "a wheel",
-            "make wheel, and install what it writes with pip",
-        )
+        there = "a checkout or an editable install, without a record of its build"
+        yield Line("wheel", "unknown", there, "a wheel", "make wheel; pip install it")
         return
     found = find_installed(*NAMES)
     wrong = [*strangers(info, found), *hooks_that_are_gone(info)]
@@ -87,10 +82,6 @@ def _requirement(wanted: Any) -> Iterator[Line]:
         yield Line(name, "bad", version, expected, do)
     if len(found) > 1:
         others = ", ".join(f"{d.version} in {d.folder}" for d in found[1:])
-        yield Line(
-            name,
-            "warn",
-            f"{version} in {found[0].folder}, over {others}",
-            "one installation",
-            f"pip uninstall --yes {wanted.name}, once for each; then {do}",
-        )
+        both = f"{version} in {found[0].folder}, over {others}"
+        do = f"pip uninstall --yes {wanted.name}, once for each; then {do}"
+        yield Line(name, "warn", both, "one installation", do)

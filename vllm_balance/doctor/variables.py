@@ -13,60 +13,24 @@ from vllm_balance.doctor.machine import Machine
 SET = r"(?!0?$)"
 OVERLAP = "multistream_overlap_shared_expert"
 
+AIV = "HCCL_OP_EXPANSION_MODE"
 # Name, values that hurt, how much, what is expected, the repair. Numbers are issues of
 # vllm-ascend.
 KNOWN: tuple[tuple[str, str, State, str, str], ...] = (
-    (
-        "HCCL_OP_EXPANSION_MODE",
-        "(?i)AIV$",
-        "warn",
-        "not AIV with several ranks: operators of two groups that run at once lock "
-        "each other out (14296, 14928, 15035)",
-        "unset it, if a start or a step hangs",
-    ),
-    (
-        "ASCEND_LAUNCH_BLOCKING",
-        SET,
-        "warn",
-        "0: each operator waits for the one before, and graphs cannot be captured",
-        "unset it",
-    ),
-    (
-        "VLLM_PORT",
-        ".*://",
-        "bad",
-        "a number; Kubernetes sets it for a Service that is called vllm",
-        "enableServiceLinks: false, or another name for the Service",
-    ),
-    (
-        "VLLM_PLUGINS",
-        "(?!.*vllm_balance)",
-        "warn",
-        "vllm_balance in it, which looks for a vLLM that is mixed in",
-        "add vllm_balance",
-    ),
-    (
-        "VLLM_ASCEND_BALANCE_SCHEDULING",
-        SET,
-        "warn",
-        "not set: it is deprecated, and means --data-parallel-balance cap",
-        "unset it, and pass --data-parallel-balance cap",
-    ),
-    (
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "0$",
-        "bad",
-        "1: the ranks agree in the loop of processes of their own",
-        "unset it",
-    ),
-    (
-        "HCCL_CONNECT_TIMEOUT",
-        r"\d{1,2}$|1[01]\d$",
-        "warn",
-        "120 s, the default, or more: ranks load at different speeds",
-        "export HCCL_CONNECT_TIMEOUT=1800",
-    ),
-)
+    (AIV, "(?i)AIV$", "warn", "not AIV with several ranks: two groups at once "
+     "lock each other out (14296, 14928, 15035)", "unset it, if a start or step hangs"),
+    ("ASCEND_LAUNCH_BLOCKING", SET, "warn", "0: else each operator waits", "unset it"),
+    ("VLLM_PORT", ".*://", "bad", "a number, not what Kubernetes sets for a Service",
+     "enableServiceLinks: false, or another name than vllm for the Service"),
+    ("VLLM_PLUGINS", "(?!.*vllm_balance)", "warn", "vllm_balance in it: it looks for "
+     "another vLLM that is mixed in", "add vllm_balance"),
+    ("VLLM_ASCEND_BALANCE_SCHEDULING", SET, "warn", "not set: it is deprecated",
+     "unset it, and pass --data-parallel-balance cap, which it means"),
+    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0$", "bad", "1: ranks agree in processes of "
+     "their own", "unset it"),
+    ("HCCL_CONNECT_TIMEOUT", r"\d{1,2}$|1[01]\d$", "warn", "120 s, the default,"
+     " or more", "export HCCL_CONNECT_TIMEOUT=1800"),
+)  # fmt: skip
 
 
 def variables(machine: Machine) -> Iterator[Line]:
@@ -78,7 +42,7 @@ def variables(machine: Machine) -> Iterator[Line]:
 def _known(machine: Machine) -> Iterator[Line]:
     for name, values, state, expected, do in KNOWN:
         value = machine.environ.get(name)
-        alone = name == KNOWN[0][0] and machine.plan and machine.plan.ranks == 1
+        alone = name == AIV and machine.plan and machine.plan.ranks == 1
         if value is not None and re.match(values, value) and not alone:
             yield Line(name, state, value, expected, do)
 
