@@ -16,6 +16,11 @@ from vllm_balance.doctor.serve_child import RESULT
 if TYPE_CHECKING:
     from vllm_balance.doctor.machine import Machine
 
+CHILD = (
+    "import sys; sys.path = [folder for folder in sys.path if folder];"
+    "from vllm_balance.doctor.serve_child import main; main(sys.argv[1:])"
+)
+"""Not from the folder in which it runs, which may be a checkout of vLLM."""
 SECONDS = 300.0
 """vLLM and torch_npu are imported; on a busy machine that takes a minute."""
 
@@ -59,9 +64,8 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan | None, list
         found = " ".join(command)
         raise ValueError(f"expected `vllm serve …` after --, found {found!r}")
     arguments = command[starts[0] + 1 :]
-    module = "vllm_balance.doctor.serve_child"
-    child = (sys.executable, "-m", module)
-    text, status = machine.run(*child, *arguments, seconds=SECONDS)
+    child = (sys.executable, "-c", CHILD, *arguments)
+    text, status = machine.run(*child, seconds=SECONDS)
     results = re.findall(rf"^{RESULT}(.*)$", text, re.M)
     found = json.loads(results[-1]) if results else {}
     if "policy" in found:

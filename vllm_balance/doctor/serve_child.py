@@ -6,7 +6,6 @@ A process of its own, for it imports vLLM and torch, which may fail.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +85,3 @@ def refuse_scheduler(config: Any) -> None:
     scheduler = cls.__new__(cls)
     scheduler.balance_gate = True  # one is made, for the policy is not off
     check_balance_scheduler(scheduler, config)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
