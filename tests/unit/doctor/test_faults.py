@@ -232,6 +232,24 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
     ),
 }
 
+ONLY_WARNINGS = {
+    "no npu-smi",
+    "a chip that is not well",
+    "memory that a process out of sight holds",
+    "a driver that is too old",
+    "a torch under torch",
+    "few open files",
+    "little locked memory",
+    "few cores by a quota",
+    "too many threads",
+    "nothing to bind processes with",
+    "a host that has no address",
+    "a port of HCCL that is taken",
+    "a mode that locks two groups",
+    "a variable that the plugin no longer reads",
+}
+"""A server starts in spite of these, so the status is 0."""
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> FakeMachine:
@@ -253,7 +271,7 @@ def test_the_fault_is_named_with_its_repair(machine: FakeMachine, fault: str) ->
     assert do in named[0]["do"]
     # Each chip that is not well has a line of its own.
     assert {x["what"].rstrip("01") for x in bad} == {what.rstrip("01")}
-    assert status == int(any(x["state"] == "bad" for x in bad))
+    assert status == (fault not in ONLY_WARNINGS)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="must become another user")

@@ -16,6 +16,8 @@ import pytest
 from doctor_roots import FakeMachine
 from vllm_balance.doctor.peer import MOST_BYTES, compare
 
+SAID = "said"
+"""The file in which the listening doctor's lines are."""
 PLAN = {"policy": "adaptive", "ttft": None, "ranks": 4, "npus_per_rank": 4}
 CARD = {"host": "head", "same": {"torch": "2.10.0"}, "plan": PLAN, "time": 1000.0}
 
@@ -28,14 +30,18 @@ def machine(tmp_path: Path) -> FakeMachine:
 @pytest.fixture
 def address(machine: FakeMachine) -> Iterator[str]:
     """Where a doctor listens."""
-    with subprocess.Popen(
-        machine.command("--listen", "127.0.0.1:0"),
-        env=machine.environ,
-        cwd=machine.folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = machine.command("--listen", "127.0.0.1:0")
+    with (
+        (machine.folder / SAID).open("w") as said,
+        subprocess.Popen(
+            command,
+            env=machine.environ,
+            cwd=machine.folder,
+            stdout=said,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
         assert process.stderr
         found = re.search(r"listening on (\S+);", process.stderr.readline())
         assert found
@@ -87,13 +93,19 @@ def test_a_stranger_does_not_end_it(
     assert machine.doctor("--peer", address)[0] == 0
 
 
-def test_what_a_stranger_sends_without_end_is_not_kept(address: str) -> None:
+def test_what_a_stranger_sends_without_end_is_not_kept(
+    machine: FakeMachine, address: str
+) -> None:
     host, port = address.split(":")
     with (
         socket.create_connection((host, int(port))) as stranger,
         pytest.raises(ConnectionError),
     ):
         stranger.sendall(b"x" * (1000 * MOST_BYTES))
+    machine.doctor("--peer", address)  # its turn comes after the stranger's line
+    found = re.search(r"(\d+) bytes came", (machine.folder / SAID).read_text())
+    assert found
+    assert int(found[1]) <= 2 * MOST_BYTES
 
 
 def test_an_address_without_a_port_is_an_error(machine: FakeMachine) -> None:
