@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Line, State
+from vllm_balance.doctor.lines import Line, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import Fact, order
 
@@ -37,13 +37,10 @@ def driver(machine: Machine) -> Iterator[Line]:
         found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
         yield Line("driver", "bad", found, "a driver", do)
         return
-    if not fact.version:
-        yield Line("driver", "unknown", version, f"not known: {fact.says}")
-    elif order(version) < order(fact.version):
-        do = "install the driver and firmware that CANN's release notes name"
-        yield Line("driver", "warn", version, f"{fact.version} or newer", do)
-    else:
-        yield Line("driver", "ok", version)
+    do = "install the driver and firmware that CANN's release notes name"
+    expected = f"{fact.version} or newer" if fact.version else fact.says
+    old = order(version) < order(fact.version)
+    yield judged("driver", version, expected, do, warn=old, unknown=not fact.version)
     firmware = machine.fields(f"{ASCEND}/firmware/version.info").get("version")
     firmware = firmware or board.get("firmware version", "")
     given = fields.get("compatible_version_fw", "")
@@ -54,12 +51,10 @@ def driver(machine: Machine) -> Iterator[Line]:
     if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
         do = f"cat {ASCEND}/firmware/version.info on the host"
         yield Line("firmware", "unknown", firmware or "no version here", do=do)
-    elif ranges and not takes:
-        yield Line("firmware", "bad", firmware, f"{given}, says the driver", do)
-    elif says not in ("OK", "NA"):
-        yield Line("firmware", "bad", f"{firmware}: {says}", "compatibility OK", do)
     else:
-        yield Line("firmware", "ok", firmware)
+        expected = f"{given or 'compatibility OK'}, says the driver"
+        bad = bool(ranges and not takes) or says not in ("OK", "NA")
+        yield judged("firmware", firmware, expected, do, bad=bad)
 
 
 def _is_within(version: str, low: str, high: str) -> bool:
@@ -110,11 +105,10 @@ def _toolkit(
     if version is None or not wanted:
         found = version or f"no version in {home}"
         return Line(name, "unknown", found, wanted or fact.says)
-    if order(version)[:3] != order(wanted)[:3]:
-        state: State = "bad" if order(version) < order(wanted) else "warn"
-        do = f"install {name} {wanted}, then {set_env} in a new shell"
-        return Line(name, state, version, wanted, do)
-    return Line(name, "ok", f"{version} in {home}")
+    do = f"install {name} {wanted}, then {set_env} in a new shell"
+    is_, should = order(version)[:3], order(wanted)[:3]
+    found = f"{version} in {home}"
+    return judged(name, found, wanted, do, bad=is_ < should, warn=is_ > should)
 
 
 def libraries(machine: Machine) -> Iterator[Line]:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.lines import Line, judged
 from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
@@ -43,13 +43,9 @@ def shared_memory(machine: Machine) -> Iterator[Line]:
         return
     do = "docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory"
     needed = QUEUE_MB * machine.local_ranks
-    if megabytes < needed:
-        expected = f"{max(needed, SHARED_MB)} MB"
-        yield Line("/dev/shm", "bad", f"{megabytes} MB", expected, do)
-    elif megabytes < SHARED_MB:
-        yield Line("/dev/shm", "warn", f"{megabytes} MB", f"{SHARED_MB} MB", do)
-    else:
-        yield Line("/dev/shm", "ok", f"{megabytes} MB")
+    expected, few = f"{max(needed, SHARED_MB)} MB", megabytes < SHARED_MB
+    found = f"{megabytes} MB"
+    yield judged("/dev/shm", found, expected, do, bad=megabytes < needed, warn=few)
 
 
 def limits(machine: Machine) -> Iterator[Line]:
@@ -62,10 +58,8 @@ def limits(machine: Machine) -> Iterator[Line]:
         if name == "locked memory" and not machine.is_for_npus:
             continue
         least, unit, do = LIMITS[name]
-        if hard == "unlimited" or int(hard) >= least:
-            yield Line(name, "ok", f"at most {hard}")
-        else:
-            yield Line(name, "warn", f"at most {hard} {unit}", f"{least} or more", do)
+        few = hard != "unlimited" and int(hard) < least
+        yield judged(name, f"at most {hard} {unit}", f"{least} or more", do, warn=few)
 
 
 def cores(machine: Machine) -> Iterator[Line]:
@@ -83,14 +77,12 @@ def cores(machine: Machine) -> Iterator[Line]:
     threads = machine.environ.get("OMP_NUM_THREADS", "1")
     per_rank = int(threads) if threads.isdigit() else 1
     do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
-    if count < processes * each:
-        expected = f"{processes * each}: {each} for each of {processes}"
-        yield Line("cores", "warn", found, expected, do)
-    elif per_rank > 1 and count < processes * per_rank:
+    expected = f"{processes * each}: {each} for each of {processes}"
+    if per_rank > each:
         expected = f"{processes * per_rank}: OMP_NUM_THREADS={threads} of {processes}"
-        yield Line("cores", "warn", found, expected, "export OMP_NUM_THREADS=1")
-    else:
-        yield Line("cores", "ok", found)
+        do = "export OMP_NUM_THREADS=1"
+    few = count < processes * max(each, per_rank)
+    yield judged("cores", found, expected, do, warn=few)
 
 
 def _allowed(machine: Machine) -> int | None:

@@ -33,6 +33,12 @@ class Line:
         return f"{self.state:<7}  {self.what}: {said}"
 
 
+def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Line:
+    """A line of the worst state that holds; ok, and no more to say, if none does."""
+    state: State = next((s for s in STATES[::-1] if states.get(s)), "ok")
+    return Line(what, state, found, *((expected, do) if state != "ok" else ()))
+
+
 def worst(lines: Iterable[Line]) -> State:
     """The worst state; `ok` without any line."""
     found = [line.state for line in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from vllm_balance.doctor.lines import Line, State
+from vllm_balance.doctor.lines import Line, State, judged
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -53,14 +53,11 @@ def chips(machine: Machine) -> Iterator[Line]:
         return
     found = f"{len(smi.npus)} of {smi.soc or smi.npus[0].name}"
     wanted = (info.device or "").strip("_") if info else ""
-    if smi.device is None:
-        do = "npu-smi info -t board -i 0 -c 0 names the chip"
-        yield Line("chip", "unknown", found, f"one for {wanted}", do)
-    elif wanted and smi.device != wanted:
-        do = f"install a wheel for {smi.device} (`make wheel SOC={smi.soc}`)"
-        yield Line("chip", "bad", f"{found} ({smi.device})", f"{wanted}: wheel", do)
-    else:
-        yield Line("chip", "ok", f"{found} ({smi.device})")
+    do = f"install a wheel for {smi.device} (`make wheel SOC={smi.soc}`)"
+    bad = smi.device not in (None, wanted)
+    unknown = smi.device is None
+    found = f"{found} ({smi.device or 'not known: npu-smi info -t board -i 0 -c 0'})"
+    yield judged("chip", found, f"{wanted}, as the wheel", do, bad=bad, unknown=unknown)
     for npu in smi.npus:
         if npu.health.upper() != "OK":
             do = f"npu-smi info -t health -i {npu.card}"
