@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if a line is as bad as this (default: %(default)s)",
     )
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--pid", type=int, help="who is waiting for whom in a server")
+    text = "who is waiting for whom in the server with this process, or in the only one"
+    asked.add_argument("--pid", type=int, nargs="?", const=0, help=text)
     text = f"answer other hosts (default port {peer.PORT})"
     asked.add_argument("--listen", metavar="HOST:PORT", nargs="?", const="", help=text)
     asked.add_argument("--peer", metavar="HOST:PORT", help="compare with a host")
