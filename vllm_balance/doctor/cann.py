@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 from vllm_balance.doctor.lines import Line, judged
 from vllm_balance.doctor.machine import Machine
@@ -113,6 +114,9 @@ def _toolkit(
 
 def libraries(machine: Machine) -> Iterator[Line]:
     """What the loader finds, and whether all symbols do; nothing is run or loaded."""
+    if which("ldd", path=machine.environ.get("PATH", "")) is None:
+        yield Line("libraries", "unknown", "no ldd on PATH", do="install libc-bin")
+        return
     names = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
     for conf in machine.glob("/etc/ld.so.conf.d/*.conf"):  # the driver has one
         names += [line for line in machine.lines(conf) if line.startswith("/")]
@@ -141,8 +145,8 @@ def _problem(
     machine: Machine, path: Path, folders: Sequence[Path], *options: str
 ) -> str:
     """What the loader would say; empty when nothing. `-r` looks for symbols, too."""
-    search = ":".join(map(str, folders))
-    text, status = machine.run("ldd", *options, str(path), LD_LIBRARY_PATH=search)
+    given = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LC_ALL": "C"}
+    text, status = machine.run("ldd", *options, str(path), seconds=60, **given)
     found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
     symbols = re.findall(r"undefined symbol: (\w+)", text)
     # Those of Python are in the program that imports it.
