@@ -1,4 +1,4 @@
-"""The command `vllm-balance`: what is installed, and is it intact."""
+"""The command `vllm-balance`: what is installed, is it intact, is the machine right."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo, load_build_info
+from vllm_balance.doctor import command
 from vllm_balance.installed import find_installed
 from vllm_balance.verify import NAMES, verify_installation
 
@@ -30,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info_parser.add_argument("--json", action="store_true", help="the whole record")
     text = "compare every installed file with what was built"
     commands.add_parser("verify", help=text)
+    text = "is this machine right for the wheel; changes nothing"
+    command.add_arguments(commands.add_parser("doctor", help=text))
     chosen = parser.parse_args(arguments)
+    if chosen.command == "doctor":
+        return command.run(chosen)
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)

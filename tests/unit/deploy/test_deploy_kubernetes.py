@@ -185,6 +185,18 @@ def test_the_server_waits_as_long_as_the_probe(variant: str) -> None:
     assert int(given["VLLM_ENGINE_READY_TIMEOUT_S"]) == allowed
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_doctor_sees_what_the_server_will_have(variant: str) -> None:
+    """A device plugin gives the server the NPUs that the init container had."""
+    for pod in pods(workload(variant)):
+        server, _ = container(pod)
+        (doctor,) = pod["spec"]["initContainers"]
+        assert doctor["args"] == ["vllm-balance", "doctor"]
+        for name in ("image", "env", "resources", "securityContext"):
+            assert doctor[name] == server[name]
+        assert server["volumeMounts"] == doctor["volumeMounts"]
+
+
 def test_clients_reach_the_api_only_with_the_label() -> None:
     policy = DOCUMENTS["common: NetworkPolicy vllm"]["spec"]
     for rule in policy["ingress"]:

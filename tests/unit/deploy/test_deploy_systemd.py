@@ -77,3 +77,12 @@ def test_a_stop_has_the_time_that_it_needs(name: str) -> None:
     (drain,) = re.findall(r"--shutdown-timeout (\d+)", options)
     (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", (SYSTEMD / name).read_text(), re.M)
     assert int(limit) >= int(drain) + 10  # docs/operations.md
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_doctor_looks_with_the_environment_of_the_server(name: str) -> None:
+    unit = (SYSTEMD / name).read_text()
+    wrapper, program = "/usr/local/lib/vllm/with-cann", "/opt/vllm/bin"
+    assert f"\nExecStartPre={wrapper} {program}/vllm-balance doctor\n" in unit
+    assert f"\nExecStart={wrapper} {program}/vllm serve" in unit
+    assert unit.index("ExecStartPre=") < unit.index("ExecStart=")

@@ -16,7 +16,13 @@ from messages import GAP, Template, read_templates, uncovered
 
 PATHS = Paths.find()
 PAGE = (PATHS.root / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-MESSAGES = re.findall(r"^```text\n(.+)\n```$", PAGE, re.MULTILINE)
+PARTS = [
+    part
+    for cell in re.findall(r"^\| (.+?) \| ", PAGE, re.MULTILINE)
+    for part in cell.split("<br>")
+]
+MESSAGES = [m[2].strip() for p in PARTS if (m := re.fullmatch(r"(``?)(.+)\1", p))]
+"""What is all of a cell, or of a line of one, and code."""
 OF_UPSTREAM = (
     "vllm/distributed/device_communicators/shm_broadcast.py",
     "vllm/envs.py",
@@ -47,8 +53,16 @@ def templates() -> list[Template]:
     return [*read_templates(files), *(Template((text,)) for text in others)]
 
 
-def test_every_block_is_one_message() -> None:
-    assert len(MESSAGES) == PAGE.count("```text\n") > 30
+def test_messages_were_found() -> None:
+    assert len(MESSAGES) > 35
+
+
+def test_symptoms_have_ten_rows_with_a_command_and_a_repair() -> None:
+    for symptom in ("does not start", "hangs", "is slow"):
+        section = PAGE.split(f"## When it {symptom}")[1].split("\n## ")[0]
+        rows = [row.split(" | ") for row in section.splitlines() if row[:2] == "| "][1:]
+        assert len(rows) >= 10
+        assert all(tells.strip() and repair.strip() for _, tells, repair, *_ in rows)
 
 
 @pytest.mark.parametrize("message", MESSAGES)

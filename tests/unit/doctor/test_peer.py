@@ -1,0 +1,147 @@
+"""Two doctors on one machine, over loopback: what they compare, who else calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from doctor_roots import FakeMachine
+from vllm_balance.doctor.peer import MOST_BYTES, compare
+
+SAID = "said"
+"""The file in which the listening doctor's lines are."""
+PLAN = {"policy": "adaptive", "ttft": None, "ranks": 4, "npus_per_rank": 4}
+CARD = {"host": "head", "same": {"torch": "2.10.0"}, "plan": PLAN, "time": 1000.0}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
+
+
+@pytest.fixture
+def address(machine: FakeMachine) -> Iterator[str]:
+    """Where a doctor listens."""
+    command = machine.command("--listen", "127.0.0.1:0")
+    with (
+        (machine.folder / SAID).open("w") as said,
+        subprocess.Popen(
+            command,
+            env=machine.environ,
+            cwd=machine.folder,
+            stdout=said,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stderr
+        found = re.search(r"listening on (\S+);", process.stderr.readline())
+        assert found
+        yield found[1]
+        process.kill()
+
+
+def test_the_same_host_differs_in_nothing(machine: FakeMachine, address: str) -> None:
+    lines = machine.doctor("--peer", address)[1]
+    assert [x["state"] for x in lines] == ["ok", "ok", "ok", "unknown"]
+    assert lines[1]["found"] == "the same 11"
+
+
+def test_another_torch_and_another_wheel_are_named(
+    machine: FakeMachine, address: str
+) -> None:
+    machine.remove("torch")
+    machine.install("torch", "2.9.0")
+    record = machine.packages / "vllm_balance/build.json"
+    record.write_text(record.read_text() + "\n")
+    status, lines = machine.doctor("--peer", address)
+    bad = {x["what"].partition(" on ")[0]: x for x in lines if x["state"] == "bad"}
+    assert bad.keys() == {"torch", "wheel's record"}
+    assert (bad["torch"]["found"], bad["torch"]["expected"]) == (
+        "2.10.0+cpu",
+        "2.9.0, as here",
+    )
+    assert status == 1
+
+
+def test_nobody_there(machine: FakeMachine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    status, (line,) = machine.doctor("--peer", address)
+    assert (status, "refused" in line["found"]) == (1, True)
+    assert "vllm-balance doctor --listen" in line["do"]
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n"])
+def test_a_stranger_does_not_end_it(
+    machine: FakeMachine, address: str, said: bytes
+) -> None:
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert machine.doctor("--peer", address)[0] == 0
+
+
+def test_what_a_stranger_sends_without_end_is_not_kept(
+    machine: FakeMachine, address: str
+) -> None:
+    host, port = address.split(":")
+    with (
+        socket.create_connection((host, int(port))) as stranger,
+        pytest.raises(ConnectionError),
+    ):
+        stranger.sendall(b"x" * (1000 * MOST_BYTES))
+    machine.doctor("--peer", address)  # its turn comes after the stranger's line
+    found = re.search(r"(\d+) bytes came", (machine.folder / SAID).read_text())
+    assert found
+    assert int(found[1]) <= 2 * MOST_BYTES
+
+
+def test_an_address_without_a_port_is_an_error(machine: FakeMachine) -> None:
+    done = subprocess.run(
+        machine.command("--peer", "head:ssh"),
+        env=machine.environ,
+        cwd=machine.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: head:ssh: expected HOST:PORT, found no port in it\n"
+
+
+@pytest.mark.parametrize("seconds", [-30.0, 30.0])
+def test_a_clock_that_is_wrong_is_named(seconds: float) -> None:
+    other = {**CARD, "time": 1000.0 + seconds}
+    lines = list(compare(CARD, other, 0.5, 1000.0))
+    (line,) = [x for x in lines if x.state != "ok"]
+    assert (line.what, line.found) == ("clock on head", f"{seconds:+.1f} s")
+    assert all(x.state == "ok" for x in compare(CARD, other, 30.0, 1000.0))
+
+
+def test_another_policy_is_named() -> None:
+    other = json.loads(json.dumps(CARD))
+    other["plan"]["policy"] = "cap"
+    (line,) = [x for x in compare(CARD, other, 0.0, 1000.0) if x.state != "ok"]
+    assert (line.what, line.found) == ("policy on head", "cap")
+    assert line.expected == "adaptive, as here"
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    """Also where torch or vllm cannot be imported."""
+    program = (
+        "import sys; from vllm_balance.doctor import command;"
+        "print({'torch', 'vllm', 'numpy', 'packaging'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.stdout == b"set()\n", done.stderr

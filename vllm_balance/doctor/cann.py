@@ -1,0 +1,157 @@
+"""Driver, firmware, CANN and NNAL: versions, environment, libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+
+from vllm_balance.doctor.lines import Line, judged
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.versions import Fact, order
+
+ASCEND = "/usr/local/Ascend"
+SET_ENV = f"source {ASCEND}/ascend-toolkit/set_env.sh"
+SET_ENV_OF_NNAL = f"source {ASCEND}/nnal/atb/set_env.sh"
+LIBRARIES = {
+    "libascend_hal.so": f"mount {ASCEND}/driver/lib64, and name its folders common "
+    "and driver in LD_LIBRARY_PATH",
+    "libascendcl.so": SET_ENV,
+    "libhccl.so": SET_ENV,
+    "libatb.so": SET_ENV_OF_NNAL,
+}
+"""What is opened at start, to what makes the loader find it."""
+BOUND_AT_START = ("torch_npu/lib/libop_plugin_atb.so", "vllm_ascend/*.so")
+"""Python resolves all symbols of what it imports, so one that is missing ends it."""
+WITH_THEM = ("torch/lib", "torch_npu/lib", "vllm_ascend", "vllm_ascend/lib")
+
+
+def driver(machine: Machine) -> Iterator[Line]:
+    """The driver against the table, and the firmware against the driver."""
+    fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
+    version = fields.get("version") or machine.smi.version
+    fact = _fact(machine, "Ascend HDK")
+    if not version:
+        do = f"mount {ASCEND}/driver of the host, or install the driver"
+        found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
+        yield Line("driver", "bad", found, "a driver", do)
+        return
+    do = "install the driver and firmware that CANN's release notes name"
+    expected = f"{fact.version} or newer" if fact.version else fact.says
+    old = order(version) < order(fact.version)
+    yield judged("driver", version, expected, do, warn=old, unknown=not fact.version)
+    firmware = machine.fields(f"{ASCEND}/firmware/version.info").get("version")
+    firmware = firmware or board.get("firmware version", "")
+    given = fields.get("compatible_version_fw", "")
+    ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", given)
+    takes = [low for low, high in ranges if _is_within(firmware, low, high)]
+    says = board.get("compatibility", "NA")
+    do = "install driver and firmware of one release, then reboot"
+    if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
+        do = f"cat {ASCEND}/firmware/version.info on the host"
+        yield Line("firmware", "unknown", firmware or "no version here", do=do)
+    else:
+        expected = f"{given or 'compatibility OK'}, says the driver"
+        bad = bool(ranges and not takes) or says not in ("OK", "NA")
+        yield judged("firmware", firmware, expected, do, bad=bad)
+
+
+def _is_within(version: str, low: str, high: str) -> bool:
+    return order(low)[:3] <= order(version)[:3] <= order(high)[:3]
+
+
+def _fact(machine: Machine, name: str) -> Fact:
+    return (machine.stack or {}).get(name, Fact("", "no table for this line"))
+
+
+def toolkits(machine: Machine) -> Iterator[Line]:
+    """CANN and NNAL: what the environment points to."""
+    home = machine.environ.get("ASCEND_HOME_PATH")
+    files = machine.glob(f"{home or '-'}/*-linux/ascend_toolkit_install.info")
+    version = machine.fields(files[0]).get("version") if files else None
+    fact = _fact(machine, "CANN")
+    yield _toolkit(machine, "CANN", "ASCEND_HOME_PATH", fact, version, SET_ENV)
+    # It ends with atb/cxx_abi_1, and the file lies above that.
+    atb = Path(machine.environ.get("ATB_HOME_PATH", "/-/-"))
+    infos = [machine.fields(f"{f}/version.info") for f in (atb, *atb.parents[:2])]
+    version = next((v for info in infos if (v := info.get("ascend-cann-atb"))), None)
+    # They are released together, so where the line has no NNAL, CANN's counts.
+    own = _fact(machine, "NNAL")
+    fact = own if own.version else fact
+    yield _toolkit(machine, "NNAL", "ATB_HOME_PATH", fact, version, SET_ENV_OF_NNAL)
+    search = machine.environ.get("LD_LIBRARY_PATH", "")
+    found = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
+    if len({order(name)[:3] for name in found}) > 1:
+        do = f"start a new shell, and {SET_ENV} once"
+        versions = " and ".join(sorted(found))
+        yield Line("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
+
+
+def _toolkit(
+    machine: Machine,
+    name: str,
+    variable: str,
+    fact: Fact,
+    version: str | None,
+    set_env: str,
+) -> Line:
+    home, wanted = machine.environ.get(variable), fact.version
+    if home is None:
+        return Line(name, "bad", f"{variable} is not set", "its environment", set_env)
+    if not machine.path(home).is_dir():
+        do = f"install {name} {wanted}, or correct {variable}; then {set_env}"
+        return Line(name, "bad", f"no {home}", f"the folder of {variable}", do)
+    if version is None or not wanted:
+        found = version or f"no version in {home}"
+        return Line(name, "unknown", found, wanted or fact.says)
+    do = f"install {name} {wanted}, then {set_env} in a new shell"
+    is_, should = order(version)[:3], order(wanted)[:3]
+    found = f"{version} in {home}"
+    return judged(name, found, wanted, do, bad=is_ < should, warn=is_ > should)
+
+
+def libraries(machine: Machine) -> Iterator[Line]:
+    """What the loader finds, and whether all symbols do; nothing is run or loaded."""
+    if which("ldd", path=machine.environ.get("PATH", "")) is None:
+        yield Line("libraries", "unknown", "no ldd on PATH", do="install libc-bin")
+        return
+    names = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for conf in machine.glob("/etc/ld.so.conf.d/*.conf"):  # the driver has one
+        names += [line for line in machine.lines(conf) if line.startswith("/")]
+    folders = [machine.path(name) for name in names if name]
+    wrong = False
+    for name, do in LIBRARIES.items():
+        path = next((f / name for f in folders if (f / name).exists()), None)
+        found = "in no folder that the loader searches"
+        if path is None or (found := _problem(machine, path, folders)):
+            yield Line(name, "bad", found, "a library that loads", do)
+            wrong = True
+    specs = [find_spec(name) for name in ("torch_npu", "vllm_ascend")]
+    roots = [Path(s.origin).parents[1] for s in specs if s and s.origin]
+    folders += [root / name for root in roots for name in WITH_THEM]
+    bound = {p for root in roots for name in BOUND_AT_START for p in root.glob(name)}
+    for path in sorted(bound):
+        if found := _problem(machine, path, folders, "-r"):
+            do = "install CANN, NNAL and torch-npu of one line; see their lines here"
+            yield Line(path.name, "bad", found, "all that it is linked to", do)
+            wrong = True
+    if not wrong:
+        yield Line("libraries", "ok", f"{len(LIBRARIES) + len(bound)} load")
+
+
+def _problem(
+    machine: Machine, path: Path, folders: Sequence[Path], *options: str
+) -> str:
+    """What the loader would say; empty when nothing. `-r` looks for symbols, too."""
+    given = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LC_ALL": "C"}
+    text, status = machine.run("ldd", *options, str(path), seconds=60, **given)
+    found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
+    symbols = re.findall(r"undefined symbol: (\w+)", text)
+    # Those of Python are in the program that imports it.
+    found += [f"undefined {name}" for name in symbols if not re.match("_?Py", name)]
+    if status and not found:
+        found = [text.strip() or status]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{path}: {found[0]}{more}" if found else ""

@@ -1,0 +1,111 @@
+"""The machine that is looked at: files below a root, variables, programs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from vllm_balance.build_info import BuildInfo
+from vllm_balance.doctor.npu_smi import Smi, ask, fields
+from vllm_balance.doctor.serve import Plan
+from vllm_balance.doctor.versions import LINES, Stack
+
+SECONDS = 10.0
+"""A healthy program of the vendor answers in one or two."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nothing of it is ever changed."""
+
+    root: Path
+    """`/`, or where the files of another machine lie."""
+    environ: Mapping[str, str]
+    info: BuildInfo | None
+    """The wheel that is installed; None for a checkout."""
+    plan: Plan | None = None
+    """What the engine would be configured as, where a command line was given."""
+
+    def path(self, name: str) -> Path:
+        """Where the file of an absolute name lies."""
+        return self.root / name.lstrip("/")
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if it cannot be read."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file; none if it cannot be read."""
+        return (self.read(name) or "").splitlines()
+
+    def glob(self, pattern: str) -> list[str]:
+        """The absolute names that match, sorted."""
+        found = self.root.glob(pattern.lstrip("/"))
+        return sorted(f"/{path.relative_to(self.root)}" for path in found)
+
+    def fields(self, name: str) -> dict[str, str]:
+        """The lines `KEY=VALUE` or `KEY : VALUE` of a file."""
+        return fields(self.read(name) or "")
+
+    def run(
+        self, *command: str, seconds: float = SECONDS, **variables: str
+    ) -> tuple[str, str]:
+        """What a program that only looks says, and why it does not (else empty)."""
+        try:
+            done = subprocess.run(
+                command,
+                env={**self.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+            )
+        except FileNotFoundError:
+            return "", f"no {command[0]} on PATH"
+        except (subprocess.TimeoutExpired, OSError) as error:
+            return "", str(error)
+        status = f"status {done.returncode}" if done.returncode else ""
+        return done.stdout + done.stderr, status
+
+    @property
+    def is_for_npus(self) -> bool:
+        """Whether the wheel needs NPUs; a checkout is taken for one that does not."""
+        return self.info is not None and self.info.target == "ascend"
+
+    @property
+    def stack(self) -> Stack | None:
+        """The versions that belong to the wheel; None for a line that has no table."""
+        version = self.info.upstreams.get("vllm", "") if self.info else ""
+        return LINES.get(".".join(version.split(".")[:2]))
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on this host; one where nothing says how many."""
+        return self.plan.local_ranks if self.plan else 1
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether some ranks are known to run elsewhere."""
+        return self.plan is not None and self.plan.local_ranks < self.plan.ranks
+
+    @cached_property
+    def smi(self) -> Smi:
+        """What `npu-smi` says; asked once."""
+        return ask(partial(self.run, "npu-smi"))
+
+    @property
+    def visible(self) -> list[int]:
+        """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves."""
+        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+        count = len(self.smi.npus)
+        if chosen is None:
+            return list(range(count))
+        numbers = [int(part) for part in chosen.split(",") if part.strip().isdigit()]
+        return [number for number in numbers if number < count]

@@ -1,0 +1,179 @@
+"""Between hosts, before a start: do they reach each other, and are they the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from vllm_balance.build_info import BUILD_RECORD
+from vllm_balance.doctor.cann import driver, toolkits
+from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.installed import find_installed
+
+PORT = 13399
+SECONDS = 5.0
+MOST_BYTES = 1 << 16
+APART_S = 1.0
+"""Clocks that differ by more make logs of several hosts hard to read."""
+PACKAGES = ("vllm", "torch", "torch-npu", "triton-ascend", "transformers")
+OF_THE_PLAN = ("policy", "ttft", "ranks", "npus_per_rank", "rpc_port", "options")
+
+Card = Mapping[str, Any]
+"""What a host says of itself: its name, what must be the same, its plan and time."""
+
+
+class PeerError(Exception):
+    """The other host did not answer, or not as a doctor does."""
+
+
+def card(machine: Machine) -> Card:
+    """What this host tells the other."""
+    found = {name: find_installed(name) for name in PACKAGES}
+    same = {name: d[0].version if d else "none" for name, d in found.items()}
+    same["Python"] = platform.python_version()
+    record = BUILD_RECORD.read_bytes() if BUILD_RECORD.is_file() else b""
+    # It names every file of ours, the lock and the patches, by hash.
+    same["wheel's record"] = hashlib.sha256(record).hexdigest()[:16]
+    if machine.is_for_npus:
+        for line in (*driver(machine), *toolkits(machine)):
+            same[line.what] = line.found.partition(" in ")[0]
+    plan = asdict(machine.plan) if machine.plan else None
+    return {"host": socket.gethostname(), "same": same, "plan": plan}
+
+
+def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) -> None:
+    """Answer every peer that comes, until interrupted.
+
+    Args:
+        address: `HOST:PORT`, `HOST` or empty for all addresses.
+        ours: what this host says of itself.
+        say: gets the lines on each peer.
+
+    Raises:
+        PeerError: the address cannot be listened on.
+    """
+    try:
+        server = socket.create_server(_split(address or "0.0.0.0"))
+    except OSError as error:
+        raise PeerError(f"{address}: expected to listen here: {error}") from None
+    with server:
+        where = ":".join(map(str, server.getsockname()[:2]))
+        print(f"listening on {where}; end with Ctrl-C", file=sys.stderr, flush=True)
+        while True:
+            connection, (peer, *_) = server.accept()
+            try:
+                with connection:
+                    theirs = _receive(connection)
+                    _send(connection, ours)
+                say(compare(ours, theirs, 0.0, time.time()))
+            except (PeerError, OSError) as error:
+                say([Line(peer, "bad", str(error), "a doctor of this wheel")])
+
+
+def visit(address: str, ours: Card) -> Iterator[Line]:
+    """Ask a listening doctor, and compare.
+
+    Args:
+        address: `HOST:PORT` or `HOST`.
+        ours: what this host says of itself.
+
+    Yields:
+        How it was reached, and whatever differs.
+
+    Raises:
+        PeerError: that is no address.
+    """
+    where = _split(address)
+    try:
+        start = time.monotonic()
+        with socket.create_connection(where, timeout=SECONDS) as connection:
+            reached = time.monotonic()
+            _send(connection, ours)
+            theirs = _receive(connection)
+    except (PeerError, OSError) as error:
+        do = "run `vllm-balance doctor --listen` there; look at firewalls and `ip r`"
+        yield Line(f"peer {address}", "bad", str(error), "a doctor that answers", do)
+        return
+    yield Line(f"peer {address}", "ok", f"reached in {(reached - start) * 1e3:.1f} ms")
+    yield from compare(ours, theirs, time.monotonic() - reached, time.time())
+
+
+def compare(ours: Card, theirs: Card, waited: float, now: float) -> Iterator[Line]:
+    """What differs between two hosts.
+
+    Args:
+        ours: of this host.
+        theirs: of the other.
+        waited: seconds between question and answer: the clock is known no better.
+        now: this host's time when the answer came.
+
+    Yields:
+        A line on each thing that differs, or one that all is the same.
+    """
+    other, apart = f" on {theirs['host']}", theirs["time"] - now
+    do = "install the same wheel, packages and CANN on all hosts"
+    yield from _differences("versions", other, ours["same"], theirs["same"], do)
+    clock = Line(f"clock{other}", "ok", f"{apart:+.1f} s, to {APART_S + waited:.1f} s")
+    if abs(apart) > APART_S + waited:
+        do = "chronyc tracking, or timedatectl, on both"
+        clock = Line(f"clock{other}", "warn", f"{apart:+.1f} s", "this host's time", do)
+    yield clock
+    plans = [card["plan"] for card in (ours, theirs)]
+    if None not in plans:
+        here, there = ({k: plan.get(k) for k in OF_THE_PLAN} for plan in plans)
+        do = "start all hosts with the same arguments"
+        yield from _differences("arguments", other, here, there, do)
+    else:
+        do = "give both their command line: … -- vllm serve …"
+        yield Line(f"arguments{other}", "unknown", "not both were told", do=do)
+
+
+def _differences(
+    what: str, other: str, here: Card, there: Card, do: str
+) -> Iterator[Line]:
+    names = dict.fromkeys([*here, *there])
+    found = [name for name in names if here.get(name) != there.get(name)]
+    for name in found:
+        theirs, ours = str(there.get(name)), str(here.get(name))
+        yield Line(f"{name}{other}", "bad", theirs, f"{ours}, as here", do)
+    if not found:
+        yield Line(f"{what}{other}", "ok", f"the same {len(names)}")
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", PORT)
+    if not str(port).isdigit() or int(port) > 65535:
+        raise PeerError(f"{address}: expected HOST:PORT, found no port in it")
+    return host.strip("[]"), int(port)
+
+
+def _send(connection: socket.socket, message: Card) -> None:
+    connection.settimeout(SECONDS)
+    data = json.dumps({**message, "time": time.time()})
+    connection.sendall(data.encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> Card:
+    connection.settimeout(SECONDS)
+    data, end = b"", time.monotonic() + SECONDS
+    while not data.endswith(b"\n"):
+        chunk = connection.recv(4096)
+        data += chunk
+        if not chunk or len(data) > MOST_BYTES or time.monotonic() > end:
+            raise PeerError(f"{len(data)} bytes came, and no whole answer")
+    try:
+        message = json.loads(data)
+        message["time"] = float(message["time"])
+        if {type(message["same"]), type(message["plan"] or {})} == {dict}:
+            return {**message, "host": str(message["host"])}
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise PeerError(f"not what a doctor says: {data[:60]!r}")
