@@ -1,0 +1,1 @@
+"""Is this machine right for the wheel: the command `vllm-balance doctor`."""

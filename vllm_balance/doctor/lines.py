@@ -1,0 +1,47 @@
+"""What the doctor says: one line for each thing that it looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+State = Literal["ok", "unknown", "warn", "bad"]
+STATES: tuple[State, ...] = ("ok", "unknown", "warn", "bad")
+"""From the best to the worst. `unknown` is what could not be looked at."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing, as it is and as it should be."""
+
+    what: str
+    """The thing: `CANN`, `NPU 3`, `rank 2`."""
+    state: State
+    found: str
+    """What is there, or, of what is unknown, why nobody could look."""
+    expected: str = ""
+    """What should be there; empty where `found` is all there is to say."""
+    do: str = ""
+    """The repair, a command where there is one; empty for what is ok."""
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        parts = {"found": self.found, "expected": self.expected, "do": self.do}
+        said = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
+        return f"{self.state:<7}  {self.what}: {said}"
+
+
+def worst(lines: Iterable[Line]) -> State:
+    """The worst state; `ok` without any line."""
+    found = [line.state for line in lines]
+    return max(found, key=STATES.index, default="ok")
+
+
+def show(lines: Sequence[Line], as_json: bool) -> str:
+    """All lines for a person, or as one JSON document."""
+    if as_json:
+        document = {"worst": worst(lines), "lines": [asdict(line) for line in lines]}
+        return json.dumps(document, indent=1, ensure_ascii=False)
+    return "\n".join(map(str, lines))
