@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group.liveness import RankWatch
+from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.group.wire import WIDTH, decode, encode
 from vllm.v1.core.sched.balance.identity import Identity, difference
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
@@ -39,9 +40,11 @@ class RowExchange:
         self._identity = identity
         self._group: dist.ProcessGroup | None = None
         self._watch: RankWatch | None = None
+        self._placard = Placard()
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""
+        self._placard.begin()
         if self._watch is not None and not self._watch.in_step:
             self._watch.begin_step()
 
@@ -64,6 +67,7 @@ class RowExchange:
             self._follow(group, tell_clients)
         assert self._watch is not None
         self._watch.end_step(row.wave, row.step)
+        self._placard.show("exchange", row.wave, row.step)
         self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
         try:
             # Every row goes straight to its reader, two hops for all of them (gloo
@@ -78,6 +82,7 @@ class RowExchange:
             ) from error
         snapshot = Snapshot.from_rows(decode(self._received.tolist()))
         self._watch.begin_step()
+        self._placard.show("model", row.wave, row.step)
         return snapshot
 
     def _follow(
@@ -86,7 +91,7 @@ class RowExchange:
         if self._watch is not None:
             self._watch.close()
         self._group = group
-        self._watch = RankWatch(group, self._timeout, tell_clients)
+        self._watch = RankWatch(group, self._timeout, tell_clients, self._placard)
         self._compare(group)
         self._received = torch.empty((group.size(), WIDTH), dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
@@ -116,6 +121,7 @@ class RowExchange:
 
     def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""
+        self._placard.show("idle", wave, step)
         if self._watch is not None:
             self._watch.end_step(wave, step)
 
