@@ -1,6 +1,6 @@
 """A look at a server in which nothing moves; it changes nothing, and asks nobody twice.
 
-Titles, states and files are read from `/proc`; only the front-end is asked.
+States and files are read from `/proc`; only the front-end is asked.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def report(pid: int | None) -> Iterator[Line]:
 def examine(top: int, processes: dict[int, Process]) -> Server:
     """Look twice, and ask the front-end in between."""
     began = time.monotonic()
-    before = list(family(top, processes))
+    log = log_of(top)[0]
+    before = list(family(top, processes, log))
     answer, waiting = ask(Server(before, began, {}))
     time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
     # One that has gone since then has ended, too; its title goes first.
@@ -92,7 +93,7 @@ def examine(top: int, processes: dict[int, Process]) -> Server:
         moved=frozenset(each.pid for each, old in pairs if _moved(each, old)),
         answer=answer,
         waiting=waiting,
-        log=log_of(top)[0],
+        log=log_of(top)[0].splitlines(),
     )
 
 
@@ -131,10 +132,10 @@ def describe(server: Server, process: Process) -> Line:
         said[0] += f" in {process.waits_in}"
     if placard := process.placard:
         doing = {"model": "in the model", "exchange": "in the exchange"}
-        said.append(
-            f"wave {placard.wave}, step {placard.step}, "
-            f"{doing.get(placard.doing, 'idle')} for {server.now - placard.since:.1f} s"
-        )
+        wave, step = placard.position
+        does = doing.get(placard.doing, placard.doing)
+        lasts = server.now - placard.since
+        said.append(f"wave {wave}, step {step}, {does} for {lasts:.1f} s")
         if server.now - placard.seen > STALE_S:
             said.append(f"has not run for {server.now - placard.seen:.1f} s")
         if placard.stack:
@@ -148,9 +149,11 @@ def describe(server: Server, process: Process) -> Line:
 
 def last_words(process: Process) -> str:
     """The last line of the log that this process has written."""
-    lines, where = log_of(process.pid)
-    own = [line for line in lines if re.search(rf"\bpid={process.pid}\)", line)]
-    if not lines:
+    log, where = log_of(process.pid)
+    own = [
+        line for line in log.splitlines() if re.search(rf"\bpid={process.pid}\)", line)
+    ]
+    if not log:
         return f"not to be found: {where}"
     return f"`{own[-1].strip()[:200]}` in {where}" if own else f"none in {where}"
 

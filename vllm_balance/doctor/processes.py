@@ -6,43 +6,44 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 PROC = Path("/proc")
-TAIL_BYTES = 1 << 18
+LOG_BYTES = 1 << 22
 LOOK_S = 1.0
-"""How long the kernel may take: a title lies in the memory of its process."""
+"""How long the kernel may take, which waits for a process that is in a driver."""
 
 Answer = TypeVar("Answer")
 
-ROLES = {
-    r"::EngineCore_DP(\d+)": "rank",
-    r"::EngineCore": "rank",
-    r"::DPCoordinator": "coordinator",
-    r"::APIServer_(\d+)": "API server",
-    r"::Worker(\S*)": "worker",
-}
-SHORT = {"::EngineCor": "rank", "::DPCoordin": "coordinator", "::APIServer": "server"}
-"""What is left of the title of a process that has ended."""
-
 PLACARD = re.compile(
-    r" of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
+    r"rank (\d+) of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
     r"(?:; others ([^;]*))?(?:; at (.*))?"
 )
+PLACARD_FILE = "vllm-balance placard"
+OTHER = re.compile(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)")
+
+ROLES = {
+    r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
+    r"DPCoordin(?:ator)?()": "coordinator",
+    r"APIServer(?:_(\d+))?": "API server",
+    r"Worker(\S*)": "worker",
+}
+"""By the name in the title or in the log; the kernel cuts that of one that ended."""
 
 
 @dataclass(frozen=True)
 class Placard:
-    """What a rank says in the title of its process; times are of the monotonic clock.
+    """What a rank says that it does; times are of the monotonic clock.
 
     Written by `vllm.v1.core.sched.balance.group.placard`.
     """
 
+    rank: int
     size: int
-    wave: int
-    step: int
+    position: tuple[int, int]
+    """Wave and step; rises with each step."""
     doing: str
     """model, exchange or idle"""
     since: float
@@ -55,24 +56,18 @@ class Placard:
     stack: str = ""
 
     @classmethod
-    def read(cls, title: str) -> Placard | None:
-        """None if the title has none."""
-        if not (found := PLACARD.search(title)):
+    def read(cls, text: str) -> Placard | None:
+        """None if that is none."""
+        if not (found := PLACARD.match(text)):
             return None
-        size, wave, step, doing, since, seen, others, stack = found.groups()
+        rank, size, wave, step, doing, since, seen, others, stack = found.groups()
         late = {}
-        for word in (others or "").split():
-            if entry := re.fullmatch(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)", word):
-                name, at_wave, at_step, changed = entry.groups()
-                place = (int(at_wave), int(at_step)) if at_wave else None
-                late[name] = place, float(changed)
-        numbers = (int(size), int(wave), int(step))
-        return cls(*numbers, doing, float(since), float(seen), late, stack or "")
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Rises with each step."""
-        return self.wave, self.step
+        for name, at_wave, at_step, changed in OTHER.findall(others or ""):
+            place = (int(at_wave), int(at_step)) if at_wave else None
+            late[name] = place, float(changed)
+        position = int(wave), int(step)
+        times = float(since), float(seen)
+        return cls(int(rank), int(size), position, doing, *times, late, stack or "")
 
 
 @dataclass(frozen=True)
@@ -85,12 +80,12 @@ class Process:
     """As in `ps`: R runs, S sleeps, D is in the kernel, T is stopped, Z has ended."""
     role: str
     """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty: no part."""
-    number: str = ""
-    arguments: tuple[str, ...] = ()
-    placard: Placard | None = None
-    ticks: int = 0
+    number: str
+    arguments: tuple[str, ...]
+    placard: Placard | None
+    ticks: int
     """Processor time of its main thread."""
-    waits_in: str = ""
+    waits_in: str
     """The function of the kernel in which its main thread sleeps."""
 
     @property
@@ -99,8 +94,8 @@ class Process:
         return f"{self.role} {self.number}".strip()
 
 
-def within(seconds: float, look: Callable[[], Answer], otherwise: Answer) -> Answer:
-    """What `look` returns, or `otherwise` if it fails or takes longer."""
+def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """What `look` returns, or `otherwise` if it fails or takes too long."""
     found = [otherwise]
 
     def run() -> None:
@@ -109,50 +104,54 @@ def within(seconds: float, look: Callable[[], Answer], otherwise: Answer) -> Ans
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(LOOK_S)
     return found[0]
 
 
 def look_at(pid: int) -> Process | None:
     """The process; None if there is none."""
     folder = PROC / str(pid)
-    stat = within(LOOK_S, (folder / "stat").read_text, "")
+    stat = within((folder / "stat").read_text, "")
     if not stat:
         return None
     comm, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
     state, parent = rest.split()[:2]
-    # Of a process in the kernel even the title may be out of reach.
-    words = within(LOOK_S, (folder / "cmdline").read_bytes, b"").split(b"\0")
+    words = within((folder / "cmdline").read_bytes, b"").split(b"\0")
     arguments = tuple(word.decode(errors="replace") for word in words if word)
-    title = " ".join(arguments)
-    role, number = _role(arguments, title, comm)
-    main = within(LOOK_S, (folder / "task" / str(pid) / "stat").read_text, stat)
-    times = main.rsplit(")", 1)[1].split()[11:13]
+    role, number = _role(arguments, comm)
+    placard = within(lambda: _placard(folder), None) if role else None
+    if placard is not None:
+        role, number = "rank", str(placard.rank)
+    main = within((folder / "task" / str(pid) / "stat").read_text, stat)
+    ticks = sum(map(int, main.rsplit(")", 1)[1].split()[11:13]))
+    waits_in = within((folder / "wchan").read_text, "").strip("0")
     return Process(
-        pid=pid,
-        parent=int(parent),
-        state=state,
-        role=role,
-        number=number,
-        arguments=arguments,
-        placard=Placard.read(title),
-        ticks=sum(map(int, times)),
-        waits_in=within(LOOK_S, (folder / "wchan").read_text, "").strip("0"),
+        *(pid, int(parent), state, role, number, arguments, placard, ticks, waits_in)
     )
 
 
-def _role(arguments: tuple[str, ...], title: str, comm: str) -> tuple[str, str]:
+def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
+    for word in (*arguments[:1], comm):
+        if "::" in word:
+            return role_of(word.split("::", 1)[1])
+    programs = {word.rsplit("/", 1)[-1] for word in arguments}
+    served = "serve" in arguments and {"vllm", "vllm.entrypoints.cli.main"} & programs
+    return ("front-end" if served else ""), ""
+
+
+def role_of(name: str) -> tuple[str, str]:
+    """The role and the number in a name that vLLM gives to a process."""
     for pattern, role in ROLES.items():
-        if found := re.search(pattern, title):
-            return role, "".join(found.groups()) or ("0" if role == "rank" else "")
-    if "serve" in arguments and any(
-        word.startswith("vllm.entrypoints") or word.rsplit("/", 1)[-1] == "vllm"
-        for word in arguments
-    ):
-        return "front-end", ""
-    if not arguments:
-        return next((role for k, role in SHORT.items() if k in comm), ""), ""
+        if found := re.match(pattern, name):
+            return role, found[1] or ("0" if name == "EngineCore" else "")
     return "", ""
+
+
+def _placard(folder: Path) -> Placard | None:
+    for entry in (folder / "fd").iterdir():
+        if PLACARD_FILE in str(entry.readlink()):
+            return Placard.read(entry.read_text())
+    return None
 
 
 def all_processes() -> dict[int, Process]:
@@ -168,25 +167,33 @@ def top_of(pid: int, processes: dict[int, Process]) -> int:
     return pid
 
 
-def family(top: int, processes: dict[int, Process]) -> Iterator[Process]:
-    """The process and all that it started, without those that are no part of vLLM."""
-    if processes[top].role:
-        yield processes[top]
+def family(top: int, processes: dict[int, Process], log: str) -> Iterator[Process]:
+    """The process and all that it started, without those that are no part of vLLM.
+
+    A forked process cannot always change its title; then the log names it.
+    """
+    yield processes[top]
+    names = {int(pid): name for name, pid in re.findall(r"\((\w+) pid=(\d+)\)", log)}
     for process in processes.values():
-        if process.parent == top and process.pid != top:
-            yield from family(process.pid, processes)
+        if process.parent != top or not process.role:
+            continue
+        for each in family(process.pid, processes, ""):
+            if each.role == "front-end":
+                role, number = role_of(names.get(each.pid, ""))
+                each = replace(each, role=role or "unnamed process", number=number)
+            yield each
 
 
-def log_of(pid: int) -> tuple[list[str], str]:
-    """The last lines of a process's output, or why they cannot be had."""
-    file = within(LOOK_S, (PROC / str(pid) / "fd" / "1").readlink, Path())
-    if not within(LOOK_S, file.is_file, False):
+def log_of(pid: int) -> tuple[str, str]:
+    """The end of a process's output, and where it is or why it cannot be had."""
+    file = within((PROC / str(pid) / "fd" / "1").readlink, Path())
+    if not within(file.is_file, False):
         kind = str(file).split(":", 1)[0]
-        return [], f"its output goes to {kind}; `journalctl _PID={pid}` may have it"
+        return "", f"its output goes to {kind}; `journalctl _PID={pid}` may have it"
 
-    def read() -> bytes:
+    def read() -> str:
         with file.open("rb") as log:
-            log.seek(max(0, file.stat().st_size - TAIL_BYTES))
-            return log.read()
+            log.seek(max(0, file.stat().st_size - LOG_BYTES))
+            return log.read().decode(errors="replace")
 
-    return within(LOOK_S, read, b"").decode(errors="replace").splitlines(), str(file)
+    return within(read, ""), str(file)

@@ -28,19 +28,25 @@ class RowExchange:
     replaces the group while serving).
     """
 
-    def __init__(self, timeout: float, identity: Identity | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        identity: Identity | None = None,
+        placard: Placard | None = None,
+    ) -> None:
         """An exchange without a group yet.
 
         Args:
             timeout: seconds to wait for the other ranks.
             identity: what this rank must have in common with them. It is compared
                 once for each group; None for ranks that are known to be equal.
+            placard: is told what this rank does.
         """
         self._timeout = timeout
         self._identity = identity
         self._group: dist.ProcessGroup | None = None
         self._watch: RankWatch | None = None
-        self._placard = Placard()
+        self._placard = placard or Placard()
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""

@@ -80,7 +80,7 @@ class RankWatch:
         self._life.start()
         threading.Thread(target=self._watch_steps, daemon=True).start()
         if placard is not None:
-            placard.join(self._size)
+            placard.join(self._rank, self._size)
             look = partial(self._look_around, placard)
             threading.Thread(target=look, daemon=True).start()
 

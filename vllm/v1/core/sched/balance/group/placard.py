@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a rank does now, in the title of its process.
+"""What a rank does now, for who looks at a hang from outside: `vllm-balance doctor`.
 
-For `ps` and `vllm-balance doctor`. In a server that hangs nobody may answer; a title is
-read without the help of its process, also of one that was stopped. It has this form:
+In a server that hangs nobody may answer. So a thread of each rank writes twice per
+second into a file in memory, which others find among the open files of the process
+(`/proc/PID/fd`), also when the process was stopped, and which goes with it:
 
-    VLLM::EngineCore_DP1 of 4: wave 3, step 120, exchange since 5100.25, seen 5130.50;
+    rank 1 of 4: wave 3, step 120, exchange since 5100.25, seen 5130.50;
     others 2=3/119@5100.00 store@5129.00; at wait(group/exchange.py:80) < gather(…)
 
 All times are of `time.monotonic`, which is the same in all processes of a machine.
-`others` and `at` are there while something lasts long.
+`others` and `at` are there while something lasts long. The title of the process would
+be in `ps`, too, but in a forked one it cannot always be changed.
 """
 
 import os
@@ -24,18 +26,26 @@ LONG_S = 2.0
 """What lasts longer may be a hang: then a rank says where it is, and who is not."""
 
 _MOST_OTHERS, _FRAMES = 16, 8
-"""A title has little room."""
+
+FILE = "vllm-balance placard"
 
 
 class Placard:
     """What one rank does. No step waits for the thread that writes it."""
 
-    def __init__(self) -> None:
-        """Says that no wave has begun; the title is that of the newest placard."""
-        self._size = 0
-        self._heard: dict[int, tuple[str, float]] = {}
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        """No wave has begun.
+
+        Args:
+            rank: data parallel rank.
+            size: number of the ranks.
+        """
+        self.join(rank, size)
         self._asked: float | None = None
         self.show("idle", 0, 0)
+
+    def publish(self) -> None:
+        """From now on this is what the process shows."""
         _newest[:] = [self]
         _start_writing(os.getpid())
 
@@ -64,9 +74,10 @@ class Placard:
     def _lasts_long(self) -> bool:
         return time.monotonic() - self._now[3] > LONG_S
 
-    def join(self, size: int) -> None:
-        """This rank is now in a group of that many."""
-        self._size, self._heard = size, {}
+    def join(self, rank: int, size: int) -> None:
+        """This process is now that rank in a group of so many."""
+        self._rank, self._size = rank, size
+        self._heard: dict[int, tuple[str, float]] = {}
 
     def ask(self) -> None:
         """The store of the group is asked for all heartbeats."""
@@ -82,11 +93,11 @@ class Placard:
         self._asked = None
 
     def text(self) -> str:
-        """What stands behind the name."""
+        """What it says."""
         doing, wave, step, since = self._now
         text = (
-            f"of {self._size}: wave {wave}, step {step}, {doing} since {since:.2f}, "
-            f"seen {time.monotonic():.2f}"
+            f"rank {self._rank} of {self._size}: wave {wave}, step {step}, "
+            f"{doing} since {since:.2f}, seen {time.monotonic():.2f}"
         )
         if not self._lasts_long:
             return text
@@ -132,10 +143,10 @@ def _start_writing(pid: int) -> None:
 
 def _write() -> None:
     try:
-        import setproctitle
-    except ImportError:  # upstream does without a title, too
+        file = os.memfd_create(FILE)
+    except (AttributeError, OSError):  # not Linux, or not allowed
         return
-    name = setproctitle.getproctitle()
     while True:
+        text = _newest[0].text().encode()
+        os.ftruncate(file, os.pwrite(file, text, 0))
         time.sleep(_PERIOD_S)
-        setproctitle.setproctitle(f"{name} {_newest[0].text()}")
