@@ -125,11 +125,11 @@ FAULTS = {
     "rank 0, which keeps the store": (stopped, "rank 0", ["rank 0 (pid", "stopped by"]),
     "endless kernel": (
         *(told, KERNEL),
-        ["rank 1 (pid", "from the model (it computes", "rank 0 waits for it"],
+        ["rank 1 (pid", "from the model (it computes", "rank 0 waiting for it"],
     ),
     "model call": (
         *(told, CALL),
-        ["rank 1 (pid", "from the model (it computes nothing", "rank 0 waits for it"],
+        ["rank 1 (pid", "from the model (it computes nothing", "rank 0 waiting for it"],
     ),
     "front-end": (stopped, "front-end", ["front-end (pid", "stopped by a signal"]),
     "coordinator": (stopped, "coordinator", ["coordinator (pid", "stopped by"]),

@@ -208,19 +208,20 @@ def late(server: Server) -> Verdict | None:
             "host may still compute: look there, too",
             [p for p, _ in shown],
         )
-    places_of = [said for p, said in server.shown if p in found]
-    if all(WORKER.search(said.stack) for said in places_of):
+    said = next(said for p, said in server.shown if p is found[0])
+    if WORKER.search(said.stack):
         what = "waits for its worker processes"
-    elif all(COLLECTIVE.search(said.stack) for said in places_of):
+    elif waits(said):
         what = "is in a collective call that the others have left or not come to"
     else:
         what = f"does not come back from the model ({how(found, server)})"
     rest = [p.name for p, _ in server.shown if p not in found]
-    wait = f"; {', '.join(rest)} wait for it" if rest else ""
+    waiting = f"; {', '.join(rest)} waiting for it" if rest else ""
+    wave, step = said.position
     return Verdict(
         "bad",
-        f"{names(found)}: after step {most[1]} of wave {most[0]} {what}, "
-        f"for {longest:.0f} s{wait}",
+        f"{names(found)}: after step {step} of wave {wave} {what}, for {longest:.0f} s"
+        + waiting,
         "see its stack; on an NPU also `npu-smi info` and the plog of its device",
         found,
     )
