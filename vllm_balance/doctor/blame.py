@@ -14,7 +14,7 @@ HANG_S = 5.0
 STALE_S = 3.0
 """A rank that has not written its placard for so long does not run."""
 BUSY = 0.5
-"""Share of a core that a main thread which computes uses."""
+"""Share of the time in which a main thread that computes runs, or could."""
 
 COLLECTIVE = re.compile(r"distributed|c10d|communicator|hccl|group/exchange\.py")
 WORKER = re.compile(r"shm_broadcast|multiproc_executor")
@@ -33,7 +33,7 @@ class Server:
     """The first of them started the others."""
     now: float
     busy: dict[int, float]
-    """Share of a core that each main thread used between the looks, by pid."""
+    """Share of the time in which a main thread ran, or waited for a core, by pid."""
     moved: frozenset[int] = frozenset()
     """Pids of the ranks that have made a step between the looks."""
     answer: str = ""

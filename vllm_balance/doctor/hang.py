@@ -6,7 +6,6 @@ States and files are read from `/proc`; only the front-end is asked.
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import shutil
 import subprocess
@@ -85,11 +84,13 @@ def examine(top: int, processes: dict[int, Process]) -> Server:
         for each in before
     ]
     now = time.monotonic()
-    ticks = (now - began) * os.sysconf("SC_CLK_TCK")
     return Server(
         processes=[each for each, _ in pairs],
         now=now,
-        busy={each.pid: (each.ticks - old.ticks) / ticks for each, old in pairs},
+        busy={
+            each.pid: (each.wanted_s - old.wanted_s) / (now - began)
+            for each, old in pairs
+        },
         moved=frozenset(each.pid for each, old in pairs if _moved(each, old)),
         answer=answer,
         waiting=waiting,

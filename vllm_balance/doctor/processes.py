@@ -83,8 +83,8 @@ class Process:
     number: str
     arguments: tuple[str, ...]
     placard: Placard | None
-    ticks: int
-    """Processor time of its main thread."""
+    wanted_s: float
+    """Seconds that its main thread has run, or waited for a core to run on."""
     waits_in: str
     """The function of the kernel in which its main thread sleeps."""
 
@@ -122,11 +122,11 @@ def look_at(pid: int) -> Process | None:
     placard = within(lambda: _placard(folder), None) if role else None
     if placard is not None:
         role, number = "rank", str(placard.rank)
-    main = within((folder / "task" / str(pid) / "stat").read_text, stat)
-    ticks = sum(map(int, main.rsplit(")", 1)[1].split()[11:13]))
+    times = within((folder / "schedstat").read_text, "0 0").split()
+    wanted_s = sum(map(int, times[:2])) / 1e9
     waits_in = within((folder / "wchan").read_text, "").strip("0")
     return Process(
-        *(pid, int(parent), state, role, number, arguments, placard, ticks, waits_in)
+        *(pid, int(parent), state, role, number, arguments, placard, wanted_s, waits_in)
     )
 
 
