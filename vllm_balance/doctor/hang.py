@@ -37,8 +37,9 @@ def report(pid: int | None) -> Iterator[Line]:
     """Look at a server of this machine.
 
     Args:
-        pid: of any of its processes; None if there is only one server.
+        pid: of any of its processes; None or 0 if there is only one server.
     """
+    pid = pid or None
     processes = all_processes()
     if pid is not None and (pid not in processes or not processes[pid].role):
         found = "another program" if pid in processes else "no process (it has ended)"
@@ -129,7 +130,7 @@ def describe(server: Server, process: Process) -> Line:
     words = {"R": "running", "D": "in the kernel"}
     words |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
     said = [f"pid {process.pid}, {words.get(process.state, 'sleeping')}"]
-    if process.waits_in:
+    if process.waits_in and process.state in "SD":
         said[0] += f" in {process.waits_in}"
     if placard := process.placard:
         doing = {"model": "in the model", "exchange": "in the exchange"}
@@ -142,7 +143,10 @@ def describe(server: Server, process: Process) -> Line:
         if placard.stack:
             said.append(f"at {placard.stack}")
     elif process.role == "rank" and process.state not in "ZX":
-        said.append("does not say its wave and step (balance is off, or it starts)")
+        said.append(
+            "wave and step are not to be found: balance is off, it has just started, "
+            "or it belongs to another user"
+        )
     if process.state not in "ZX":
         said.append(f"last words {last_words(process)}")
     return Line(process.name, state, "; ".join(said))

@@ -188,7 +188,7 @@ def log_of(pid: int) -> tuple[str, str]:
     """The end of a process's output, and where it is or why it cannot be had."""
     file = within((PROC / str(pid) / "fd" / "1").readlink, Path())
     if not within(file.is_file, False):
-        kind = str(file).split(":", 1)[0]
+        kind = str(file).split(":", 1)[0] if file.name else "what only its user sees"
         return "", f"its output goes to {kind}; `journalctl _PID={pid}` may have it"
 
     def read() -> str:
