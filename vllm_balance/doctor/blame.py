@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vllm_balance.doctor.lines import State
 from vllm_balance.doctor.processes import Placard, Process
@@ -48,17 +49,14 @@ class Server:
 
     def option(self, *names: str) -> str | None:
         """The value of an option of the command line."""
-        words = self.processes[0].arguments
-        for word, following in zip(words, (*words[1:], ""), strict=True):
-            name, _, value = word.partition("=")
-            if name in names:
-                return value or following
-        return None
+        words = [w for each in self.processes[0].arguments for w in each.split("=", 1)]
+        given = dict(pairwise(words))
+        return next((given[name] for name in names if name in given), None)
 
     def number(self, *names: str) -> int | None:
         """As `option`, if it is a number."""
-        value = self.option(*names)
-        return int(value) if value and value.isdecimal() else None
+        value = self.option(*names) or ""
+        return int(value) if value.isdecimal() else None
 
     @property
     def shown(self) -> list[tuple[Process, Placard]]:

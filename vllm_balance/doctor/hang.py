@@ -72,27 +72,17 @@ def examine(top: int, processes: dict[int, Process]) -> Server:
     answer, waiting = ask(Server(before, began, {}))
     time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
     # One that has gone since then has ended, too; its title goes first.
-    pairs = [
-        (
-            replace(
-                look_at(each.pid) or replace(each, state="Z"),
-                role=each.role,
-                number=each.number,
-                arguments=each.arguments,
-            ),
-            each,
-        )
-        for each in before
-    ]
-    now = time.monotonic()
+    now = [look_at(each.pid) or replace(each, state="Z") for each in before]
+    took = time.monotonic() - began
+    pairs = list(zip(now, before, strict=True))
     return Server(
-        processes=[each for each, _ in pairs],
-        now=now,
-        busy={
-            each.pid: (each.wanted_s - old.wanted_s) / (now - began)
-            for each, old in pairs
-        },
-        moved=frozenset(each.pid for each, old in pairs if _moved(each, old)),
+        processes=[
+            replace(n, role=b.role, number=b.number, arguments=b.arguments)
+            for n, b in pairs
+        ],
+        now=began + took,
+        busy={n.pid: (n.wanted_s - b.wanted_s) / took for n, b in pairs},
+        moved=frozenset(n.pid for n, b in pairs if _moved(n, b)),
         answer=answer,
         waiting=waiting,
         log=log_of(top)[0].splitlines(),
