@@ -4,6 +4,8 @@ The tests of a group run in this order, on the same processes; the last one ends
 What they print is measured, and in docs/deployment.md.
 """
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,11 +14,15 @@ import pytest
 from balance_tools.serving.server import START_S, Server
 from deployment import RANKS, TIMEOUT_S, Group
 from hugging_face import Sample
+from netns import Host
 from test_greedy_equality import assert_equal
 from traffic import Traffic
 
 END_S = 60
 """Within this time the ranks are named, clients have errors, and processes end."""
+
+LOOK_S = 0.7 * TIMEOUT_S
+"""So long after a hang the doctor can tell; then the ranks end."""
 
 ANSWERS = 20
 COUNTED = (
@@ -24,6 +30,18 @@ COUNTED = (
     "vllm:dp_balance_held_steps_total",
     "vllm:dp_balance_exchange_seconds_count",
 )
+
+
+def whose_fault(group: Group, host: Host) -> str:
+    """What the doctor says on that host."""
+    process = group.processes[host][0]
+    assert process._process is not None
+    code = (
+        "from vllm_balance.doctor.hang import report\n"
+        f"print([*report({process._process.pid})][-1].found)"
+    )
+    command = [*host.enter, sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> None:
@@ -117,8 +135,13 @@ def test_a_host_that_is_cut_off_is_named_and_all_end(
         traffic.more(ANSWERS, timeout=END_S)
         start = time.monotonic()
         second.cut()
+        time.sleep(LOOK_S)
+        with ThreadPoolExecutor() as pool:
+            faults = list(pool.map(whose_fault, [group] * 2, group.hosts[:2]))
         errors = traffic.refused(timeout=END_S)
         refused = time.monotonic() - start
+    assert faults[0].startswith(f"ranks {RANKS}, {RANKS + 1} on another host")
+    assert faults[1].startswith("rank 0 on another host")
     group.wait(END_S)
     ended = time.monotonic() - start
     for host in (first, *others):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
@@ -57,12 +58,16 @@ def create_balance_gate(
         parallel_config.data_parallel_size,
     )
     end_with_parent()
+    placard = Placard(
+        parallel_config.data_parallel_rank, parallel_config.data_parallel_size
+    )
+    placard.publish()
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
         scheduler,
         partial(create_policy, name, parameters),
-        RowExchange(_timeout(parallel_config), identity_of(vllm_config)),
+        RowExchange(_timeout(parallel_config), identity_of(vllm_config), placard),
         BalanceStats(policy=name, collect=scheduler.log_stats),
         ttft_budget,
     )

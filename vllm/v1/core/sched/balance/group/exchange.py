@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group.liveness import RankWatch
+from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.group.wire import WIDTH, decode, encode
 from vllm.v1.core.sched.balance.identity import Identity, difference
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
@@ -27,21 +28,29 @@ class RowExchange:
     replaces the group while serving).
     """
 
-    def __init__(self, timeout: float, identity: Identity | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        identity: Identity | None = None,
+        placard: Placard | None = None,
+    ) -> None:
         """An exchange without a group yet.
 
         Args:
             timeout: seconds to wait for the other ranks.
             identity: what this rank must have in common with them. It is compared
                 once for each group; None for ranks that are known to be equal.
+            placard: is told what this rank does.
         """
         self._timeout = timeout
         self._identity = identity
         self._group: dist.ProcessGroup | None = None
         self._watch: RankWatch | None = None
+        self._placard = placard or Placard()
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""
+        self._placard.begin()
         if self._watch is not None and not self._watch.in_step:
             self._watch.begin_step()
 
@@ -64,6 +73,7 @@ class RowExchange:
             self._follow(group, tell_clients)
         assert self._watch is not None
         self._watch.end_step(row.wave, row.step)
+        self._placard.show("exchange", row.wave, row.step)
         self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
         try:
             # Every row goes straight to its reader, two hops for all of them (gloo
@@ -78,6 +88,7 @@ class RowExchange:
             ) from error
         snapshot = Snapshot.from_rows(decode(self._received.tolist()))
         self._watch.begin_step()
+        self._placard.show("model", row.wave, row.step)
         return snapshot
 
     def _follow(
@@ -86,7 +97,7 @@ class RowExchange:
         if self._watch is not None:
             self._watch.close()
         self._group = group
-        self._watch = RankWatch(group, self._timeout, tell_clients)
+        self._watch = RankWatch(group, self._timeout, tell_clients, self._placard)
         self._compare(group)
         self._received = torch.empty((group.size(), WIDTH), dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
@@ -116,6 +127,7 @@ class RowExchange:
 
     def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""
+        self._placard.show("idle", wave, step)
         if self._watch is not None:
             self._watch.end_step(wave, step)
 

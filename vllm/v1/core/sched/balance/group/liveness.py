@@ -12,11 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch.distributed as dist
 from vllm.logger import init_logger
 from vllm.utils.system_utils import kill_process_tree
+from vllm.v1.core.sched.balance.group.placard import LONG_S, Placard
 
 logger = init_logger(__name__)
 
@@ -25,6 +28,9 @@ _LONGEST_PERIOD_S = 0.5
 _PATIENCE_BEATS = 4
 """After an error: how many periods a heartbeat must stand still to be taken for
 silent."""
+
+_RANKS_PER_SECOND = 50
+"""How many heartbeats a rank reads, at most, while a step takes long."""
 
 _LEFT, _FAILED = "left", "failed"
 """The last heartbeat of a rank that ends, and of one that ends by its own fault."""
@@ -47,6 +53,7 @@ class RankWatch:
         group: dist.ProcessGroup,
         timeout: float,
         tell_clients: Callable[[], None],
+        placard: Placard | None = None,
     ) -> None:
         """Starts the threads.
 
@@ -55,6 +62,7 @@ class RankWatch:
             timeout: seconds that a step may take if a rank does not answer.
             tell_clients: tells the front-end that this engine is dead. Called by a
                 thread of the watch, when this process is about to be ended.
+            placard: says who is late, when this rank is.
         """
         self._rank, self._size = group.rank(), group.size()
         self._timeout, self._tell_clients = timeout, tell_clients
@@ -71,6 +79,10 @@ class RankWatch:
         self._life = threading.Thread(target=self._show_life, daemon=True)
         self._life.start()
         threading.Thread(target=self._watch_steps, daemon=True).start()
+        if placard is not None:
+            placard.join(self._rank, self._size)
+            look = partial(self._look_around, placard)
+            threading.Thread(target=look, daemon=True).start()
 
     def begin_step(self) -> None:
         """From now on this rank depends on the others, until `end_step`."""
@@ -160,6 +172,17 @@ class RankWatch:
             now = before and self._read(self._timeout / 2)
             if self._step_began == began and self._silent(before, now):
                 self._end_process(self._leave(before, now))
+
+    def _look_around(self, placard: Placard) -> None:
+        """Body of a third thread: whoever looks at a hang sees who else is late.
+
+        It asks the less often the more ranks do, for they share a store.
+        """
+        while not self._closed.wait(max(LONG_S, self._size / _RANKS_PER_SECOND)):
+            if placard.late:
+                placard.ask()
+                with suppress(RuntimeError):  # rank 0 is gone
+                    placard.hear(read_heartbeats(self._reader, self._size))
 
     def _end_process(self, reason: str) -> None:
         logger.error(

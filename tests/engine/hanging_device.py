@@ -1,0 +1,48 @@
+"""A scheduler for `--scheduler-cls` whose rank hangs in its model, as a file tells it.
+
+It lives in the engine processes, which find this module through `PYTHONPATH`.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.parallel_state import get_dp_group
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from vllm_balance.reference.emulated_device import EmulatedDevice
+
+FOLDER = "HANGING_FOLDER"
+"""The variable with the folder of the files that tell a rank to hang."""
+
+KERNEL, CALL, GLOO = "endless kernel", "call without end", "gloo"
+"""The files: rank 1 hangs in the first two until the file goes, all in the last."""
+
+
+def hang(rank: int) -> None:
+    """Returns at once if no file is there."""
+    folder = Path(os.environ[FOLDER])
+    while rank == 1 and (folder / KERNEL).exists():
+        torch.ones(1 << 16).sum()
+    while rank == 1 and (folder / CALL).exists():
+        time.sleep(0.01)
+    if (folder / GLOO).exists():
+        # What the others send is lost.
+        dist.recv(torch.zeros(1), group=get_dp_group().cpu_group, tag=7)
+
+
+class Hanging(AsyncScheduler):
+    """The device of its rank hangs, in steps with requests and in those without."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        start, rank = EmulatedDevice._start_step, get_dp_group().rank_in_group
+
+        def start_step(device: EmulatedDevice, *load: int) -> None:
+            hang(rank)
+            start(device, *load)
+
+        EmulatedDevice._start_step = start_step

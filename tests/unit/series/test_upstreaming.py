@@ -1,0 +1,67 @@
+"""The patch for upstream applies, and the plug-in on its page fits it."""
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PATCH = ROOT / "docs" / "upstreaming" / "extensible-scheduler.patch"
+PRISTINE = ROOT / "build" / "pristine" / "vllm-0.33.0"
+
+
+def git_apply(*options: str, cwd: Path = ROOT) -> str:
+    """Its output; CalledProcessError if the patch is malformed or does not apply."""
+    command = ["git", "apply", *options, str(PATCH)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_it_adds_few_lines_to_few_files_and_removes_none() -> None:
+    rows = [line.split("\t") for line in git_apply("--numstat").splitlines()]
+    added = {file: int(number) for number, _, file in rows}
+    assert {removed for _, removed, _ in rows} == {"0"}
+    del added["vllm/v1/core/sched/plugin.py"]
+    page = (ROOT / "docs" / "upstreaming.md").read_text()
+    assert len(added) == 5
+    assert f"{sum(added.values())} lines in five files" in page
+
+
+@pytest.mark.skipif(
+    not PRISTINE.exists(), reason="no vLLM 0.33.0: run `tools/rebase.sh line 0.33`"
+)
+def test_it_applies_to_the_release(tmp_path: Path) -> None:
+    for file in re.findall(r"^--- a/(.*)$", PATCH.read_text(), re.MULTILINE):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PRISTINE / file, tmp_path / file)
+    git_apply(cwd=tmp_path)
+    for path in tmp_path.rglob("*.py"):
+        compile(path.read_text(), path, "exec")
+
+
+def methods(text: str, name: str) -> dict[str, list[str]]:
+    """The arguments of the methods of a class."""
+    (found,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    return {
+        each.name: [argument.arg for argument in each.args.args]
+        for each in found.body
+        if isinstance(each, ast.FunctionDef)
+    }
+
+
+def test_the_plugin_of_the_page_has_the_methods_of_the_base_class() -> None:
+    added = PATCH.read_text().split("+++ b/vllm/v1/core/sched/plugin.py\n")[1]
+    lines = added.split("\n--- ")[0].splitlines()[1:]
+    base = methods("\n".join(line[1:] for line in lines), "SchedulerPlugin")
+    page = (ROOT / "docs" / "upstreaming.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    plugin = methods(code, "BalancePlugin")
+    assert plugin.pop("gate") == ["self"]
+    assert plugin.items() <= base.items()

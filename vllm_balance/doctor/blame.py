@@ -1,0 +1,259 @@
+"""Whose fault it most likely is that nothing moves: rules over what was seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vllm_balance.doctor.lines import State
+from vllm_balance.doctor.processes import Placard, Process
+
+HANG_S = 5.0
+"""A step that lasts longer is taken for a hang."""
+STALE_S = 3.0
+"""A rank that has not written its placard for so long does not run."""
+BUSY = 0.5
+"""Share of the time in which a main thread that computes runs, or could."""
+
+COLLECTIVE = re.compile(r"distributed|c10d|communicator|hccl|group/exchange\.py")
+WORKER = re.compile(r"shm_broadcast|multiproc_executor")
+WAITS_FOR_WORK = re.compile(r"_process_input_queue")
+LOST = re.compile(
+    r"Data parallel balance: .*(no answer|failed|has ended)|died unexpectedly"
+)
+"""What the log of a server says of the part that it has lost."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What two looks have found."""
+
+    processes: Sequence[Process]
+    """The first of them started the others."""
+    now: float
+    busy: dict[int, float]
+    """Share of the time in which a main thread ran, or waited for a core, by pid."""
+    moved: frozenset[int] = frozenset()
+    """Pids of the ranks that have made a step between the looks."""
+    answer: str = ""
+    """What is wrong with the front-end's answer."""
+    waiting: float = 0
+    """Requests that the front-end has in hand."""
+    log: Sequence[str] = ()
+
+    def those(self, role: str) -> list[Process]:
+        """Those that live, and those that have just ended."""
+        return [each for each in self.processes if each.role == role]
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option of the command line."""
+        words = [w for each in self.processes[0].arguments for w in each.split("=", 1)]
+        given = dict(pairwise(words))
+        return next((given[name] for name in names if name in given), None)
+
+    def number(self, *names: str) -> int | None:
+        """As `option`, if it is a number."""
+        value = self.option(*names) or ""
+        return int(value) if value.isdecimal() else None
+
+    @property
+    def shown(self) -> list[tuple[Process, Placard]]:
+        """The ranks that say what they do."""
+        return [(p, p.placard) for p in self.those("rank") if p.placard]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence, and what to do."""
+
+    state: State
+    sentence: str
+    do: str = ""
+    accused: Sequence[Process] = ()
+    """Living ones whose stack tells more."""
+
+
+def blame(server: Server) -> Verdict:
+    """The first rule that finds somebody."""
+    for rule in (stopped, ended, frozen, silent, late, deaf):
+        if verdict := rule(server):
+            return verdict
+    if server.moved:
+        return Verdict("ok", "nobody's: steps go on")
+    if server.waiting:
+        return Verdict("unknown", "nobody's so far: no step lasts long; look again")
+    return Verdict("ok", "nobody's: there is no request in hand")
+
+
+def stopped(server: Server) -> Verdict | None:
+    """A process that a signal or a debugger keeps from running."""
+    found = [each for each in server.processes if each.state in "Tt"]
+    if not found:
+        return None
+    times = [server.now - p.placard.seen for p in found if p.placard]
+    since = f" for {max(times):.0f} s" if times else ""
+    return Verdict(
+        "bad",
+        f"{names(found)}, stopped by a signal or a debugger{since}: the others wait",
+        f"`kill -CONT {' '.join(str(each.pid) for each in found)}`",
+    )
+
+
+def ended(server: Server) -> Verdict | None:
+    """Parts that are not there any more."""
+    gone = [each.name for each in server.processes if each.state in "ZX"]
+    gone += [name for name in expected(server) if name not in set(gone)]
+    if not gone:
+        return None
+    said = [line.strip() for line in server.log if LOST.search(line)]
+    if not said and not server.those("rank"):
+        return Verdict(
+            "unknown", "no rank is there (yet), and the log does not say why"
+        )
+    sentence = f"what has ended ({', '.join(gone)}): the others cannot go on without"
+    if said:
+        sentence += f"; the log first said: {said[0][:300]}"
+    return Verdict("bad", sentence, "look in the log for the cause, and start again")
+
+
+def expected(server: Server) -> list[str]:
+    """The parts of its own that the first process should have, and has not."""
+    if server.processes[0].role != "front-end" or server.option(
+        "--data-parallel-backend", "-dpb"
+    ) not in (None, "mp"):
+        return []
+    size = server.number("--data-parallel-size", "-dp") or 1
+    size = max([size, *(placard.size for _, placard in server.shown)])
+    external = server.number("--data-parallel-rank", "-dpn")
+    first = external or server.number("--data-parallel-start-rank", "-dpr") or 0
+    local = server.number("--data-parallel-size-local", "-dpl")
+    count = size if local is None else local
+    there = {each.number for each in server.those("rank")}
+    ranks = range(first, first + (count if external is None else 1))
+    gone = [f"rank {rank}" for rank in ranks if str(rank) not in there]
+    if server.those("unnamed process"):
+        return []  # it may be any of them
+    leads = "--headless" not in server.processes[0].arguments and not first
+    if size > 1 and leads and not server.those("coordinator"):
+        gone.append("coordinator")
+    return gone
+
+
+def frozen(server: Server) -> Verdict | None:
+    """A rank whose interpreter does not run, though nobody has stopped it."""
+    found = [p for p, said in server.shown if server.now - said.seen > STALE_S]
+    if not found:
+        return None
+    longest = max(server.now - said.seen for p, said in server.shown if p in found)
+    return Verdict(
+        "bad",
+        f"{names(found)}: native code has held the interpreter for {longest:.0f} s "
+        f"({how(found, server)})",
+        "see the stack of native code: `py-spy dump --native`, or `gdb -p`",
+        found,
+    )
+
+
+def silent(server: Server) -> Verdict | None:
+    """Ranks of other hosts that do not answer."""
+    here = {each.number for each in server.those("rank")}
+    gone: dict[str, float] = {}
+    for _, placard in server.shown:
+        for name, (_, since) in placard.others.items():
+            rank = "0" if name == "store" else name
+            if rank not in here and placard.seen - since > STALE_S:
+                gone[rank] = max(gone.get(rank, 0), server.now - since)
+    if not gone:
+        return None
+    said = f"rank{'s' * (len(gone) > 1)} {', '.join(sorted(gone, key=int))}"
+    return Verdict(
+        "bad",
+        f"{said} on another host: no heartbeat for {max(gone.values()):.0f} s, so "
+        "the process has ended or stopped, or the network is cut",
+        "look there with this command, and at the network between the hosts",
+    )
+
+
+def late(server: Server) -> Verdict | None:
+    """Ranks that the others wait for in a step."""
+    shown = [each for each in server.shown if each[1].doing != "idle"]
+    longest = max((server.now - said.since for _, said in shown), default=0)
+    if longest < HANG_S or server.moved:
+        return None
+    places = {p.number: said.position for p, said in server.shown}
+    for _, said in shown:
+        far = {name: place for name, (place, _) in said.others.items() if place}
+        places |= {name: place for name, place in far.items() if name not in places}
+    most = max(places.values())
+    behind = sorted((n for n, place in places.items() if place < most), key=int)
+    found = [p for p, said in server.shown if p.number in behind or not waits(said)]
+    others = [n for n in behind if n not in {p.number for p, _ in server.shown}]
+    if not found and others:
+        return Verdict(
+            "bad",
+            f"rank{'s' * (len(others) > 1)} {', '.join(others)} on another host, which "
+            f"has not come as far as the ranks here, who wait since {longest:.0f} s",
+            "look there with this command",
+        )
+    if not found:
+        return Verdict(
+            "bad",
+            f"the network's: all ranks here have been in collective calls after step "
+            f"{most[1]} of wave {most[0]} for {longest:.0f} s, and all answer",
+            "check GLOO_SOCKET_IFNAME, HCCL_IF_IP and the links; a rank on another "
+            "host may still compute: look there, too",
+            [p for p, _ in shown],
+        )
+    said = next(said for p, said in server.shown if p is found[0])
+    if WORKER.search(said.stack):
+        what = "waits for its worker processes"
+    elif waits(said):
+        what = "is in a collective call that the others have left or not come to"
+    else:
+        what = f"does not come back from the model ({how(found, server)})"
+    rest = [p.name for p, _ in server.shown if p not in found]
+    waiting = f"; {', '.join(rest)} waiting for it" if rest else ""
+    wave, step = said.position
+    return Verdict(
+        "bad",
+        f"{names(found)}: after step {step} of wave {wave} {what}, for {longest:.0f} s"
+        + waiting,
+        "see its stack; on an NPU also `npu-smi info` and the plog of its device",
+        found,
+    )
+
+
+def waits(placard: Placard) -> bool:
+    """Whether a rank waits for others, as far as its stack tells."""
+    if placard.doing == "idle":
+        return WAITS_FOR_WORK.search(placard.stack) is not None or not placard.stack
+    return placard.doing == "exchange" or bool(COLLECTIVE.search(placard.stack))
+
+
+def deaf(server: Server) -> Verdict | None:
+    """A front-end that does not answer, while no rank is to blame."""
+    if not server.answer:
+        return None
+    found = [*server.those("front-end"), *server.those("API server")]
+    return Verdict(
+        "bad",
+        f"the front-end {server.answer}, while the ranks are well",
+        "see its stack: its event loop is busy or waits",
+        found[-1:],
+    )
+
+
+def names(processes: Iterable[Process]) -> str:
+    """`rank 1 (pid 12), worker 0 (pid 13)`."""
+    return ", ".join(f"{each.name} (pid {each.pid})" for each in processes)
+
+
+def how(processes: Sequence[Process], server: Server) -> str:
+    """Whether they compute."""
+    if any(server.busy.get(each.pid, 0) > BUSY for each in processes):
+        return "it computes without end"
+    if any(each.state == "D" for each in processes):
+        return "it is in the kernel: a driver does not answer"
+    return "it computes nothing, and waits for something else than the other ranks"

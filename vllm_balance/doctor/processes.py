@@ -1,0 +1,199 @@
+"""The processes of a server, as the kernel shows them: nobody has to answer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+PROC = Path("/proc")
+LOG_BYTES = 1 << 22
+LOOK_S = 1.0
+"""How long the kernel may take, which waits for a process that is in a driver."""
+
+Answer = TypeVar("Answer")
+
+PLACARD = re.compile(
+    r"rank (\d+) of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
+    r"(?:; others ([^;]*))?(?:; at (.*))?"
+)
+PLACARD_FILE = "vllm-balance placard"
+OTHER = re.compile(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)")
+
+ROLES = {
+    r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
+    r"DPCoordin(?:ator)?()": "coordinator",
+    r"APIServer(?:_(\d+))?": "API server",
+    r"Worker(\S*)": "worker",
+}
+"""By the name in the title or in the log; the kernel cuts that of one that ended."""
+
+
+@dataclass(frozen=True)
+class Placard:
+    """What a rank says that it does; times are of the monotonic clock.
+
+    Written by `vllm.v1.core.sched.balance.group.placard`.
+    """
+
+    rank: int
+    size: int
+    position: tuple[int, int]
+    """Wave and step; rises with each step."""
+    doing: str
+    """model, exchange or idle"""
+    since: float
+    seen: float
+    """When it was written."""
+    others: dict[str, tuple[tuple[int, int] | None, float]] = field(
+        default_factory=dict
+    )
+    """Of ranks that are late, and of the store: where they are, and since when."""
+    stack: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Placard | None:
+        """None if that is none."""
+        if not (found := PLACARD.match(text)):
+            return None
+        rank, size, wave, step, doing, since, seen, others, stack = found.groups()
+        late = {}
+        for name, at_wave, at_step, changed in OTHER.findall(others or ""):
+            place = (int(at_wave), int(at_step)) if at_wave else None
+            late[name] = place, float(changed)
+        position = int(wave), int(step)
+        times = float(since), float(seen)
+        return cls(int(rank), int(size), position, doing, *times, late, stack or "")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment."""
+
+    pid: int
+    parent: int
+    state: str
+    """As in `ps`: R runs, S sleeps, D is in the kernel, T is stopped, Z has ended."""
+    role: str
+    """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty: no part."""
+    number: str
+    arguments: tuple[str, ...]
+    placard: Placard | None
+    wanted_s: float
+    """Seconds that its main thread has run, or waited for a core to run on."""
+    waits_in: str
+    """The function of the kernel in which its main thread sleeps."""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.role} {self.number}".strip()
+
+
+def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """What `look` returns, or `otherwise` if it fails or takes too long."""
+    found = [otherwise]
+
+    def run() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            found[0] = look()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LOOK_S)
+    return found[0]
+
+
+def look_at(pid: int) -> Process | None:
+    """The process; None if there is none."""
+    folder = PROC / str(pid)
+    stat = within((folder / "stat").read_text, "")
+    if not stat:
+        return None
+    comm, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
+    state, parent = rest.split()[:2]
+    words = within((folder / "cmdline").read_bytes, b"").split(b"\0")
+    arguments = tuple(word.decode(errors="replace") for word in words if word)
+    role, number = _role(arguments, comm)
+    placard = within(lambda: _placard(folder), None) if role else None
+    if placard is not None:
+        role, number = "rank", str(placard.rank)
+    times = within((folder / "schedstat").read_text, "0 0").split()
+    wanted_s = sum(map(int, times[:2])) / 1e9
+    waits_in = within((folder / "wchan").read_text, "").strip("0")
+    return Process(
+        *(pid, int(parent), state, role, number, arguments, placard, wanted_s, waits_in)
+    )
+
+
+def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
+    for word in (*arguments[:1], comm):
+        if "::" in word:
+            return role_of(word.split("::", 1)[1])
+    programs = {word.rsplit("/", 1)[-1] for word in arguments}
+    served = "serve" in arguments and {"vllm", "vllm.entrypoints.cli.main"} & programs
+    return ("front-end" if served else ""), ""
+
+
+def role_of(name: str) -> tuple[str, str]:
+    """The role and the number in a name that vLLM gives to a process."""
+    for pattern, role in ROLES.items():
+        if found := re.match(pattern, name):
+            return role, found[1] or ("0" if name == "EngineCore" else "")
+    return "", ""
+
+
+def _placard(folder: Path) -> Placard | None:
+    for entry in (folder / "fd").iterdir():
+        if PLACARD_FILE in str(entry.readlink()):
+            return Placard.read(entry.read_text())
+    return None
+
+
+def all_processes() -> dict[int, Process]:
+    """Everything that runs on this machine, as far as it can be seen."""
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+    return {pid: found for pid in pids if (found := look_at(pid)) is not None}
+
+
+def top_of(pid: int, processes: dict[int, Process]) -> int:
+    """The first process of the server that this one belongs to."""
+    while (parent := processes.get(processes[pid].parent)) and parent.role:
+        pid = parent.pid
+    return pid
+
+
+def family(top: int, processes: dict[int, Process], log: str) -> Iterator[Process]:
+    """The process and all that it started, without those that are no part of vLLM.
+
+    A forked process cannot always change its title; then the log names it.
+    """
+    yield processes[top]
+    names = {int(pid): name for name, pid in re.findall(r"\((\w+) pid=(\d+)\)", log)}
+    for process in processes.values():
+        if process.parent != top or not process.role:
+            continue
+        for each in family(process.pid, processes, ""):
+            if each.role == "front-end":
+                role, number = role_of(names.get(each.pid, ""))
+                each = replace(each, role=role or "unnamed process", number=number)
+            yield each
+
+
+def log_of(pid: int) -> tuple[str, str]:
+    """The end of a process's output, and where it is or why it cannot be had."""
+    file = within((PROC / str(pid) / "fd" / "1").readlink, Path())
+    if not within(file.is_file, False):
+        kind = str(file).split(":", 1)[0] if file.name else "what only its user sees"
+        return "", f"its output goes to {kind}; `journalctl _PID={pid}` may have it"
+
+    def read() -> str:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - LOG_BYTES))
+            return log.read().decode(errors="replace")
+
+    return within(read, ""), str(file)
