@@ -54,6 +54,20 @@ def test_the_first_decode_step_is_not_made_while_many_prompts_wait(pending):
     assert policy.learned is None, "a guess"
 
 
+def test_one_decode_step_is_made_if_prompts_never_let_one_be():
+    """In an overload, half the shortest prefill would stand in for it for ever."""
+    policy = Adaptive(AdaptiveParameters())
+    policy.decide(snapshot([running(9)] * 2))
+    row = running(9, 10, prefill_tokens=300, step_time_us=500_000)
+    decisions = [policy.decide(snapshot([row, running(9)])) for _ in range(90)]
+    held = [step for step, each in enumerate(decisions, 1) if not each.admit]
+    assert held == [40, 80], "20 s each"
+    assert policy.learned is None
+    decode = running(9, 10, step_time_us=40_000)
+    policy.decide(snapshot([decode, running(9)]))
+    assert policy.learned is not None
+
+
 def test_a_step_in_which_nobody_decodes_does_not_time_a_decode():
     policy = Adaptive(AdaptiveParameters())
     for _ in range(5):

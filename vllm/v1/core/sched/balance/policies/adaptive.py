@@ -17,6 +17,9 @@ _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
+_LONGEST_GUESS = 20.0
+"""Seconds of prefills beside decodes after which one step without prefill is made: the
+first one may take seconds, which is little then."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 _FIRST_TOKENS = 0.002
@@ -80,6 +83,8 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
+        self._guessed = 0.0
+        """Seconds of decodes beside prefills, before any step without one was timed."""
         self._served: set[int] = set()
         """Ranks that have ever had a request."""
         self.reset()
@@ -120,6 +125,10 @@ class Adaptive:
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
         known = self.learned
+        if known:
+            self._guessed = 0.0
+        elif self._decodes.before:
+            self._guessed += seconds
         self._decodes.observe(
             sum(snapshot.decoding), prefilled, seconds, known and known.cost.decode
         )
@@ -129,6 +138,9 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
+        if self._guessed >= _LONGEST_GUESS:
+            self._guessed = 0.0
+            return _HOLD._replace(reason="learn")
         # The first step without prefill may be a slow one: not while many wait for it.
         many = sum(snapshot.pending) > sum(snapshot.decoding)
         if cost is None or (many and not self._learner.is_sure):
