@@ -37,6 +37,10 @@ KEPT = [
     "1163:padded",
     "1263:experts",
     "3048:0.30+padded+as-served+attention+slow_rank",
+    pytest.param(
+        "3131:attention",
+        marks=pytest.mark.xfail(strict=True, reason="first budgets of a short burst"),
+    ),
 ]
 """Worlds that some policy harmed."""
 

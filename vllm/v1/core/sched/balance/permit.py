@@ -120,7 +120,9 @@ class PrefillPermit:
         waiting = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         for name, request in self._asked.items():
             told = request.status not in waiting or name in self.known_computed
-            if not told and not is_first(request, self._scheduler):
+            if told or is_first(request, self._scheduler):  # or the pass ended at it
+                self.unanswered.discard(name)
+            else:
                 self.unanswered.add(name)
         self._asked = {}
         requests = self._scheduler.requests
@@ -151,7 +153,6 @@ class PrefillPermit:
         waits = request.status != RequestStatus.RUNNING
         if waits and self._scheduler.connector is not None:
             self.known_computed[request.request_id] = num_computed_tokens
-            self.unanswered.discard(request.request_id)
         loaded = waits and self._is_exempt(request, num_computed_tokens)
         if waits and self._closed and not loaded:
             num_new_tokens = 0
