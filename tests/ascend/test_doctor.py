@@ -17,7 +17,9 @@ def test_all_is_well_with_the_real_wheel(tmp_path: Path, moe_model: Path) -> Non
     machine = FakeMachine(tmp_path)
     real = os.environ["LD_LIBRARY_PATH"]
     cuda, cann = (Path(name) for name in real.split(":"))
+    home = os.environ["ASCEND_HOME_PATH"]  # torch_npu looks into it
     for name, target in {
+        home: machine.folder / "root" / f"{ASCEND}/cann-9.1.0"[1:],
         f"{ASCEND}/cann-9.1.0/lib64": cann,
         f"{ASCEND}/nnal/atb/latest/atb/cxx_abi_1/lib": cann,
         "/cuda": cuda,
@@ -25,8 +27,9 @@ def test_all_is_well_with_the_real_wheel(tmp_path: Path, moe_model: Path) -> Non
         link = machine.folder / "root" / name[1:]
         if link.is_dir():
             link.rename(link.with_name("as_it_was"))
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
-    environ = os.environ | machine.variables
+    environ = os.environ | machine.variables | {"ASCEND_HOME_PATH": home}
     environ["LD_LIBRARY_PATH"] = f"{real}:/cuda:{machine.variables['LD_LIBRARY_PATH']}"
     environ["PATH"] = f"{machine.programs}:{os.environ['PATH']}"
     command = ["vllm-balance", "doctor", "--json", "--fail-on", "unknown"]
