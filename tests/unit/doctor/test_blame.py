@@ -1,0 +1,123 @@
+"""Whose fault a hang is, by what was seen; test_hang.py does it on real servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.balance.group import placard
+
+from vllm_balance.doctor.blame import Server, blame
+from vllm_balance.doctor.processes import Placard, Process, look_at, role_of
+
+NOW = 1000.0
+SERVE = ("/opt/bin/python", "/opt/bin/vllm", "serve", "model", "-dp=2")
+COLLECTIVE = "wait(distributed/group.py:1)"
+
+
+def process(role: str, number: str = "", state: str = "S", **said: Any) -> Process:
+    """A part of a server; a rank is in a collective call of its model since 10 s."""
+    shown = None
+    if role == "rank":
+        usual = {
+            **{"rank": int(number), "size": 2, "position": (0, 5), "doing": "model"},
+            **{"since": NOW - 10, "seen": NOW - 0.3, "stack": COLLECTIVE},
+        }
+        shown = Placard(**usual | said)
+    pid = 10 + int(number or -9)
+    return Process(pid, 1, state, role, number, SERVE, shown, 0.0, "")
+
+
+def rank(number: int, state: str = "S", **said: Any) -> Process:
+    return process("rank", str(number), state, **said)
+
+
+FRONT, COORDINATOR = process("front-end"), process("coordinator")
+BOTH = (rank(0), rank(1))
+MODEL, AHEAD = {"stack": "f(models/b.py:3)"}, {"doing": "exchange", "position": (0, 6)}
+FAR = {"size": 4, "others": {"2": (None, NOW - 9), "3": (None, NOW - 9)}}
+LOCAL = replace(FRONT, arguments=(*SERVE, "-dpl=2"))
+IDLE = {"doing": "idle", "stack": ""}
+
+CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
+    "stopped": ([rank(0, **AHEAD), rank(1, "T")], {}, "rank 1 (pid 11), stopped"),
+    "late": ([rank(0, **AHEAD), rank(1, **MODEL)], {}, "rank 1 (pid 11): after step 5"),
+    "computes": ([rank(0), rank(1, **MODEL)], {"busy": {11: 0.9}}, "computes without"),
+    "waits": ([rank(0), rank(1, **MODEL)], {}, "computes nothing"),
+    "network": ([*BOTH], {}, "the network's"),
+    "frozen": ([rank(0, seen=NOW - 8), rank(1)], {}, "rank 0 (pid 10): native code"),
+    "gone": ([rank(0)], {}, "ended (rank 1)"),
+    "zombie": ([rank(0), rank(1, "Z")], {}, "ended (rank 1)"),
+    "said": ([], {"log": ["EngineCore_DP1 died unexpectedly"]}, "said: EngineCore_DP1"),
+    "starts": ([], {}, "no rank is there (yet)"),
+    "workers": ([rank(0, stack="a(v1/shm_broadcast.py:4)"), rank(1)], {}, "its worker"),
+    "deaf": (
+        [rank(0, **IDLE), rank(1, **IDLE)],
+        {"answer": "is deaf"},
+        "the front-end is de",
+    ),
+    "moves": ([*BOTH], {"moved": frozenset({10})}, "nobody's: steps go on"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_right_one_is_named(case: str) -> None:
+    ranks, seen, words = CASES[case]
+    server = Server((FRONT, COORDINATOR, *ranks), NOW, **{"busy": {}} | seen)
+    assert words in blame(server).sentence
+
+
+def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named() -> None:
+    assert "ended (coordinator)" in blame(Server((FRONT, *BOTH), NOW, {})).sentence
+    ranks = rank(0, **FAR), rank(1, **FAR)
+    far = blame(Server((LOCAL, COORDINATOR, *ranks), NOW, {}))
+    assert far.sentence.startswith("ranks 2, 3 on another host: no heartbeat for 9 s")
+
+
+def test_what_a_rank_writes_is_read() -> None:
+    """By another process, and with what is late."""
+    written = placard.Placard(1, 4)
+    written.show("exchange", 3, 121)
+    written._now = (*written._now[:3], time.monotonic() - 10)
+    written.hear({0: "5 3 121", 2: "7 3 120", 3: "left"})
+    written.ask()
+    read = Placard.read(written.text())
+    assert read is not None
+    assert (read.rank, read.size, read.position) == (1, 4, (3, 121))
+    assert read.others["2"][0] == (3, 120)
+    assert read.others["3"][0] is None
+    assert "store" in read.others
+    assert "text(group/placard.py" in read.stack
+
+
+def test_roles_are_read_from_names_that_may_be_cut() -> None:
+    assert role_of("EngineCore_DP12") == ("rank", "12")
+    assert role_of("EngineCore") == ("rank", "0")
+    assert role_of("EngineCor") == ("rank", "")
+    assert role_of("DPCoordin") == ("coordinator", "")
+    assert role_of("Worker_DP0_TP1") == ("worker", "_DP0_TP1")
+    assert role_of("other") == ("", "")
+
+
+def test_a_process_that_computes_is_told_from_one_that_sleeps() -> None:
+    sleeps = "import time; time.sleep(9)"
+    for code, least, most in (("while True: 0", 0.5, 9), (sleeps, 0, 0.3)):
+        with subprocess.Popen([sys.executable, "-c", code]) as child:
+            time.sleep(0.3)
+            before, began = look_at(child.pid), time.monotonic()
+            time.sleep(0.5)
+            after = look_at(child.pid)
+            took = time.monotonic() - began
+            child.kill()
+        assert before is not None
+        assert after is not None
+        assert least <= (after.wanted_s - before.wanted_s) / took <= most
+    assert look_at(child.pid) is None
+    me = look_at(os.getpid())
+    assert me is not None
+    assert me.parent == os.getppid()
