@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""In which order a rank starts the prompts that wait: short ones first, within bounds.
+
+Pure Python: no torch, no vllm import, no clock.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+from typing import TypeVar
+
+OVERTAKEN = 1
+"""For how many computed tokens a prompt can be passed, for each of its own."""
+FIRST = 64
+"""Waiting requests that are put in order; those behind them stay as they came."""
+
+T = TypeVar("T")
+Key = Callable[[T], tuple[int, int]]
+
+
+class ShortFirst:
+    """Short prompts pass long ones, but not for long.
+
+    A prompt of p tokens that arrives when its rank has computed V prompt tokens has the
+    place ``V + OVERTAKEN * p``; the least is first. One that comes later and has q
+    tokens passes it only if less than ``OVERTAKEN * (p - q)`` tokens were computed
+    meanwhile. So nothing passes a prompt that comes after as much was computed as it
+    is long itself, and age counts in work: it stands still while all hold.
+
+    Preempted requests stay first. Those that are pending stay before the others, in
+    order among themselves: they keep slot and blocks, and so age and hold.
+    """
+
+    def __init__(self) -> None:
+        self._computed = 0
+        self._arrived: dict[str, int] = {}
+
+    def end_step(
+        self, new: Iterable[str], computed: int, requests: Collection[str]
+    ) -> None:
+        """Takes one step.
+
+        Args:
+            new: names of the requests that came before or in it.
+            computed: prompt tokens that the rank computed in it.
+            requests: all that are not finished; more that are known are forgotten, the
+                oldest first.
+        """
+        arrived = self._arrived
+        arrived.update(dict.fromkeys(new, self._computed))
+        self._computed += computed
+        if len(arrived) > 2 * len(requests) + 100:
+            self._arrived = {each: arrived[each] for each in arrived if each in requests}
+
+    def place(
+        self, name: str, tokens: int, preempted: bool, pending: bool
+    ) -> tuple[int, int]:
+        """Where a waiting request stands; less is earlier.
+
+        Args:
+            name: of the request.
+            tokens: that it has left to compute.
+            preempted: whether it ran before.
+            pending: whether it was pending after the last step.
+        """
+        if preempted:
+            return 0, 0
+        arrived = self._arrived.get(name, self._computed)
+        return 2 - pending, arrived + OVERTAKEN * tokens
+
+
+def sort_first(queue: deque[T], key: Key[T]) -> bool:
+    """Sorts the first requests of a queue; whether that moved any."""
+    first = list(islice(queue, FIRST))
+    in_order = sorted(first, key=key)
+    if in_order == first:
+        return False
+    for _ in first:
+        queue.popleft()
+    queue.extendleft(reversed(in_order))
+    return True
