@@ -211,8 +211,7 @@ class RealEngine(Engine):
                 enable_prefix_caching=prefix_blocks is not None,
             )
         self._ranks = [
-            _Rank(config, blocks, ttft_budget, short_first)
-            for _ in range(limits.ranks)
+            _Rank(config, blocks, ttft_budget, short_first) for _ in range(limits.ranks)
         ]
 
 

@@ -42,7 +42,10 @@ def held_step(scheduler, number, **prompts):
         ({"data_parallel_balance": "adaptive-fcfs"}, "long"),
         ({"data_parallel_balance": "align"}, "long"),
         ({"data_parallel_balance": "cap"}, "long"),
-        ({"data_parallel_balance": "adaptive", "scheduling_policy": "priority"}, "long"),
+        (
+            {"data_parallel_balance": "adaptive", "scheduling_policy": "priority"},
+            "long",
+        ),
     ],
 )
 def test_who_is_first(moe_model, options, first):
@@ -96,9 +99,7 @@ def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(schedul
         scheduler.requests[request.request_id] = request
         scheduler.skipped_waiting.add_request(request)
     scheduler.balance_gate.measure(0, 2, now=2.0, wall=0.0)
-    assert [request.status for request in scheduler.waiting][0] == (
-        RequestStatus.PREEMPTED
-    )
+    assert scheduler.waiting[0].status is RequestStatus.PREEMPTED
     assert waiting(scheduler)[1:] == ["short", "long"]
     assert list(scheduler.skipped_waiting) == blocked
 

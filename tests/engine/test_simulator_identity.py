@@ -154,7 +154,7 @@ def reordered(case: int) -> tuple[Scenario, str]:
     """As `generated` or `limited`, for any policy, and short prompts may pass."""
     scenario, policy = (limited if case % 2 else generated)(case + 5 * (case % 4))
     workload = replace(scenario.workload, input_len="lognormal:80:1:400")
-    traffic = ClientTraffic(request_rate=4.0 * scenario.limits.ranks)
+    traffic = ClientTraffic(request_rate=4.0 * scenario.limits.ranks, burstiness=0.05)
     policy = policy if case % 3 else "adaptive"
     return replace(
         scenario, workload=workload, traffic=traffic, short_first=True

@@ -33,9 +33,7 @@ def is_first(request: Request, scheduler: "Scheduler") -> bool:
     return any(queue and queue.peek_request() is request for queue in queues)
 
 
-def put_in_order(
-    scheduler: "Scheduler", order: ShortFirst, pending: Set[str]
-) -> None:
+def put_in_order(scheduler: "Scheduler", order: ShortFirst, pending: Set[str]) -> None:
     """Lets short prompts pass long ones in the queue of those that wait for a slot.
 
     Those that wait for something else, or hold KV blocks, stay in theirs.

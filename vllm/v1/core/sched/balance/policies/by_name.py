@@ -16,7 +16,15 @@ from .decision import OPEN, Decision, Policy
 from .hold_guard import Guard
 from .max_hold_steps import HoldBound
 
-__all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "SHORT_FIRST", "Decision", "Policy", "create_policy"]
+__all__ = [
+    "MAX_HOLD_STEPS",
+    "OPEN",
+    "POLICIES",
+    "SHORT_FIRST",
+    "Decision",
+    "Policy",
+    "create_policy",
+]
 
 MAX_HOLD_STEPS = 1000
 """Default bound of every hold, in steps; `adaptive` has one in time, too."""

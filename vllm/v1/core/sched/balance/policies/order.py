@@ -51,7 +51,9 @@ class ShortFirst:
         arrived.update(dict.fromkeys(new, self._computed))
         self._computed += computed
         if len(arrived) > 2 * len(requests) + 100:
-            self._arrived = {each: arrived[each] for each in arrived if each in requests}
+            self._arrived = {
+                each: arrived[each] for each in arrived if each in requests
+            }
 
     def place(
         self, name: str, tokens: int, preempted: bool, pending: bool
