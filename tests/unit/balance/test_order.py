@@ -17,13 +17,13 @@ def test_who_passes_is_shorter_by_more_than_was_computed_meanwhile(arrivals, ste
     queue = deque()
     for gap, tokens in arrivals:
         for _ in range(gap):
-            order.end_step((), step, came)
+            order.end_step({}, step, came)
             now += step
         name = str(len(came))
         came[name] = now, tokens
-        order.end_step([name], 0, came)
+        order.end_step({name: tokens}, 0, came)
         queue.append(name)
-    sort_first(queue, lambda n: order.place(n, came[n][1], False, False))
+    sort_first(queue, lambda n: order.place(n, False, False))
     for place, name in enumerate(queue):
         mine, tokens = came[name]
         for other in list(queue)[:place]:
@@ -36,9 +36,9 @@ def test_who_passes_is_shorter_by_more_than_was_computed_meanwhile(arrivals, ste
 
 def test_equal_prompts_stay_as_they_came():
     order, names = ShortFirst(), [str(n) for n in range(40)]
-    order.end_step(reversed(names), 0, names)
+    order.end_step(dict.fromkeys(reversed(names), 7), 0, names)
     queue = deque(names)
-    assert not sort_first(queue, lambda name: order.place(name, 7, False, False))
+    assert not sort_first(queue, lambda name: order.place(name, False, False))
     assert list(queue) == names
 
 
@@ -49,9 +49,7 @@ def test_preempted_requests_are_first_and_pending_ones_before_the_others():
     queue = deque(["new", "pending", "old", "preempted", "short pending"])
     sort_first(
         queue,
-        lambda name: order.place(
-            name, sizes[name], name == "preempted", "pending" in name
-        ),
+        lambda name: order.place(name, name == "preempted", "pending" in name),
     )
     assert list(queue) == ["preempted", "short pending", "pending", "new", "old"]
 
@@ -64,8 +62,8 @@ def test_only_the_first_are_put_in_order():
 
 def test_who_has_gone_is_forgotten_and_who_is_there_is_not():
     order = ShortFirst()
-    order.end_step(["long"], 1000, ["long"])
+    order.end_step({"long": 500}, 1000, ["long"])
     for n in range(1000):
-        order.end_step([f"{n}"], 10, ["long", f"{n}"])
-    assert order.place("long", 500, False, False) == (2, 500)
-    assert len(order._arrived) < 110
+        order.end_step({f"{n}": 5}, 10, ["long", f"{n}"])
+    assert order.place("long", False, False) == (2, 500)
+    assert len(order._places) < 110

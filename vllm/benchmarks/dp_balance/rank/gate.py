@@ -142,7 +142,10 @@ class GatedRank(Scheduler):
 
     def _measure_pending(self, now: float, since: float) -> None:
         if (order := self._order) is not None:
-            order.end_step(self._new, self.prefilled, self._requests)
+            requests = self._requests
+            new = [requests[name] for name in self._new if name in requests]
+            left = {work.name: self._blocks.left(work) for work in new}
+            order.end_step(left, self.prefilled, requests)
             if sort_first(self._waiting, self._place):
                 self._note_change()  # others may be held
         self._last_changes, self._last_held = self._changes, None
@@ -160,9 +163,7 @@ class GatedRank(Scheduler):
     def _place(self, work: RankRequest) -> tuple[int, int]:
         assert self._order is not None
         pending = work.name in self._pending_names
-        return self._order.place(
-            work.name, work.num_tokens, preempted=work.preempted, pending=pending
-        )
+        return self._order.place(work.name, work.preempted, pending)
 
     def _wait(self, now: float, budget: float) -> float:
         self._arrivals.observe(self._requests, now, now)

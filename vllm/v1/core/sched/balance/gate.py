@@ -231,7 +231,8 @@ class BalanceGate:
         new = self._arrivals.observe(scheduler.requests, now, wall)
         computed = permit.prefilled()
         if self._order is not None:
-            self._order.end_step(new, computed, scheduler.requests)
+            left = {name: self._pending.left(scheduler.requests[name]) for name in new}
+            self._order.end_step(left, computed, scheduler.requests)
             put_in_order(scheduler, self._order, self._pending_ids)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
         names = [request.request_id for request in pending.requests]

@@ -47,7 +47,6 @@ def put_in_order(scheduler: "Scheduler", order: ShortFirst, pending: Set[str]) -
     def place(request: Request) -> tuple[int, int]:
         return order.place(
             request.request_id,
-            request.num_tokens - request.num_computed_tokens,
             preempted=request.status is RequestStatus.PREEMPTED,
             pending=request.request_id in pending,
         )

@@ -6,7 +6,7 @@ Pure Python: no torch, no vllm import, no clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -22,11 +22,11 @@ Key = Callable[[T], tuple[int, int]]
 class ShortFirst:
     """Short prompts pass long ones, but not for long.
 
-    A prompt of p tokens that arrives when its rank has computed V prompt tokens has the
-    place ``V + OVERTAKEN * p``; the least is first. One that comes later and has q
+    A prompt that has p tokens to compute and arrives when its rank has computed V has
+    the place ``V + OVERTAKEN * p``; the least is first. One that comes later and has q
     tokens passes it only if less than ``OVERTAKEN * (p - q)`` tokens were computed
     meanwhile. So nothing passes a prompt that comes after as much was computed as it
-    is long itself, and age counts in work: it stands still while all hold.
+    takes itself, and age counts in work: it stands still while all hold.
 
     Preempted requests stay first. Those that are pending stay before the others, in
     order among themselves: they keep slot and blocks, and so age and hold.
@@ -34,42 +34,35 @@ class ShortFirst:
 
     def __init__(self) -> None:
         self._computed = 0
-        self._arrived: dict[str, int] = {}
+        self._places: dict[str, int] = {}
 
     def end_step(
-        self, new: Iterable[str], computed: int, requests: Collection[str]
+        self, new: Mapping[str, int], computed: int, requests: Collection[str]
     ) -> None:
         """Takes one step.
 
         Args:
-            new: names of the requests that came before or in it.
+            new: prompt tokens to compute of the requests that came before or in it.
             computed: prompt tokens that the rank computed in it.
-            requests: all that are not finished; more that are known are forgotten, the
-                oldest first.
+            requests: all that are not finished; the others are forgotten now and then.
         """
-        arrived = self._arrived
-        arrived.update(dict.fromkeys(new, self._computed))
+        places, now = self._places, self._computed
+        places.update({name: now + OVERTAKEN * left for name, left in new.items()})
         self._computed += computed
-        if len(arrived) > 2 * len(requests) + 100:
-            self._arrived = {
-                each: arrived[each] for each in arrived if each in requests
-            }
+        if len(places) > 2 * len(requests) + 100:
+            self._places = {each: places[each] for each in places if each in requests}
 
-    def place(
-        self, name: str, tokens: int, preempted: bool, pending: bool
-    ) -> tuple[int, int]:
+    def place(self, name: str, preempted: bool, pending: bool) -> tuple[int, int]:
         """Where a waiting request stands; less is earlier.
 
         Args:
             name: of the request.
-            tokens: that it has left to compute.
             preempted: whether it ran before.
             pending: whether it was pending after the last step.
         """
         if preempted:
             return 0, 0
-        arrived = self._arrived.get(name, self._computed)
-        return 2 - pending, arrived + OVERTAKEN * tokens
+        return 2 - pending, self._places.get(name, self._computed)
 
 
 def sort_first(queue: deque[T], key: Key[T]) -> bool:
