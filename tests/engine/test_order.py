@@ -70,24 +70,29 @@ def test_whoever_has_a_slot_keeps_slot_age_and_hold(scheduler):
         assert sorted(waiting(scheduler)[:SLOTS]) == long
 
 
-def test_those_without_a_slot_pass_each_other(scheduler):
+def test_those_without_a_slot_stay_as_they_came(scheduler):
     held_step(scheduler, 1, **{f"first-{n}": 50 for n in range(SLOTS)})
     held_step(scheduler, 2, long=60, short=10, middle=30)
-    assert waiting(scheduler)[SLOTS:] == ["short", "middle", "long"]
+    held_step(scheduler, 3)
+    assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
 
 
-def test_a_long_prompt_is_passed_until_as_much_is_computed_as_it_is_long(scheduler):
-    gate = scheduler.balance_gate
-    held_step(scheduler, 1, **{f"first-{n}": 60 for n in range(SLOTS)})
+def test_a_long_prompt_is_passed_until_as_much_is_computed_as_it_is_long(moe_model):
+    options = {"data_parallel_balance": "adaptive", "max_num_seqs": 8}
+    scheduler = make_scheduler(
+        engine_config(moe_model, data_parallel_size=2, **options)
+    )
+    held_step(scheduler, 1, one=60, two=60)
     held_step(scheduler, 2, long=100)
     for number, name in enumerate(["early", "late"], start=3):
-        gate.apply(OPEN._replace(prefill_budget=60))
+        scheduler.balance_gate.apply(OPEN._replace(prefill_budget=60))
         scheduler.add_request(make_request(name, 30, 5))
         assert sum(step(scheduler).num_scheduled_tokens.values()) >= 60
-        gate.measure(0, number, now=float(number), wall=0.0)
+        scheduler.balance_gate.measure(0, number, now=float(number), wall=0.0)
     held_step(scheduler, 5, too_late=30)
+    held_step(scheduler, 6)
     # 120 tokens were computed since the long one came.
-    assert waiting(scheduler)[2:] == ["early", "late", "long", "too_late"]
+    assert waiting(scheduler) == ["early", "late", "long", "too_late"]
 
 
 def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(scheduler):

@@ -1,6 +1,7 @@
 """The modelled ranks take the same steps as real schedulers with real gates."""
 
 import random
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -185,14 +186,15 @@ def test_the_cases_hold_prompts_back() -> None:
 def test_the_cases_let_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[bool] = []
 
-    def spy(*arguments: Any) -> bool:
-        moved.append(sort_first(*arguments))
-        return moved[-1]
+    def spy(queue: deque[Any], *arguments: Any) -> None:
+        before = list(queue)
+        sort_first(queue, *arguments)
+        moved.append(list(queue) != before)
 
     monkeypatch.setattr(gate, "sort_first", spy)
     for case in range(REORDERED):
         simulate(*reordered(case), case)
-    assert sum(moved) > 5 * REORDERED
+    assert sum(moved) > 2 * REORDERED
 
 
 def test_the_cases_preempt() -> None:

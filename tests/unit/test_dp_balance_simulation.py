@@ -68,20 +68,6 @@ def test_prompt_tokens_cost_more_the_longer_their_context() -> None:
     assert seconds == pytest.approx([1 + 1 + 0.5, 1 + 1 + 1.5])
 
 
-def test_who_is_held_changes_with_the_order() -> None:
-    """Also if nothing else does: a step like the one before is not scheduled again."""
-    engine = Engine(RankLimits(1, 1, 100), max_model_len=205, short_first=True)
-    for index, prompt_len in enumerate((200, 20)):
-        engine.add(0, SimRequest(index, prompt_len, 5))
-    held_steps = []
-    for step in range(1, 4):
-        engine.decide(HOLD)
-        engine.schedule()
-        engine.update()
-        held_steps += engine.exchange(0, step, step / 10).held_steps
-    assert held_steps == [0, 1, 2]
-
-
 def test_time_of_decodes_is_concave_while_few_experts_are_read() -> None:
     cost = CostModel(t0=1.0, a=0.0, b=0.0, c=0.0, experts=1.0, experts_tokens=10)
     few, more, many = (

@@ -146,8 +146,7 @@ class GatedRank(Scheduler):
             new = [requests[name] for name in self._new if name in requests]
             left = {work.name: self._blocks.left(work) for work in new}
             order.end_step(left, self.prefilled, requests)
-            if sort_first(self._waiting, self._place):
-                self._note_change()  # others may be held
+            sort_first(self._waiting, self._place)
         self._last_changes, self._last_held = self._changes, None
         self._pending, tokens = self._find_pending()
         running, waiting = len(self._running), len(self._waiting)

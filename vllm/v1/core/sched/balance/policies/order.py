@@ -28,8 +28,9 @@ class ShortFirst:
     meanwhile. So nothing passes a prompt that comes after as much was computed as it
     takes itself, and age counts in work: it stands still while all hold.
 
-    Preempted requests stay first. Those that are pending stay before the others, in
-    order among themselves: they keep slot and blocks, and so age and hold.
+    Only those that are pending pass each other: they keep slot and blocks, and so age
+    and hold. Slots are given in order of arrival, since who has one keeps it for an
+    answer, of whose length the prompt does not tell. Preempted requests stay first.
     """
 
     def __init__(self) -> None:
@@ -62,16 +63,14 @@ class ShortFirst:
         """
         if preempted:
             return 0, 0
-        return 2 - pending, self._places.get(name, self._computed)
+        return (1, self._places.get(name, self._computed)) if pending else (2, 0)
 
 
-def sort_first(queue: deque[T], key: Key[T]) -> bool:
-    """Sorts the first requests of a queue; whether that moved any."""
+def sort_first(queue: deque[T], key: Key[T]) -> None:
+    """Sorts the first requests of a queue."""
     first = list(islice(queue, FIRST))
     in_order = sorted(first, key=key)
-    if in_order == first:
-        return False
-    for _ in first:
-        queue.popleft()
-    queue.extendleft(reversed(in_order))
-    return True
+    if in_order != first:
+        for _ in first:
+            queue.popleft()
+        queue.extendleft(reversed(in_order))
