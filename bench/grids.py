@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
 from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
@@ -48,13 +48,20 @@ class Variant:
     policy: str
     load_balancer: str | None = None
     api_servers: int = 1
+    short_first: bool | None = None
     first_tokens: float | None = None
     """Share of the mean that `adaptive` gives for first tokens; its own is 0.002."""
 
 
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
 """Shows what the dispatch by prompt tokens brings."""
+SERVED_ALIKE = {
+    f"{policy}, order and dispatch": Variant(policy, BY_PREFIXES, short_first=True)
+    for policy in ("align", "sglang23-30")
+}
+"""Rules of others, served as `adaptive` is: they show whose a gain is."""
 VARIANTS = {
+    **SERVED_ALIKE,
     WITH_VLLM_DISPATCH: Variant("adaptive", load_balancer="0.23"),
     "adaptive, 4 API servers": Variant("adaptive", api_servers=4),
     "adaptive, 8 API servers": Variant("adaptive", api_servers=8),
@@ -72,9 +79,11 @@ ON_TRACES = (
 )
 TRADE_OFFS = (
     *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
-    *(name for name in VARIANTS if name != WITH_VLLM_DISPATCH),
+    *(name for name in VARIANTS if name not in (WITH_VLLM_DISPATCH, *SERVED_ALIKE)),
 )
 """What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
+WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)
+"""What else is run there at every load."""
 TRADE_OFF_COST = "phi 0.3"
 COSTS = {
     "phi 0": replace(DEEPSEEK_V3_1, phi=0.0),
@@ -117,7 +126,8 @@ def on_trace(window: Window, cost: str, load: Load) -> Cell:
     """A window of a trace at a load."""
     times = [row.time or 0.0 for row in _trace(window.file).rows]
     start, end = times[window.first], times[window.first + window.count - 1]
-    own = cost == TRADE_OFF_COST and load.of == "off"
+    whose = WHOSE if cost == TRADE_OFF_COST else ()
+    own = TRADE_OFFS if whose and load.of == "off" else ()
     labels = {
         **{"trace": window.trace, "first": window.first, "count": window.count},
         "cost": cost,
@@ -136,7 +146,7 @@ def on_trace(window: Window, cost: str, load: Load) -> Cell:
         ClientTraffic(max_concurrency=in_flight),
         load_balancer=AS_SERVED,
     )
-    policies = (*ON_TRACES, *(TRADE_OFFS if own else ()))
+    policies = (*ON_TRACES, *whose, *own)
     rate = (window.count - 1) / (end - start)
     return Cell(labels, scenario, policies, load=load, own_rate=rate)
 

@@ -72,6 +72,8 @@ def execute(task: Task) -> tuple[str, Figures]:
         what = replace(what, load_balancer=variant.load_balancer)
     if variant.api_servers > 1:
         what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
+    if variant.short_first is not None:
+        what = replace(what, short_first=variant.short_first)
     own = adaptive._FIRST_TOKENS  # no option: it is varied here alone
     if variant.first_tokens is not None:
         adaptive._FIRST_TOKENS = variant.first_tokens

@@ -37,9 +37,9 @@ def groups(cells: Sequence[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
 
 
 def baselines(cell: Cell) -> list[str]:
-    """The policies but `adaptive`, its variants, and off."""
-    names = cell["policies"]
-    return [name for name in names if not name.startswith(("adaptive", "off"))]
+    """The policies but `adaptive`, off, and all that is served in another way."""
+    own = ("adaptive", "off")
+    return [n for n in cell["policies"] if not n.startswith(own) and ", " not in n]
 
 
 def ratio(cell: Cell, figure: str, policy: str, over: str) -> float:
@@ -211,6 +211,12 @@ def trade_offs(document: Document) -> Rows:
             ]
         )
     return rows
+
+
+def whose(document: Document) -> list[str]:
+    """Policies that tell which part of a gain is order and dispatch; [] if not run."""
+    served = [n for n in traded(document)[0]["policies"] if "order and" in n]
+    return served and ["adaptive", "adaptive-fcfs", "align", "sglang23-30", *served]
 
 
 # ---- Drawn lengths

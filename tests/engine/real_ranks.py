@@ -64,7 +64,11 @@ class _Rank:
     """One scheduler with its gate."""
 
     def __init__(
-        self, config: VllmConfig, num_blocks: int, ttft_budget: float | None
+        self,
+        config: VllmConfig,
+        num_blocks: int,
+        ttft_budget: float | None,
+        short_first: bool,
     ) -> None:
         asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
@@ -75,7 +79,12 @@ class _Rank:
         )
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
-        self.gate = give_gate(self.scheduler, "adaptive", ttft_budget=ttft_budget)
+        self.gate = give_gate(
+            self.scheduler,
+            "adaptive",
+            ttft_budget=ttft_budget,
+            short_first=short_first,
+        )
         self.requests: dict[str, SimRequest] = {}
         self._in_flight: deque[_Scheduled] = deque()
 
@@ -180,6 +189,7 @@ class RealEngine(Engine):
         ttft_budget: float | None,
         async_scheduling: bool,
         prefix_blocks: int | None,
+        short_first: bool,
     ) -> None:
         """Makes the schedulers, for requests of so many tokens, prompt and output.
 
@@ -200,7 +210,9 @@ class RealEngine(Engine):
                 async_scheduling=async_scheduling,
                 enable_prefix_caching=prefix_blocks is not None,
             )
-        self._ranks = [_Rank(config, blocks, ttft_budget) for _ in range(limits.ranks)]
+        self._ranks = [
+            _Rank(config, blocks, ttft_budget, short_first) for _ in range(limits.ranks)
+        ]
 
 
 def real_engine(
@@ -217,6 +229,7 @@ def real_engine(
         ttft_budget,
         scenario.async_scheduling,
         sum(-(-length // BLOCK_SIZE) for length in lengths) if shares else None,
+        bool(scenario.short_first),
     )
 
 

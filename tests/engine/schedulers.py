@@ -108,6 +108,7 @@ def give_gate(
     policy: str,
     exchange: Any = None,
     ttft_budget: float | None = None,
+    short_first: bool = False,
     **bound: int,
 ) -> BalanceGate:
     """A gate with that policy, exchange and bound, instead of the scheduler's."""
@@ -117,6 +118,7 @@ def give_gate(
         exchange or RowExchange(timeout=1.0),
         BalanceStats(policy=policy),
         ttft_budget,
+        short_first,
     )
     scheduler.balance_gate = gate
     return gate

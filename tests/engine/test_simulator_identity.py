@@ -1,6 +1,7 @@
 """The modelled ranks take the same steps as real schedulers with real gates."""
 
 import random
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
+from vllm.benchmarks.dp_balance.rank import gate
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.v1.core.sched.balance.policies.order import sort_first
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from real_ranks import simulate_real
@@ -34,6 +37,7 @@ LIMITED_POLICIES = (
 CASES = 60
 LIMITED_CASES = (*range(32), 55, 129)
 """In the last two the gate counts a block for a request that has had its last step."""
+REORDERED = 16
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
 
 
@@ -139,6 +143,25 @@ def test_same_with_a_full_kv_cache(case: int, monkeypatch: pytest.MonkeyPatch) -
     assert_same(*limited(case), case, monkeypatch)
 
 
+@pytest.mark.parametrize("case", range(REORDERED))
+def test_same_with_short_prompts_first(
+    case: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, policy = reordered(case)
+    assert_same(scenario, policy, case, monkeypatch)
+
+
+def reordered(case: int) -> tuple[Scenario, str]:
+    """As `generated` or `limited`, for any policy, and short prompts may pass."""
+    scenario, policy = (limited if case % 2 else generated)(case + 5 * (case % 4))
+    workload = replace(scenario.workload, input_len="lognormal:80:1:400")
+    traffic = ClientTraffic(request_rate=4.0 * scenario.limits.ranks, burstiness=0.05)
+    policy = policy if case % 3 else "adaptive"
+    return replace(
+        scenario, workload=workload, traffic=traffic, short_first=True
+    ), policy
+
+
 def assert_same(
     scenario: Scenario, policy: str, case: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +175,26 @@ def assert_same(
 
 
 def test_the_cases_hold_prompts_back() -> None:
-    held, sample = 0, range(0, CASES, 4)
+    held, sample = 0, range(0, CASES, 5)
     for case in sample:
         steps: list[StepRecord] = []
         simulate(*generated(case), case, on_step=steps.append)
         held += any(any(step.held) for step in steps)
     assert held > len(sample) / 3
+
+
+def test_the_cases_let_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[bool] = []
+
+    def spy(queue: deque[Any], *arguments: Any) -> None:
+        before = list(queue)
+        sort_first(queue, *arguments)
+        moved.append(list(queue) != before)
+
+    monkeypatch.setattr(gate, "sort_first", spy)
+    for case in range(REORDERED):
+        simulate(*reordered(case), case)
+    assert sum(moved) > 2 * REORDERED
 
 
 def test_the_cases_preempt() -> None:

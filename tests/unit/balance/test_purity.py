@@ -12,6 +12,7 @@ ALLOWED = {
     "collections",
     "collections.abc",
     "dataclasses",
+    "itertools",
     "math",
     "operator",
     "typing",

@@ -32,6 +32,7 @@ from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
 from vllm.benchmarks.dp_balance.step_time.model import Loads
+from vllm.v1.core.sched.balance.policies.by_name import SHORT_FIRST
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from hostile_worlds import World, draw, parse
@@ -220,7 +221,12 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     copies = None if policy == "off" else Copies(policy)
     if leaving and not limits.kv_blocks:
         limits = replace(limits, kv_blocks=10**9)  # the engine that can abort
-    scenario = Scenario(limits, world.cost, async_scheduling=world.asynchronous)
+    scenario = Scenario(
+        limits,
+        world.cost,
+        async_scheduling=world.asynchronous,
+        short_first=policy in SHORT_FIRST,
+    )
     engine = Leaving(make_engine(scenario, requests, None), device, leaving)
     rng = random.Random(f"routing {world.seed} {noise}")
     balancer = world.balancer

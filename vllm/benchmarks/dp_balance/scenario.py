@@ -4,9 +4,9 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vllm.v1.core.sched.balance.policies.by_name import POLICIES
+from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
 from .front_end.api_servers import Dispatcher
 from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
@@ -34,6 +34,8 @@ class Scenario:
     load_balancer: str = "0.23"
     skew: float = 0.5
     async_scheduling: bool = False
+    short_first: bool | None = None
+    """Whether short prompts pass long ones in a rank; None: as the policy is served."""
 
 
 def make_engine(
@@ -50,6 +52,7 @@ def make_engine(
         ttft_budget,
         scenario.async_scheduling,
         any(request.hash_ids for request in requests),
+        bool(scenario.short_first),
     )
 
 
@@ -75,6 +78,8 @@ def simulate(
     rng = random.Random(f"clients {seed}")
     ranks = scenario.limits.ranks
     spec = PolicySpec.parse(policy)
+    if scenario.short_first is None:
+        scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     load_balancer = load_balancer_of(scenario.load_balancer, spec.name in POLICIES)
     load_balancers = make_load_balancers(
         load_balancer,

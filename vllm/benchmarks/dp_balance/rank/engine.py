@@ -30,6 +30,7 @@ class Engine:
         ttft_budget: float | None = None,
         async_scheduling: bool = False,
         shared_prefixes: bool = False,
+        short_first: bool = False,
     ) -> None:
         """Makes empty ranks.
 
@@ -39,6 +40,7 @@ class Engine:
             ttft_budget: what the gate of a server would be told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
             shared_prefixes: whether prompts share beginnings: then all are cached.
+            short_first: whether short prompts may pass long ones in a rank.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
@@ -50,6 +52,7 @@ class Engine:
                 make_blocks(limits.kv_blocks, shared_prefixes, async_scheduling),
                 ttft_budget,
                 async_scheduling,
+                short_first,
             )
             for _ in range(limits.ranks)
         ]

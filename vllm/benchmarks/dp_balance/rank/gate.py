@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
+from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks
@@ -61,6 +62,7 @@ class GatedRank(Scheduler):
         blocks: Blocks,
         ttft_budget: float | None,
         async_scheduling: bool,
+        short_first: bool = False,
     ) -> None:
         """Makes an empty rank.
 
@@ -69,8 +71,10 @@ class GatedRank(Scheduler):
             blocks: of its KV cache.
             ttft_budget: what the gate is told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
+            short_first: whether short prompts may pass long ones.
         """
         super().__init__(limits, blocks)
+        self._order = ShortFirst() if short_first else None
         self._ttft_budget = ttft_budget
         self._arrivals, self._ages, self._holds = Arrivals(), _Ages(), _Holds()
         self._new: list[str] = []
@@ -137,6 +141,12 @@ class GatedRank(Scheduler):
         )
 
     def _measure_pending(self, now: float, since: float) -> None:
+        if (order := self._order) is not None:
+            requests = self._requests
+            new = [requests[name] for name in self._new if name in requests]
+            left = {work.name: self._blocks.left(work) for work in new}
+            order.end_step(left, self.prefilled, requests)
+            sort_first(self._waiting, self._place)
         self._last_changes, self._last_held = self._changes, None
         self._pending, tokens = self._find_pending()
         running, waiting = len(self._running), len(self._waiting)
@@ -148,6 +158,11 @@ class GatedRank(Scheduler):
         self._pending_since = self._ages.oldest_since(now)
         self._holds.end_step(self._requests, names, self._held, self._new, since)
         self._new.clear()
+
+    def _place(self, work: RankRequest) -> tuple[int, int]:
+        assert self._order is not None
+        pending = work.name in self._pending_names
+        return self._order.place(work.name, work.preempted, pending)
 
     def _wait(self, now: float, budget: float) -> float:
         self._arrivals.observe(self._requests, now, now)

@@ -63,6 +63,10 @@ class Blocks:
         """Takes back the blocks of a request, which hold its computed tokens."""
         self.free += blocks_of(work.num_computed_tokens)
 
+    def left(self, work: RankRequest) -> int:
+        """Tokens to compute of a request that has just come."""
+        return work.num_tokens
+
     def needs(
         self, works: Sequence[RankRequest], room: int
     ) -> Iterator[tuple[int, int]]:
@@ -125,6 +129,10 @@ class EndlessBlocks(Blocks):
         if whole < len(chunks):
             tokens = max(tokens, computed.get(chunks[whole], 0))
         return BLOCK_SIZE * min(tokens // BLOCK_SIZE, work.most_hits)
+
+    def left(self, work: RankRequest) -> int:
+        """Tokens to compute of a request that has just come."""
+        return work.num_tokens - self._hits(work)
 
     def start(self, work: RankRequest) -> bool:
         """Lets a waiting request find what is cached of it."""
@@ -191,6 +199,10 @@ class CachedBlocks(Blocks):
             (chunks[((index + 1) * BLOCK_SIZE - 1) // chunk_size], index)
             for index in range(shared)
         ] + [(-1 - request.index, index) for index in range(shared, full)]
+
+    def left(self, work: RankRequest) -> int:
+        """Tokens to compute of a request that has just come."""
+        return work.num_tokens - BLOCK_SIZE * self._found.count(work)
 
     def start(self, work: RankRequest) -> bool:
         """Lets a waiting request find what is cached of it, if all of it fits."""

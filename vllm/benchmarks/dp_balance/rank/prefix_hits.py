@@ -85,16 +85,20 @@ class FoundPrefixes:
 
     def _search(self, work: RankRequest, charged: bool) -> Hit:
         self._searches -= charged
-        # Blocks are evicted from the end of a prompt.
-        count = bisect_left(
-            range(work.most_hits),
-            True,
-            key=lambda index: work.keys[index] not in self._cached,
-        )
+        count = self.count(work)
         if not count:
             return _NOTHING
         last = self._cached[work.keys[count - 1]][0]
         return Hit(count, last, last.key)
+
+    def count(self, work: RankRequest) -> int:
+        """Blocks that are cached of a request."""
+        # They are evicted from the end of a prompt.
+        return bisect_left(
+            range(work.most_hits),
+            True,
+            key=lambda index: work.keys[index] not in self._cached,
+        )
 
     def _still_holds(self, work: RankRequest, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""

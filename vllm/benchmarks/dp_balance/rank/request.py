@@ -40,6 +40,8 @@ class RankRequest:
     """Whether that step was scheduled."""
     phase: int = 0
     """It needs a new block in the steps that are -phase modulo the block size."""
+    preempted: bool = False
+    """Whether it ever was."""
     # The rest only where prompts share beginnings.
     chunks: list[int] = field(default_factory=list)
     """Numbers of the beginnings of its prompt, as `kv_cache.Chunks` gives them."""

@@ -200,7 +200,7 @@ class Scheduler:
             self._ending[work.ends].remove(work)
             self._end_decode(work, work.num_computed_tokens)
         self._blocks.release(work)
-        work.num_computed_tokens = 0
+        work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
         self._note_change()
 

@@ -17,7 +17,11 @@ from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
-from vllm.v1.core.sched.balance.measure.queues import backlog_of, num_waiting
+from vllm.v1.core.sched.balance.measure.queues import (
+    backlog_of,
+    num_waiting,
+    put_in_order,
+)
 from vllm.v1.core.sched.balance.measure.releases import (
     keep_prefill_interval,
     max_admitted,
@@ -27,10 +31,12 @@ from vllm.v1.core.sched.balance.parent_watch import end_with_parent
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies.by_name import (
     OPEN,
+    SHORT_FIRST,
     Decision,
     Policy,
     create_policy,
 )
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -62,6 +68,7 @@ def create_balance_gate(
         parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     )
     placard.publish()
+    scheduler_config = vllm_config.scheduler_config
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
@@ -70,6 +77,7 @@ def create_balance_gate(
         RowExchange(_timeout(parallel_config), identity_of(vllm_config), placard),
         BalanceStats(policy=name, collect=scheduler.log_stats),
         ttft_budget,
+        short_first=name in SHORT_FIRST and scheduler_config.policy == "fcfs",
     )
 
 
@@ -116,6 +124,7 @@ class BalanceGate:
         exchange: Exchange,
         stats: BalanceStats,
         ttft_budget: float | None = None,
+        short_first: bool = False,
     ) -> None:
         """The gate of one rank.
 
@@ -126,6 +135,8 @@ class BalanceGate:
             stats: collects what happens.
             ttft_budget: seconds from arrival to first token that the operator
                 promises.
+            short_first: whether short prompts may pass long ones; with priorities,
+                never.
         """
         self.policy = new_policy()
         self.stats = stats
@@ -143,6 +154,8 @@ class BalanceGate:
         self._prefilled: deque[int] = deque(maxlen=ahead)
         self._arrivals = Arrivals()
         self._holds = Holds()
+        self._order = ShortFirst() if short_first else None
+        self._pending_ids: frozenset[str] = frozenset()
         parallel_config = scheduler.vllm_config.parallel_config
         self._notices = Notices(
             parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
@@ -215,10 +228,15 @@ class BalanceGate:
             wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler, permit = self._scheduler, self._permit
+        new = self._arrivals.observe(scheduler.requests, now, wall)
+        computed = permit.prefilled()
+        if self._order is not None:
+            left = {name: self._pending.left(scheduler.requests[name]) for name in new}
+            self._order.end_step(left, computed, scheduler.requests)
+            put_in_order(scheduler, self._order, self._pending_ids)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
         names = [request.request_id for request in pending.requests]
-        pending_ids = frozenset(names)
-        new = self._arrivals.observe(scheduler.requests, now, wall)
+        self._pending_ids = pending_ids = frozenset(names)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
@@ -228,7 +246,7 @@ class BalanceGate:
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
-        self._prefilled.append(permit.prefilled())
+        self._prefilled.append(computed)
         running = len(scheduler.running)
         chunks = sum(request.is_prefill_chunk for request in scheduler.running)
         return Row(

@@ -25,7 +25,8 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
             that has none.
     """
     policy = parallel_config.data_parallel_balance
-    if parallel_config.data_parallel_balance_ttft is not None and policy != "adaptive":
+    ttft = parallel_config.data_parallel_balance_ttft
+    if ttft is not None and not policy.startswith("adaptive"):
         raise ValueError(
             f"{_FLAG}-ttft is a knob of {_FLAG} adaptive, but the policy is {policy}. "
             "Choose that policy, or remove the knob."

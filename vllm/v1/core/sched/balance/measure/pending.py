@@ -64,6 +64,10 @@ class PendingWork:
         # A scheduler makes its gate before its KV cache.
         return PrefixHits(self._scheduler)
 
+    def left(self, request: Request) -> int:
+        """Tokens to compute of a request that has just come, as far as that is told."""
+        return _left(request) - self._hits.tokens_of(request)
+
     def read(self, known_computed: Mapping[str, int], unanswered: Set[str]) -> Pending:
         """All pending requests: those in progress first, then in upstream's order.
 
@@ -215,5 +219,5 @@ class PendingWork:
 
 
 def _left(request: Request) -> int:
-    """Tokens that a running prompt has left to compute."""
+    """Tokens that a prompt has left to compute."""
     return request.num_tokens - request.num_computed_tokens

@@ -88,6 +88,12 @@ class PrefixHits:
         self._searches = SEARCHES
         self._blocks = SEARCHED_BLOCKS
 
+    def tokens_of(self, request: Request) -> int:
+        """Tokens that the KV cache has of a request, if that takes no walk; else 0."""
+        if not self._enabled or not self._size or _reads_nothing(request):
+            return 0
+        return self._size * self._count(request)[1]
+
     def of_each(self, requests: Sequence[Request]) -> Iterator[Hit]:
         """What the KV cache has of requests; not to be asked of those that began.
 
@@ -173,9 +179,7 @@ class PrefixHits:
             return self._last
         hashes = request.block_hashes
         if self._size:
-            end = min(len(hashes), (request.num_tokens - 1) // self._size)
-            found = self._end_of_hit(hashes, end)
-            count = max(0, found - len(self._dropping))
+            found, count = self._count(request)
             marks = self._block(hashes, found, 0)
             last = marks if count == found else self._block(hashes, count, 0)
             blocks = (last,) if last else self._nothing.blocks
@@ -230,12 +234,16 @@ class PrefixHits:
             and self._still_holds(request, last)
         )
 
-    def _end_of_hit(self, hashes: Sequence[Any], end: int) -> int:
+    def _count(self, request: Request) -> tuple[int, int]:
+        """Blocks that are there, and those of them that upstream does not drop."""
+        hashes = request.block_hashes
+        end = min(len(hashes), (request.num_tokens - 1) // self._size)
         if end == 0 or not self._has_block(hashes[0], [0]):
-            return 0
-        return bisect_left(
+            return 0, 0
+        found = bisect_left(
             range(end), True, key=lambda index: not self._has_block(hashes[index], [0])
         )
+        return found, max(0, found - len(self._dropping))
 
     def _still_holds(self, request: Request, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""

@@ -3,7 +3,7 @@
 """The scheduler's queues: the only place that knows what upstream calls them."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ from vllm.v1.core.sched.balance.dispatch import (
     queued_tokens,
 )
 from vllm.v1.core.sched.balance.measure.releases import first_of
+from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -30,6 +31,27 @@ def is_first(request: Request, scheduler: "Scheduler") -> bool:
     """Whether a request is at the head of its queue."""
     queues = (scheduler.waiting, _looked_at_first(scheduler))
     return any(queue and queue.peek_request() is request for queue in queues)
+
+
+def put_in_order(scheduler: "Scheduler", order: ShortFirst, pending: Set[str]) -> None:
+    """Lets short prompts pass long ones in the queue of those that wait for a slot.
+
+    Those that wait for something else, or hold KV blocks, stay in theirs.
+
+    Args:
+        scheduler: one that serves first come first served.
+        order: of its rank.
+        pending: requests that were pending after the last step.
+    """
+
+    def place(request: Request) -> tuple[int, int]:
+        return order.place(
+            request.request_id,
+            preempted=request.status is RequestStatus.PREEMPTED,
+            pending=request.request_id in pending,
+        )
+
+    sort_first(scheduler.waiting, place)
 
 
 class InTurn:

@@ -16,7 +16,15 @@ from .decision import OPEN, Decision, Policy
 from .hold_guard import Guard
 from .max_hold_steps import HoldBound
 
-__all__ = ["MAX_HOLD_STEPS", "OPEN", "POLICIES", "Decision", "Policy", "create_policy"]
+__all__ = [
+    "MAX_HOLD_STEPS",
+    "OPEN",
+    "POLICIES",
+    "SHORT_FIRST",
+    "Decision",
+    "Policy",
+    "create_policy",
+]
 
 MAX_HOLD_STEPS = 1000
 """Default bound of every hold, in steps; `adaptive` has one in time, too."""
@@ -30,8 +38,12 @@ POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {
     "cap": (Cap, CapParameters),
     "align": (Align, AlignParameters),
     "adaptive": (_guarded, AdaptiveParameters),
+    "adaptive-fcfs": (_guarded, AdaptiveParameters),
 }
 """What makes each policy, and its parameters; "off" has none."""
+
+SHORT_FIRST = frozenset({"adaptive"})
+"""Those with which short prompts pass long ones; see `order.py`."""
 
 
 def create_policy(

@@ -1,0 +1,116 @@
+"""Short prompts pass long ones in the real scheduler, and what that leaves alone."""
+
+import pytest
+from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.request import RequestStatus
+
+from schedulers import engine_config, give_gate, make_request, make_scheduler, step
+
+HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
+SLOTS = 4
+
+
+@pytest.fixture
+def config(moe_model):
+    return engine_config(
+        moe_model, data_parallel_size=2, data_parallel_balance="adaptive"
+    )
+
+
+@pytest.fixture
+def scheduler(config):
+    return make_scheduler(config)
+
+
+def waiting(scheduler):
+    return [request.request_id for request in scheduler.waiting]
+
+
+def held_step(scheduler, number, **prompts):
+    """A step that holds, before which these requests have come; its row."""
+    for name, tokens in prompts.items():
+        scheduler.add_request(make_request(name, tokens, 5))
+    scheduler.balance_gate.apply(HOLD)
+    step(scheduler)
+    return scheduler.balance_gate.measure(0, number, now=float(number), wall=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"data_parallel_balance": "adaptive"}, "short"),
+        ({"data_parallel_balance": "adaptive-fcfs"}, "long"),
+        ({"data_parallel_balance": "align"}, "long"),
+        ({"data_parallel_balance": "cap"}, "long"),
+        (
+            {"data_parallel_balance": "adaptive", "scheduling_policy": "priority"},
+            "long",
+        ),
+    ],
+)
+def test_who_is_first(moe_model, options, first):
+    scheduler = make_scheduler(
+        engine_config(moe_model, data_parallel_size=2, **options)
+    )
+    held_step(scheduler, 1, long=60, short=10)
+    held_step(scheduler, 2)
+    held_step(scheduler, 3)
+    scheduler.balance_gate.apply(OPEN._replace(prefill_budget=10))
+    assert step(scheduler).num_scheduled_tokens == {first: 10}
+
+
+def test_whoever_has_a_slot_keeps_slot_age_and_hold(scheduler):
+    """Else a bound of the hold would begin anew with each short prompt that comes."""
+    long = [f"long-{n}" for n in range(SLOTS)]
+    held_step(scheduler, 1, **dict.fromkeys(long, 90))
+    for number in range(2, 12):
+        row = held_step(scheduler, number, **{f"short-{number}": 5})
+        assert (row.pending, row.held_steps) == (SLOTS, number)
+        assert row.pending_age_us == (number - 1) * 1_000_000
+        assert sorted(waiting(scheduler)[:SLOTS]) == long
+
+
+def test_those_without_a_slot_stay_as_they_came(scheduler):
+    held_step(scheduler, 1, **{f"first-{n}": 50 for n in range(SLOTS)})
+    held_step(scheduler, 2, long=60, short=10, middle=30)
+    held_step(scheduler, 3)
+    assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
+
+
+def test_a_long_prompt_is_passed_until_as_much_is_computed_as_it_is_long(moe_model):
+    options = {"data_parallel_balance": "adaptive", "max_num_seqs": 8}
+    scheduler = make_scheduler(
+        engine_config(moe_model, data_parallel_size=2, **options)
+    )
+    held_step(scheduler, 1, one=60, two=60)
+    held_step(scheduler, 2, long=100)
+    for number, name in enumerate(["early", "late"], start=3):
+        scheduler.balance_gate.apply(OPEN._replace(prefill_budget=60))
+        scheduler.add_request(make_request(name, 30, 5))
+        assert sum(step(scheduler).num_scheduled_tokens.values()) >= 60
+        scheduler.balance_gate.measure(0, number, now=float(number), wall=0.0)
+    held_step(scheduler, 5, too_late=30)
+    held_step(scheduler, 6)
+    # 120 tokens were computed since the long one came.
+    assert waiting(scheduler) == ["early", "late", "long", "too_late"]
+
+
+def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(scheduler):
+    held_step(scheduler, 1, long=100, again=90, short=10)
+    scheduler.waiting[1].status = RequestStatus.PREEMPTED
+    blocked = [make_request(name, size, 5) for name, size in (("b", 90), ("a", 5))]
+    for request in blocked:
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        scheduler.requests[request.request_id] = request
+        scheduler.skipped_waiting.add_request(request)
+    scheduler.balance_gate.measure(0, 2, now=2.0, wall=0.0)
+    assert scheduler.waiting[0].status is RequestStatus.PREEMPTED
+    assert waiting(scheduler)[1:] == ["short", "long"]
+    assert list(scheduler.skipped_waiting) == blocked
+
+
+def test_a_gate_without_the_order_keeps_that_of_arrival(scheduler):
+    give_gate(scheduler, "adaptive")
+    held_step(scheduler, 1, long=60, short=10)
+    held_step(scheduler, 2)
+    assert waiting(scheduler) == ["long", "short"]
