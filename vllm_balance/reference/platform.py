@@ -24,6 +24,8 @@ ENVIRONMENT = {
     # One thread a rank: ranks share the cores, and small models gain nothing.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # There is no operator of MLA; upstream has the same layers with plain attention.
+    "VLLM_MLA_DISABLE": "1",
 }
 """Environment variables set where the user has not set them."""
 
@@ -119,7 +121,7 @@ class ReferencePlatform(CpuPlatform):
     @classmethod
     def import_kernels(cls) -> None:
         """Register the operators of ``torch.ops._C``."""
-        from vllm_balance.reference import operators  # noqa: F401
+        from vllm_balance.reference import operators, speculation  # noqa: F401
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
