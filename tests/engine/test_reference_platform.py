@@ -112,7 +112,7 @@ def test_several_workers_need_processes(moe_model: Path) -> None:
                     "prompt_lookup_max": 2,
                 }
             },
-            "method=ngram_gpu: .* method ngram only",
+            "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3, draft_model",
         ),
     ],
 )

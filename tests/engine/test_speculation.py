@@ -28,14 +28,26 @@ from test_waves import (
 
 
 class DraftingEngine(CheckedModelEngine):
-    """Keeps what was drafted, after how many tokens of which request."""
+    """Keeps what was drafted, after how many tokens of which request.
+
+    Where a step computes a part of a prompt, upstream has the drafter read the
+    request's last token behind it and not the next one. What may read that later is
+    left out: the request, or all where the part ends in the shared prefix.
+    """
 
     def __init__(self, vllm_config: Any, trace: Any) -> None:
         super().__init__(vllm_config, trace)
-        trace.drafts = []
+        trace.drafts, trace.hits = [], 0
+        self._in_parts: set[str] = set()
+        self._shared_in_parts = False
         self._runner = self.model_executor.driver_worker.worker.model_runner
         self._propose = self._runner.drafter.propose
         self._runner.drafter.propose = self._record_drafts
+
+    def _record(self, output: Any) -> None:
+        super()._record(output)
+        new = output.scheduled_new_reqs
+        self.trace.hits += sum(request.num_computed_tokens > 0 for request in new)
 
     def _record_drafts(self, *args: Any, **kwargs: Any) -> Any:
         computed = kwargs["common_attn_metadata"].seq_lens.clone()
@@ -43,13 +55,22 @@ class DraftingEngine(CheckedModelEngine):
         if rejected is not None:
             computed -= rejected
         newest = kwargs["next_token_ids"].tolist()
+        in_part = self._runner.discard_request_mask.np.tolist()
         drafts = self._propose(*args, **kwargs)
-        names = self._runner.input_batch.req_ids
-        for name, *what in zip(
-            names, computed.tolist(), newest, drafts.tolist(), strict=False
+        for name, part, *what in zip(
+            self._runner.input_batch.req_ids,
+            in_part,
+            computed.tolist(),
+            newest,
+            drafts.tolist(),
+            strict=False,
         ):
-            prompt = self._runner.requests[name].num_prompt_tokens
-            self.trace.drafts.append((prompt, *what))
+            if part:
+                self._in_parts.add(name)
+                self._shared_in_parts |= what[0] < SHARED
+            elif name not in self._in_parts and not self._shared_in_parts:
+                prompt = self._runner.requests[name].num_prompt_tokens
+                self.trace.drafts.append((prompt, *what))
         return drafts
 
 
@@ -87,7 +108,8 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         async_scheduling=asynchronous,
         enable_prefix_caching=True,
         max_num_batched_tokens=256,
-        max_model_len=PROMPT + OUTPUT,
+        block_size=SHARED // 2,  # of two blocks in common, one is a hit
+        num_gpu_blocks_override=9,
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
     )
     try:
@@ -99,7 +121,6 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
 
 
 FAST = [
-    ("mtp", 1, "align", False),
     ("mtp", 3, "cap", True),
     ("eagle3", 3, "cap", False),
     ("draft_model", 3, "align", True),
@@ -128,8 +149,7 @@ def test_text_and_drafts(
     for trace, _ in reports:
         for prompt, computed, newest, drafts in trace.drafts:
             text = texts.get(prompt, ())
-            if not prompt <= computed < len(text):
-                said["not known"] += 1
+            if computed >= len(text):  # near a tie, or beyond its end
                 continue
             expected = drafter.drafts(text[: computed + 1], count)
             said["drafts"] += 1
@@ -138,4 +158,5 @@ def test_text_and_drafts(
                 wrong.append((prompt, computed, newest, drafts, expected))
     print(dict(said))
     assert wrong[:5] == []
-    assert 0.1 < said["accepted"] / said["drafts"] < 0.9
+    assert sum(trace.hits for trace, _ in reports) > 0
+    assert 0.2 < said["accepted"] / said["drafts"] < 0.9
