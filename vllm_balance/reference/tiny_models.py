@@ -90,13 +90,12 @@ def make_dense(vocabulary: int) -> torch.nn.Module:
     return randomised(transformers.Qwen3ForCausalLM(config))
 
 
-SHARE = 0.3
-FORESIGHT, CONTEXT = 0.25, 0.1
-"""How much of a token's embedding the head has for the token behind it, and what share
-of their output the layers keep.
+FORESIGHT = 0.25
+"""How much of a token's embedding the head has for the token behind it."""
+CONTEXT, SHARE = 0.1, 0.3
+"""What the layers keep of their output, and drafters of hidden states.
 
-Of two models with equal embeddings and heads, one then often drafts what the other
-writes, and often not.
+So two models with equal embeddings and heads often write the same, and often not.
 """
 
 
