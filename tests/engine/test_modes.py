@@ -32,7 +32,6 @@ NGRAM = {
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 3,
 }
-MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def assert_decided(*servers: Server) -> None:
@@ -62,30 +61,24 @@ def test_a_pipeline_of_worker_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "mtp"])
 def test_speculation_grammars_and_priorities(
-    method: str, moe_model: Path, drafting_models: Path, tmp_path: Path
+    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
     """Grammars are compiled while other requests are held; urgent requests overtake
     others at the gate and preempt them."""
-    model, drafts = {
-        "ngram": (moe_model, NGRAM),
-        "mtp": (drafting_models / "deepseek", MTP),
-    }[method]
-    expected = samples(model)
     options = (
-        *("--speculative-config", json.dumps(drafts)),
+        *("--speculative-config", json.dumps(NGRAM)),
         *("--scheduling-policy", "priority", "--max-model-len", "320"),
         *("--block-size", "32", "--num-gpu-blocks-override", "12"),
     )
     with (
-        Server(tmp_path, model, *BALANCE, *options) as server,
+        Server(tmp_path, moe_model, *BALANCE, *options) as server,
         ThreadPoolExecutor(18) as pool,
     ):
 
         def ask(number: int) -> str:
             body = {
-                "model": str(model),
+                "model": str(moe_model),
                 "prompt": [5 + number, 6, 7],
                 "max_tokens": 8,
                 "temperature": 0,
@@ -96,14 +89,14 @@ def test_speculation_grammars_and_priorities(
             return str(answer.json()["choices"][0]["text"])
 
         def complete(priority: int) -> list[list[int]]:
-            prompts = [sample.prompt for sample in expected]
+            prompts = [sample.prompt for sample in moe_samples]
             return server.complete(prompts, NEW_TOKENS, 8, priority=priority)
 
         completions = pool.map(complete, (9, 0))
         for number, text in enumerate(pool.map(ask, range(48))):
             assert re.fullmatch(f"[ab]{{{1 + number % 6}}}c", text), text
         for got in completions:
-            assert got == [list(sample.tokens) for sample in expected]
+            assert got == [list(sample.tokens) for sample in moe_samples]
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
         assert 0 < sum(accepted.values()) < sum(drafted.values())
@@ -111,7 +104,7 @@ def test_speculation_grammars_and_priorities(
         assert_decided(server)
         random_request = {"prompt": [5, 6], "temperature": 0.5}
         refused = server.post(
-            "/v1/completions", {"model": str(model), **random_request}
+            "/v1/completions", {"model": str(moe_model), **random_request}
         )
         assert refused.status_code == 400
         assert "send temperature=0" in refused.text
