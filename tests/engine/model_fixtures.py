@@ -21,6 +21,15 @@ def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def drafting_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with MTP, and of two others that draft for it."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("deepseek", "eagle3", "draft"):
+        tiny_models.make(name, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def moe_samples(moe_model: Path) -> list[Sample]:
     """Prompts and expected greedy tokens of the mixture-of-experts model."""
     return samples(moe_model)

@@ -67,10 +67,10 @@ def engine_config(model: Path, **arguments: Any) -> VllmConfig:
     return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
 
 
-def as_if_eagle(config: VllmConfig) -> None:
-    """Makes n-gram drafts those of an EAGLE head: there is none for the tiny models."""
+def drafted_by(config: VllmConfig, method: str) -> None:
+    """Makes n-gram drafts those of a model, which a scheduler does not ask for."""
     assert config.speculative_config is not None
-    config.speculative_config.method = "eagle"
+    config.speculative_config.method = method
 
 
 def make_scheduler(

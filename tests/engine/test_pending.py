@@ -12,7 +12,7 @@ from schedulers import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     WINDOW,
-    as_if_eagle,
+    drafted_by,
     engine_config,
     give_gate,
     make_request,
@@ -94,7 +94,7 @@ def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(
     arguments = {"speculative_config": DRAFTS} if speculates else {}
     config = config_of(moe_model, max_num_seqs=64, **arguments)
     if speculates:
-        as_if_eagle(config)
+        drafted_by(config, "mtp")
     scheduler = make_scheduler(config, num_blocks=2000, layers=layers)
     prefix = [1] * (8 * BLOCK_SIZE)
     scheduler.add_request(prompt_request("first", prefix + [2] * 32, 90))

@@ -39,8 +39,8 @@ from schedulers import (
     FULL_ATTENTION,
     WINDOW,
     answer,
-    as_if_eagle,
     complete,
+    drafted_by,
     engine_config,
     make_scheduler,
     nothing_cached,
@@ -66,6 +66,8 @@ LAYERS = {
     "window, full, window": (WINDOW, FULL_ATTENTION, WINDOW),
     "full, mamba": (FULL_ATTENTION, MAMBA),
 }
+DRAFTERS = ("mtp", "draft_model")
+"""Both look ahead; with the first upstream drops the last block of a hit."""
 FEATURES = (
     "priorities",
     "adapters",
@@ -139,7 +141,7 @@ class World:
     def drawn(cls, rng: random.Random) -> "World":
         features = set(rng.sample(FEATURES, rng.choice([0, 1, 2, 3, 5, 8])))
         layers = rng.choice(list(LAYERS))
-        speculation = rng.choice(["", "", "ngram", "eagle"])
+        speculation = rng.choice(["", "", "ngram", *DRAFTERS])
         if "mamba" in layers or features & {"encoder items", "asynchronous"}:
             # Until 0.31 upstream forgets the adapters of requests that it leaves out.
             features.discard("adapters")
@@ -165,7 +167,7 @@ class World:
 
         With look-ahead a prompt may take a block more than its first part.
         """
-        if self.layers != "full" or self.speculation == "eagle":
+        if self.layers != "full" or self.speculation in DRAFTERS:
             return False
         return not self.features & {
             "connector",
@@ -240,8 +242,8 @@ def config_of(model: Any, world: World) -> Any:
         model, data_parallel_size=2, data_parallel_balance="cap", **arguments
     )
     config.scheduler_config.async_scheduling = world.has("asynchronous")
-    if world.speculation == "eagle":
-        as_if_eagle(config)
+    if world.speculation in DRAFTERS:
+        drafted_by(config, world.speculation)
     if world.has("adapters"):
         config.lora_config = LoRAConfig(
             max_loras=ADAPTERS, max_lora_rank=8, max_cpu_loras=ADAPTERS

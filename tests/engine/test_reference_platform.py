@@ -112,13 +112,21 @@ def test_several_workers_need_processes(moe_model: Path) -> None:
                     "prompt_lookup_max": 2,
                 }
             },
-            "method=ngram_gpu: .* method ngram only",
+            "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3, draft_model",
         ),
     ],
 )
 def test_refuses(options: dict[str, Any], message: str, moe_model: Path) -> None:
     with pytest.raises(ValueError, match=message):
         EngineArgs(str(moe_model), **options).create_engine_config()
+
+
+def test_refuses_a_draft_model_ahead(drafting_models: Path) -> None:
+    target, draft = (str(drafting_models / name) for name in ("deepseek", "draft"))
+    drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 1}
+    options = {"speculative_config": drafts, "async_scheduling": True}
+    with pytest.raises(ValueError, match="pass --no-async-scheduling"):
+        EngineArgs(target, **options).create_engine_config()
 
 
 def test_refuses_the_second_model_runner(

@@ -5,6 +5,9 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
+DRAFTED_BY = ("ngram", "mtp", "eagle3", "draft_model")
+"""Methods of speculation that run, by the names that ``SpeculativeConfig`` has."""
+
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -19,6 +22,19 @@ def check(config: Any) -> None:
     for asked, flag, advice in _refusals(config):
         if asked:
             raise ValueError(f"{flag}: the reference platform {advice}")
+
+
+def check_scheduling(speculative: Any, asynchronous: bool) -> None:
+    """Refuse a draft model that runs ahead: an engine dies of a preemption.
+
+    Raises:
+        ValueError: says so.
+    """
+    if asynchronous and getattr(speculative, "method", None) == "draft_model":
+        raise ValueError(
+            "--async-scheduling: the reference platform drafts by a draft model only "
+            "step by step; pass --no-async-scheduling"
+        )
 
 
 def check_sampling(speculative: bool, temperature: float) -> None:
@@ -76,12 +92,13 @@ def _refusals(config: Any) -> list[tuple[bool, str, str]]:
             "q_proj k_proj v_proj o_proj, or merge the adapter into the model",
         ),
         (
-            speculative is not None and speculative.method != "ngram",
+            speculative is not None and speculative.method not in DRAFTED_BY,
             f"--speculative-config method={getattr(speculative, 'method', None)}",
-            "has the operators of method ngram only",
+            f"drafts by one of {', '.join(DRAFTED_BY)}",
         ),
         (
-            speculative is not None and find_spec("numba") is None,
+            getattr(speculative, "method", None) == "ngram"
+            and find_spec("numba") is None,
             "--speculative-config",
             "needs numba for method ngram, as every vLLM does; pip install numba",
         ),

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812  the name PyTorch's users know
 _library = torch.library.Library("_C", "FRAGMENT")
 
 
-def _operator(schema: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+def operator(schema: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Define ``schema`` in ``torch.ops._C`` and implement it by the function."""
 
     def register(function: Callable[..., object]) -> Callable[..., object]:
@@ -31,12 +31,12 @@ def _operator(schema: str) -> Callable[[Callable[..., object]], Callable[..., ob
     return register
 
 
-@_operator("init_cpu_memory_env(SymInt[] node_ids) -> ()")
+@operator("init_cpu_memory_env(SymInt[] node_ids) -> ()")
 def init_cpu_memory_env(node_ids: Sequence[int]) -> None:
     """Bind memory to NUMA nodes: nothing to do where speed does not count."""
 
 
-@_operator("silu_and_mul(Tensor(a0!) result, Tensor input) -> ()")
+@operator("silu_and_mul(Tensor(a0!) result, Tensor input) -> ()")
 def silu_and_mul(result: torch.Tensor, gates: torch.Tensor) -> None:
     """Write SwiGLU of ``gates`` ``[..., 2 n]`` into ``result`` ``[..., n]``.
 
@@ -46,7 +46,7 @@ def silu_and_mul(result: torch.Tensor, gates: torch.Tensor) -> None:
     result.copy_(F.silu(gate) * up)
 
 
-@_operator(
+@operator(
     "compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, "
     "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()"
 )
@@ -71,7 +71,7 @@ def compute_slot_mapping(
     slot_mapping[:tokens] = block * block_size + position % block_size
 
 
-@_operator(
+@operator(
     "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, "
     "int head_dim, Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, "
     "bool casual, int window_size, str isa_hint, bool enable_kv_split, "
@@ -82,7 +82,7 @@ def get_scheduler_metadata(*_: object) -> torch.Tensor:
     return torch.empty(0)
 
 
-@_operator(
+@operator(
     "cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor(a2!) key_cache, "
     "Tensor(a3!) value_cache, Tensor slot_mapping, str isa, float k_scale=1.0, "
     'float v_scale=1.0, str kv_cache_dtype="auto") -> ()'
@@ -104,7 +104,7 @@ def reshape_and_cache(
     value_cache[block, :, offset] = value[real]
 
 
-@_operator(
+@operator(
     "cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor(a3!) output, Tensor query_start_loc, Tensor seq_lens, float scale, "
     "bool causal, Tensor? alibi_slopes, SymInt sliding_window_left, "
@@ -168,7 +168,7 @@ def attention_with_kv_cache(
         output[new] = result.transpose(0, 1)
 
 
-@_operator(
+@operator(
     "cpu_attention_with_kv_cache.one_window(Tensor query, Tensor key_cache, "
     "Tensor value_cache, Tensor(a3!) output, Tensor query_start_loc, Tensor seq_lens, "
     "float scale, bool causal, Tensor? alibi_slopes, SymInt sliding_window_size, "
@@ -241,13 +241,13 @@ def _weigh(
     return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1] @ values
 
 
-@_operator("greedy_argmax(Tensor logits) -> Tensor")
+@operator("greedy_argmax(Tensor logits) -> Tensor")
 def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
     """Choose the likeliest token of each row; from 0.33 on an operator on a CPU."""
     return logits.argmax(dim=-1).view(-1)
 
 
-@_operator("fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor")
+@operator("fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor")
 def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
     """Draw a token of each row of ``[rows, vocabulary]`` from its softmax.
 
@@ -260,7 +260,7 @@ def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tens
     return (logits.double() - exponential.log()).argmax(dim=-1)
 
 
-@_operator(
+@operator(
     "rejection_greedy_sample_kernel_impl(Tensor(a0!) output_token_ids, "
     "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor target_argmax, "
     "Tensor bonus_token_ids, Tensor? is_greedy, SymInt max_spec_len) -> ()"

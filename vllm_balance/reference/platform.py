@@ -24,6 +24,8 @@ ENVIRONMENT = {
     # One thread a rank: ranks share the cores, and small models gain nothing.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # There is no operator of MLA; upstream has the same layers with plain attention.
+    "VLLM_MLA_DISABLE": "1",
 }
 """Environment variables set where the user has not set them."""
 
@@ -98,6 +100,7 @@ class ReferencePlatform(CpuPlatform):
         # The base class forces these three; what was asked for works here.
         executor = parallel.distributed_executor_backend
         async_scheduling = scheduler.async_scheduling
+        limits.check_scheduling(vllm_config.speculative_config, async_scheduling)
         start_method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         super().check_and_update_config(vllm_config)
         parallel.distributed_executor_backend = executor
@@ -119,7 +122,7 @@ class ReferencePlatform(CpuPlatform):
     @classmethod
     def import_kernels(cls) -> None:
         """Register the operators of ``torch.ops._C``."""
-        from vllm_balance.reference import operators  # noqa: F401
+        from vllm_balance.reference import operators, speculation  # noqa: F401
 
     @classmethod
     def get_punica_wrapper(cls) -> str:

@@ -1,6 +1,9 @@
-"""Make tiny models with random weights, offline: a mixture of experts and a dense one.
+"""Make tiny models with random weights, offline.
 
-    python -m vllm_balance.reference.tiny_models --out DIR [--model moe|dense|all]
+    python -m vllm_balance.reference.tiny_models --out DIR [--model NAME]
+
+``moe`` is a mixture of experts, ``dense`` is none. ``deepseek`` is a mixture of experts
+with a layer for MTP; ``eagle3`` and ``draft`` draft for it, too.
 
 The weights are float32 and seeded: equal versions of torch, transformers and
 tokenizers write equal bytes. Scales are chosen so that greedy text keeps changing and
@@ -8,6 +11,7 @@ the best token leads clearly, which makes two implementations comparable token b
 """
 
 import argparse
+import copy
 import json
 import shutil
 import sys
@@ -77,35 +81,165 @@ def make_moe(vocabulary: int) -> torch.nn.Module:
         norm_topk_prob=True,
         **SHAPE,
     )
-    return transformers.Qwen3MoeForCausalLM(config)
+    return randomised(transformers.Qwen3MoeForCausalLM(config))
 
 
 def make_dense(vocabulary: int) -> torch.nn.Module:
     """A dense Qwen3 of 2 layers."""
     config = transformers.Qwen3Config(vocab_size=vocabulary, **SHAPE)
-    return transformers.Qwen3ForCausalLM(config)
+    return randomised(transformers.Qwen3ForCausalLM(config))
+
+
+FORESIGHT = 0.25
+"""How much of a token's embedding the head has for the token behind it."""
+CONTEXT, SHARE = 0.1, 0.3
+"""What the layers keep of their output, and drafters of hidden states.
+
+So two models with equal embeddings and heads often write the same, and often not.
+"""
+
+
+def make_deepseek(vocabulary: int) -> torch.nn.Module:
+    """A DeepSeek-V3 of 2 layers; a third predicts the token after the next (MTP).
+
+    Drafters have its embeddings and head.
+    """
+    shape = SHAPE | {"num_key_value_heads": 4, "num_hidden_layers": 3}
+    del shape["head_dim"]
+    config = transformers.DeepseekV3Config(
+        vocab_size=vocabulary,
+        moe_intermediate_size=64,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        n_group=2,
+        topk_group=1,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",  # which Hugging Face does not write, and assumes
+        first_k_dense_replace=1,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        num_nextn_predict_layers=1,
+        **shape,
+    )
+    model = _softened(transformers.DeepseekV3ForCausalLM(config))
+    hidden = config.hidden_size
+    embeddings, head = model.model.embed_tokens, model.lm_head
+    with torch.no_grad():
+        head.weight += FORESIGHT * embeddings.weight.roll(1, 0)
+    config.num_hidden_layers = 2
+    layer = model.model.layers[config.num_hidden_layers]
+    layer.embed_tokens = copy.deepcopy(embeddings)
+    for name in ("enorm", "hnorm"):
+        layer.add_module(name, torch.nn.RMSNorm(hidden))
+    layer.eh_proj = _of_both(hidden)
+    layer.shared_head = torch.nn.Module()
+    layer.shared_head.norm = torch.nn.RMSNorm(hidden)
+    layer.shared_head.head = copy.deepcopy(head)
+    return model
+
+
+def _softened(model: torch.nn.Module) -> torch.nn.Module:
+    """A randomised model whose layers add less to the embedding of the last token."""
+    for name, weight in randomised(model).named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            weight.data *= CONTEXT
+    return model
+
+
+def _of_both(hidden: int) -> torch.nn.Linear:
+    """A layer that adds to an embedding a random part of a hidden state."""
+    layer = torch.nn.Linear(2 * hidden, hidden, bias=False)
+    with torch.no_grad():
+        randomised(layer).weight *= SHARE
+        layer.weight[:, :hidden] = torch.eye(hidden)
+    return layer
+
+
+class Eagle3LlamaForCausalLM(transformers.LlamaModel):
+    """An EAGLE3 head; vLLM and this class find its weights by the same names."""
+
+    def __init__(self, config: transformers.LlamaConfig) -> None:
+        super().__init__(config)
+        hidden, (layer,) = config.hidden_size, self.layers
+        attention = layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            outputs = getattr(attention, name).out_features
+            new = torch.nn.Linear(2 * hidden, outputs, bias=False)
+            attention.add_module(name, new)
+        layer.hidden_norm = torch.nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.fc = torch.nn.Linear(hidden, hidden, bias=False)
+        self.lm_head = torch.nn.Linear(hidden, config.vocab_size, bias=False)
+
+
+def make_eagle3(vocabulary: int) -> torch.nn.Module:
+    """An EAGLE3 head that reads what ``deepseek`` has after its first layer."""
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        draft_vocab_size=vocabulary,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [1]},
+        **SHAPE | {"num_hidden_layers": 1},
+    )
+    model = _softened(Eagle3LlamaForCausalLM(config))
+    attention, hidden = model.layers[0].self_attn, config.hidden_size
+    heads = (config.num_key_value_heads, config.head_dim, -1)
+    copies = config.num_attention_heads // config.num_key_value_heads
+    with torch.no_grad():  # the embedding comes in by a token's attention to itself
+        keys = attention.k_proj.weight
+        keys[:, hidden:] *= SHARE
+        queries = keys.view(heads).repeat_interleave(copies, 0)
+        attention.q_proj.weight.copy_(queries.reshape(-1, 2 * hidden))
+        attention.v_proj.weight.copy_(torch.eye(hidden, 2 * hidden))
+        outputs = torch.eye(hidden).view(heads).repeat_interleave(copies, 0)
+        attention.o_proj.weight.copy_(outputs.reshape(-1, hidden).T / copies)
+        model.fc.weight *= SHARE
+    return _with_ends_of(make_deepseek(vocabulary), model)
+
+
+def make_draft(vocabulary: int) -> torch.nn.Module:
+    """A draft model for ``deepseek``: a dense Qwen3 of one layer."""
+    config = transformers.Qwen3Config(
+        vocab_size=vocabulary, **SHAPE | {"num_hidden_layers": 1}
+    )
+    model = _softened(transformers.Qwen3ForCausalLM(config))
+    return _with_ends_of(make_deepseek(vocabulary), model)
+
+
+def _with_ends_of(target: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """The model with the embeddings and the head of the target."""
+    inputs = target.get_input_embeddings().state_dict()
+    model.get_input_embeddings().load_state_dict(inputs)
+    model.lm_head.load_state_dict(target.lm_head.state_dict())
+    return model
 
 
 MODELS: dict[str, Callable[[int], torch.nn.Module]] = {
     "moe": make_moe,
     "dense": make_dense,
+    "deepseek": make_deepseek,
+    "eagle3": make_eagle3,
+    "draft": make_draft,
 }
 
 
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Draw every weight matrix anew; norms keep their ones.
+def randomised(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with every weight matrix drawn anew, in float32; norms keep their ones.
 
     Embeddings are N(0, 1), other matrices N(0, (GAIN / √inputs)²): each layer's output
     then weighs as much as its input, so that the next token depends on the whole
     context and not on the last token alone.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     for name, weight in sorted(model.named_parameters()):
         if weight.dim() < 2:
             continue
         scale = 1.0 if "embed" in name else GAIN / weight.shape[-1] ** 0.5
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    return model.float().eval()
 
 
 GAIN = 2.0
@@ -147,8 +281,7 @@ def make(name: str, out: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as temporary:
         new = Path(temporary) / name
         tokenizer = make_tokenizer()
-        model = MODELS[name](len(tokenizer)).float().eval()
-        randomise(model, SEED)
+        model = MODELS[name](len(tokenizer))
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
         (new / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")

@@ -16,11 +16,30 @@ from vllm.distributed import get_pp_group
 from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker import block_table
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
 from vllm_balance.reference.operators import compute_slot_mapping
 
 _DEVICES = "assigned_physical_gpu_ids"
+
+
+class ReferenceModelRunner(CPUModelRunner):
+    """Upstream's, which forgets how many drafts were good when it schedules ahead."""
+
+    def _copy_valid_sampled_token_count(
+        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
+    ) -> None:
+        """Keep the counts, as the GPU's runner does.
+
+        The positions of the next step come from them. From 0.30 on upstream's keeps
+        them itself.
+        """
+        super()._copy_valid_sampled_token_count(
+            next_token_ids, valid_sampled_tokens_count
+        )
+        if self.use_async_spec_decode:
+            self.valid_sampled_token_count_gpu = valid_sampled_tokens_count
 
 
 class ReferenceWorker(CPUWorker):
@@ -41,6 +60,8 @@ class ReferenceWorker(CPUWorker):
         # The sampler's helpers are compiled at their first call, by a C++ compiler.
         torch._dynamo.config.disable = True
         super().init_device()
+        # The CPU worker names the class itself.
+        self.model_runner.__class__ = ReferenceModelRunner
         # The runner's own lacks wait_stream (async scheduling); without one it takes
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
