@@ -117,7 +117,7 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
 
 def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
     dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
-    client = front_end(2, BalanceDispatch(dispatch, PromptHasher("sha256", 16)))
+    client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
     assert send(client, "one", [5] * 600) == 0
     assert send(client, "other", [4] * 600) == 1
     assert send(client, "other", [6] * 600) == 1
@@ -125,7 +125,7 @@ def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
 
 
 def hashed(**fields: Any) -> list[Any]:
-    return list(PromptHasher("sha256", 16).keys(made(**fields)))
+    return list(PromptHasher(16).keys(made(**fields)))
 
 
 def image(name: str, offset: int) -> MultiModalFeatureSpec:

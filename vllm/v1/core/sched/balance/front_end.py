@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
-from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     generate_block_hash_extra_keys,
@@ -20,17 +20,41 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 
+OPTION = "data_parallel_dispatch"
+"""The key in `--additional-config` that chooses one of `DISPATCHES`."""
+
+DISPATCHES = ("vllm", "tokens", "prefixes")
+"""vLLM's own, by counts of requests; by prompt tokens; and by prefixes as well.
+
+Without a choice it is the last one with balance on. With balance off, and where all
+prompts arrive with their KV cache (`kv_consumer`), it is the first."""
+
+
 def create_balance_dispatch(
     client: "DPLBAsyncMPClient", vllm_config: VllmConfig
 ) -> "BalanceDispatch | None":
-    """The dispatch of a front-end; None unless balance scheduling is on."""
-    if vllm_config.parallel_config.data_parallel_balance == "off":
+    """The dispatch of a front-end; None for vLLM's own.
+
+    Raises:
+        ValueError: `--additional-config` has an unknown one.
+    """
+    is_on = vllm_config.parallel_config.data_parallel_balance != "off"
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
+    options = vllm_config.additional_config
+    usual = DISPATCHES[-1 if is_on and role != "kv_consumer" else 0]
+    chosen = options.get(OPTION, usual) if isinstance(options, dict) else usual
+    if chosen not in DISPATCHES:
+        raise ValueError(
+            f"--additional-config {OPTION}: expected one of {', '.join(DISPATCHES)}, "
+            f"found {chosen!r}"
+        )
+    if chosen == "vllm":
         return None
     ranks = len(client.core_engines)
     cache = vllm_config.cache_config
     hasher, chunks = None, 0
-    if cache.enable_prefix_caching:
-        hasher = PromptHasher(cache.prefix_caching_hash_algo, cache.block_size)
+    if cache.enable_prefix_caching and chosen == "prefixes":
+        hasher = PromptHasher(cache.block_size)
         # The ready messages have said how many blocks the ranks have, all together.
         blocks = (cache.num_gpu_blocks or 0) // ranks
         chunks = blocks * cache.block_size // hasher.chunk_tokens
@@ -44,16 +68,19 @@ def create_balance_dispatch(
             hasher.chunk_tokens if hasher else 1,
         ),
         hasher,
+        is_on,
     )
 
 
 class PromptHasher:
-    """Hashes prompts as vLLM hashes blocks, in larger chunks."""
+    """Hashes prompts as vLLM hashes blocks, in larger chunks.
 
-    def __init__(self, algorithm: str, block_size: int) -> None:
-        """Takes `prefix_caching_hash_algo`, and tokens of a block of the KV cache."""
+    Always by its usual algorithm: others take up to twenty times as long.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """Takes the tokens of a block of the KV cache."""
         self.chunk_tokens = chunk_tokens(block_size)
-        self._hash = get_hash_fn_by_name(algorithm)
 
     def keys(self, request: EngineCoreRequest) -> Keys:
         """The keys of a prompt; none of one that reads no cache, or has embeddings."""
@@ -71,7 +98,7 @@ class PromptHasher:
             start = end - self.chunk_tokens
             # It looks at nothing that the front-end's request lacks.
             extra, image = generate_block_hash_extra_keys(request, start, end, image)
-            key = hash_block_tokens(self._hash, key, tokens[start:end], extra)
+            key = hash_block_tokens(sha256, key, tokens[start:end], extra)
             keys.append(key)
         return keys
 
@@ -84,11 +111,22 @@ class BalanceDispatch:
     """
 
     def __init__(
-        self, dispatch: TokenDispatch, hasher: PromptHasher | None = None
+        self,
+        dispatch: TokenDispatch,
+        hasher: PromptHasher | None = None,
+        tokens_published: bool = True,
     ) -> None:
-        """Starts without requests; without a hasher, looks at no prefixes."""
+        """Starts without requests.
+
+        Args:
+            dispatch: the rule.
+            hasher: none to look at no prefixes.
+            tokens_published: whether ranks publish prompt tokens and requests; else
+                those that wait and that run, as upstream's do.
+        """
         self.dispatch = dispatch
         self._hasher = hasher
+        self._tokens_published = tokens_published
         self._hashed: tuple[EngineCoreRequest | None, Keys] = None, ()
         """The request that was pinned and is not sent yet."""
         self._published: Sequence[Sequence[float]] | None = None
@@ -104,15 +142,15 @@ class BalanceDispatch:
         Args:
             request: gets its `data_parallel_rank`. Pooling requests do not: those that
                 belong together go to one rank.
-            published: what the coordinator says of each rank, prompt tokens and
-                requests first; another list each time.
+            published: what the coordinator says of each rank; another list each time.
             ranks: that take requests. The coordinator hears of a change later.
         """
         if published is not self._published:
             self._published = published
-            self.dispatch.publish(
-                [(int(each[0]), int(each[1])) for each in published[:ranks]]
-            )
+            told = [(int(each[0]), int(each[1])) for each in published[:ranks]]
+            if not self._tokens_published:
+                told = [(0, waiting + running) for waiting, running in told]
+            self.dispatch.publish(told)
         if request.pooling_params is None and request.data_parallel_rank is None:
             rank = self.dispatch.rank_of(request.request_id)
             if rank is None:
