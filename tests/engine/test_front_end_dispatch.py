@@ -26,18 +26,20 @@ SLOTS = 4
 
 @contextlib.asynccontextmanager
 async def engine(
-    model: Path, step_seconds: float, **options: Any
+    model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
-    device = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    """With balance on, or with it off and that dispatch."""
+    device: dict[str, Any] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
-        data_parallel_balance="adaptive",
+        data_parallel_balance="off" if dispatch else "adaptive",
         max_num_seqs=SLOTS,
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config={"emulated_device": device},
+        additional_config={"emulated_device": device}
+        | ({OPTION: dispatch} if dispatch else {}),
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -98,12 +100,17 @@ def grown(session: int, turn: int) -> list[int]:
     return [3 + session] * (1100 + 100 * turn)
 
 
-def test_a_prompt_goes_where_its_prefix_is(moe_model: Path) -> None:
-    """So also after a pin, and until the ranks say that they have it no longer."""
+@pytest.mark.parametrize("dense", [False, True], ids=["balanced", "dense"])
+def test_a_prompt_goes_where_its_prefix_is(
+    dense: bool, moe_model: Path, dense_model: Path
+) -> None:
+    """So also after a pin, and until the ranks say that they have it no longer; and on
+    ranks of a dense model, which do not step together."""
+    model, asked_for = (dense_model, "prefixes") if dense else (moe_model, None)
     homes = {0: 2, 1: 0, 2: 1}
 
     async def serve() -> None:
-        async with engine(moe_model, step_seconds=0.01, block_size=16) as asked:
+        async with engine(model, 0.01, asked_for, block_size=16) as asked:
             client: Any = asked.engine_core
             chosen, dispatch = ranks_chosen(asked), client.balance_dispatch.dispatch
             blocks = asked.vllm_config.cache_config.num_gpu_blocks // RANKS
@@ -125,6 +132,11 @@ def test_a_prompt_goes_where_its_prefix_is(moe_model: Path) -> None:
             assert held(dispatch) == [2, 2, 2]
             await ask(asked, "other again", other, 2)
             assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
+            for _ in range(100):
+                if dispatch.own == [Backlog()] * RANKS:
+                    break
+                await asyncio.sleep(0.05)
+            assert dispatch.own == [Backlog()] * RANKS
 
     asyncio.run(serve())
 
