@@ -28,12 +28,14 @@ TURNS = 20
 """First requests of a session that are sent."""
 TOKENS = range(3, 259)
 """Of the tiny models that are no special ones."""
+KV_BLOCKS = 4096
+"""Of 16 tokens, in a rank's KV cache: a sixteenth of 1,048,576 tokens."""
 OPTIONS = (
     *("--enable-prefix-caching", "--max-model-len", str(LONGEST_PROMPT + 2_000)),
     *("--hf-overrides", json.dumps({"max_position_embeddings": 32_768})),
-    *("--num-gpu-blocks-override", "4096", "--block-size", "16"),
+    *("--num-gpu-blocks-override", str(KV_BLOCKS), "--block-size", "16"),
 )
-"""Of the server; a rank's KV cache has 65,536 tokens, a sixteenth of 1,048,576."""
+"""Of the server."""
 
 Session = Mapping[str, Any]
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
+from vllm.benchmarks.dp_balance.metrics import measure as measure_run
 from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.traces import read_trace
@@ -32,6 +33,7 @@ from vllm.benchmarks.dp_balance.results import versions, write_json
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
+    simulate,
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
@@ -92,7 +94,9 @@ OF_SESSIONS = {
     "adaptive, ranks named": Variant("adaptive", names_ranks=True),
 }
 SESSIONS_OF_A_RANK = 4
-SESSIONS = Path(__file__).parent / "traces" / "agentx" / "sessions.jsonl"
+SESSIONS = Path(__file__).parent / "traces" / "agentx" / "chosen_on.jsonl"
+BY_SESSION = "session-affinity"
+"""The simulator's name for clients whose sessions name their ranks."""
 TRACE = Path(__file__).parent / "traces" / "azure_2023_conv.csv"
 FIRST, SHORTER = 1500, 4
 """The first request of the window, and what its lengths are divided by: a prompt then
@@ -242,13 +246,19 @@ def main() -> None:
         lines = args.trace.read_text().splitlines()
         asked = sessions.shorter(lines, ranks * SESSIONS_OF_A_RANK)
     runs, fits = measure(args, name, variants, load, asked)
-    scenario = Scenario(
+    limits, sent = (
         RankLimits(ranks, SLOTS, MAX_TOKENS),
-        _mean_cost(fits["off"]),
-        Workload(None, trace=args.folder / f"{name}-0-0.json"),
-        ClientTraffic(self_timed=True)
-        if args.replay
-        else ClientTraffic(max_concurrency=ranks * SLOTS),
+        args.folder / f"{name}-0-0.json",
+    )
+    traffic = ClientTraffic(self_timed=args.replay)
+    if asked:
+        limits = replace(limits, kv_blocks=sessions.KV_BLOCKS)
+        sent = args.folder / f"{name}.jsonl"
+        sent.write_text("".join(f"{json.dumps(each)}\n" for each in asked))
+    elif not args.replay:
+        traffic = ClientTraffic(max_concurrency=ranks * SLOTS)
+    scenario = Scenario(
+        limits, _mean_cost(fits["off"]), Workload(None, trace=sent), traffic
     )
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
@@ -279,15 +289,22 @@ def _mean_cost(fits: list[Fit]) -> CostModel:
 
 
 def _simulated(scenario: Scenario, variant: Variant) -> dict[str, dict[str, float]]:
+    balancer = {"vllm": "0.23", None: AS_SERVED}.get(variant.dispatch, BY_PREFIXES)
+    servers = scenario.limits.ranks if variant.api_server_per_rank else 1
     scenario = replace(
         scenario,
-        load_balancer=AS_SERVED,
-        frontend=Frontend(
-            api_servers=scenario.limits.ranks if variant.api_server_per_rank else 1
-        ),
+        load_balancer=BY_SESSION if variant.names_ranks else balancer,
+        frontend=Frontend(api_servers=servers),
     )
-    runs = [simulate_and_measure(scenario, variant.policy, seed) for seed in SEEDS]
-    return _summary([asdict(run) for run in runs])
+    found = []
+    for seed in SEEDS:
+        run = simulate(scenario, variant.policy, seed)
+        concurrency = scenario.traffic.max_concurrency
+        figures = asdict(measure_run(run, scenario.limits, concurrency, scenario.cost))
+        cached = sum(request.cached or 0 for request in run.requests)
+        prompts = sum(request.prompt_len for request in run.requests)
+        found.append({**figures, "computed_share": 1 - cached / prompts})
+    return _summary(found)
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:

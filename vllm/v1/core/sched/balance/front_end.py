@@ -2,7 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Dispatch by prompt tokens and prefixes in vLLM's own front-end."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
@@ -69,7 +72,45 @@ def create_balance_dispatch(
         ),
         hasher,
         is_on,
+        Peers(client) if hasher and client.client_count > 1 else None,
     )
+
+
+KEY_BYTES = 16
+"""Of a hash."""
+
+
+class Peers:
+    """Other API servers of these ranks, on this host: they hear what ranks computed.
+
+    By datagrams, of which some may be lost: nobody waits for anybody.
+    """
+
+    def __init__(self, client: "DPLBAsyncMPClient") -> None:
+        """Takes what one of them knows of itself."""
+        # In Linux's abstract namespace, which has no files that could be left behind.
+        shared = sha256(client.stats_update_address)[:KEY_BYTES].hex()
+        names = [f"\0vllm-balance-{shared}-{i}" for i in range(client.client_count)]
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        self.socket.bind(names.pop(client.client_index))
+        self._others = names
+
+    def tell(self, rank: int, keys: Keys) -> None:
+        """A rank has computed a prompt with these keys."""
+        message = rank.to_bytes(KEY_BYTES, "big") + b"".join(keys)  # type: ignore[arg-type]
+        for other in self._others:
+            # It is not there yet, is gone, or does not come to read.
+            with contextlib.suppress(OSError):
+                self.socket.sendto(message, other)
+
+    def heard(self) -> Iterator[tuple[int, Keys]]:
+        """What others have told."""
+        with contextlib.suppress(BlockingIOError):
+            while message := self.socket.recv(1 << 18):
+                ends = range(KEY_BYTES, len(message), KEY_BYTES)
+                keys = [message[start : start + KEY_BYTES] for start in ends]
+                yield int.from_bytes(message[:KEY_BYTES], "big"), keys
 
 
 class PromptHasher:
@@ -99,7 +140,7 @@ class PromptHasher:
             # It looks at nothing that the front-end's request lacks.
             extra, image = generate_block_hash_extra_keys(request, start, end, image)
             key = hash_block_tokens(sha256, key, tokens[start:end], extra)
-            keys.append(key)
+            keys.append(BlockHash(key[:KEY_BYTES]))
         return keys
 
 
@@ -115,6 +156,7 @@ class BalanceDispatch:
         dispatch: TokenDispatch,
         hasher: PromptHasher | None = None,
         tokens_published: bool = True,
+        peers: Peers | None = None,
     ) -> None:
         """Starts without requests.
 
@@ -123,10 +165,13 @@ class BalanceDispatch:
             hasher: none to look at no prefixes.
             tokens_published: whether ranks publish prompt tokens and requests; else
                 those that wait and that run, as upstream's do.
+            peers: other API servers.
         """
         self.dispatch = dispatch
         self._hasher = hasher
         self._tokens_published = tokens_published
+        self._peers = peers
+        self._listens = peers is None
         self._hashed: tuple[EngineCoreRequest | None, Keys] = None, ()
         """The request that was pinned and is not sent yet."""
         self._published: Sequence[Sequence[float]] | None = None
@@ -145,6 +190,10 @@ class BalanceDispatch:
             published: what the coordinator says of each rank; another list each time.
             ranks: that take requests. The coordinator hears of a change later.
         """
+        if not self._listens and self._peers is not None:
+            # Not before: only now there is an event loop.
+            asyncio.get_running_loop().add_reader(self._peers.socket, self._hear)
+            self._listens = True
         if published is not self._published:
             self._published = published
             told = [(int(each[0]), int(each[1])) for each in published[:ranks]]
@@ -158,6 +207,10 @@ class BalanceDispatch:
                 rank = self.dispatch.choose(keys)
                 self._hashed = request, keys
             request.data_parallel_rank = rank
+
+    def _hear(self) -> None:
+        for rank, keys in self._peers.heard() if self._peers else ():
+            self.dispatch.heard(rank, keys)
 
     def _keys(self, request: EngineCoreRequest) -> Keys:
         """Of its prompt; none of more input of a request, which is no beginning."""
@@ -189,9 +242,11 @@ class BalanceDispatch:
         for output in outputs.outputs:
             if output.new_token_ids:
                 stats = output.prefill_stats
-                self.dispatch.first_token(
+                computed = self.dispatch.first_token(
                     output.request_id, stats and stats.num_local_cached_tokens
                 )
+                if computed is not None and self._peers is not None:
+                    self._peers.tell(*computed)
         for request in outputs.finished_requests or ():
             self.dispatch.ended(request)
 

@@ -74,10 +74,11 @@ class PrefixMemory:
         """A prompt goes to the rank, which will then have it."""
         found = self.found(keys) // self._tokens
         believed = [max(0, self._last[key]) for key in keys[:found]]
-        self._use(keys)
+        self.used(keys, is_there=False)
         return SentPrefix(self._number, keys, believed)
 
-    def _use(self, keys: Keys, is_there: bool = False) -> None:
+    def used(self, keys: Keys, is_there: bool = True) -> None:
+        """The rank has a prompt, or else will have it."""
         self._number += 1
         for key in reversed(keys):
             known = is_there or self._last.get(key, 0) > 0
@@ -100,7 +101,7 @@ class PrefixMemory:
             lost = max(prefix.believed[chunks:], default=0)
             while self._last and abs(next(iter(self._last.values()))) <= lost:
                 self._last.popitem(last=False)
-        self._use(prefix.keys, is_there=True)
+        self.used(prefix.keys)
 
     def given_up(self, prefix: SentPrefix) -> None:
         """A prompt ended without a first token: what it alone had is not there."""
