@@ -7,10 +7,11 @@ done with them in a minute or two.
 import asyncio
 import itertools
 import json
+import operator
 import random
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ OPTIONS = (
 Session = Mapping[str, Any]
 
 
-def shorter(lines: Iterable[str], count: int) -> list[Session]:
-    """The first sessions, in the same format, as they are sent."""
+def shorter(folder: Path, count: int) -> list[Session]:
+    """The first sessions of its files, in their format, as they are sent."""
+    lines = "".join(path.read_text() for path in folder.glob("*.jsonl")).splitlines()
     found: list[Session] = []
-    for line in lines:
-        session = json.loads(line)
+    for session in sorted(map(json.loads, lines), key=operator.itemgetter("id")):
         block = session["block_size"] // SHORTER
         requests = []
         for _, prompt, output, spent, think, kept, runs in session["requests"][:TURNS]:

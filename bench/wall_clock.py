@@ -88,13 +88,13 @@ VARIANTS = {
 OF_SESSIONS = {
     "off": Variant("off"),
     "off, by prefixes": Variant("off", dispatch="prefixes"),
-    "adaptive, vLLM's dispatch": Variant("adaptive", dispatch="vllm"),
     "adaptive": Variant("adaptive"),
-    "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
     "adaptive, ranks named": Variant("adaptive", names_ranks=True),
+    "adaptive, vLLM's dispatch": Variant("adaptive", dispatch="vllm"),
+    "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
 }
 SESSIONS_OF_A_RANK = 4
-SESSIONS = Path(__file__).parent / "traces" / "agentx" / "chosen_on.jsonl"
+SESSIONS = Path(__file__).parent / "traces" / "agentx"
 BY_SESSION = "session-affinity"
 """The simulator's name for clients whose sessions name their ranks."""
 TRACE = Path(__file__).parent / "traces" / "azure_2023_conv.csv"
@@ -170,7 +170,6 @@ def options() -> argparse.Namespace:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--replay", action="store_true", help="send a trace's window")
     how.add_argument("--sessions", action="store_true", help="send agents' sessions")
-    parser.add_argument("--trace", type=Path, default=SESSIONS, help="of --sessions")
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     return parser.parse_args()
 
@@ -243,8 +242,7 @@ def main() -> None:
     if args.replay:
         load, rate = replay(args)
     elif args.sessions:
-        lines = args.trace.read_text().splitlines()
-        asked = sessions.shorter(lines, ranks * SESSIONS_OF_A_RANK)
+        asked = sessions.shorter(SESSIONS, ranks * SESSIONS_OF_A_RANK)
     runs, fits = measure(args, name, variants, load, asked)
     limits, sent = (
         RankLimits(ranks, SLOTS, MAX_TOKENS),
