@@ -10,12 +10,18 @@ import json
 import operator
 import random
 import statistics
-import time
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from vllm.benchmarks.lib.endpoint_request_func import (
+    AIOHTTP_TIMEOUT,
+    RequestFuncInput,
+    RequestFuncOutput,
+    async_request_openai_completions,
+)
 
 from balance_tools.serving.server import Server
 
@@ -59,7 +65,9 @@ def shorter(folder: Path, count: int) -> list[Session]:
 
 def prompts(session: Session) -> list[list[int]]:
     """The token ids of each request: those of a block are drawn by its number."""
-    found, ids, size = [], [], session["block_size"]
+    found: list[list[int]] = []
+    ids: list[int] = []
+    size = session["block_size"]
     drawn: dict[int, list[int]] = {}
     for _, length, _, _, _, kept, runs in session["requests"]:
         new = itertools.chain(*(range(first, first + n) for first, n in runs))
@@ -75,62 +83,30 @@ def prompts(session: Session) -> list[list[int]]:
     return found
 
 
-async def _ask(
-    http: aiohttp.ClientSession,
-    server: Server,
-    prompt: list[int],
-    output: int,
-    pin: int,
-) -> dict[str, Any]:
-    """One request, as a row of what `vllm bench serve --save-detailed` writes."""
-    body = {
-        "model": str(server.model),
-        "prompt": prompt,
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    headers = {} if pin < 0 else {"X-data-parallel-rank": str(pin)}
-    start, times, tokens = time.perf_counter(), [], []
-    url = f"{server.url}/v1/completions"
-    async with http.post(url, json=body, headers=headers) as response:
-        response.raise_for_status()
-        async for line in response.content:
-            text = line.decode().removeprefix("data:").strip()
-            choices = json.loads(text)["choices"] if text.startswith("{") else ()
-            if choices and choices[0].get("token_ids"):
-                times.append(time.perf_counter())
-                tokens += choices[0]["token_ids"]
-    assert len(tokens) == output, f"expected {output} tokens, found {tokens}"
-    return {
-        "start_times": start,
-        "input_lens": len(prompt),
-        "output_lens": output,
-        "ttfts": times[0] - start,
-        "itls": [b - a for a, b in itertools.pairwise(times)],
-        "e2els": times[-1] - start,
-        "tokens": tokens,
-    }
-
-
 async def _replay(
     server: Server, sessions: Sequence[Session], ranks: int
-) -> list[list[dict[str, Any]]]:
-    async def client(number: int, session: Session) -> list[dict[str, Any]]:
-        rows = []
-        pin = number % ranks if ranks else -1
+) -> list[list[RequestFuncOutput]]:
+    url, model = f"{server.url}/v1/completions", str(server.model)
+
+    async def client(number: int, session: Session) -> list[RequestFuncOutput]:
+        pin = {"X-data-parallel-rank": str(number % ranks)} if ranks else None
+        answers: list[RequestFuncOutput] = []
         for request, prompt in zip(session["requests"], texts[number], strict=True):
-            if rows:
+            if answers:
                 await asyncio.sleep(request[4])
-            rows.append(await _ask(http, server, prompt, request[2], pin))
-        return rows
+            asked = RequestFuncInput(
+                *(prompt, url, len(prompt), request[2], model),
+                extra_headers=pin,
+                ignore_eos=True,
+            )
+            answers.append(await async_request_openai_completions(asked, http))
+        return answers
 
     texts = [prompts(session) for session in sessions]
-    limits = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    # As `vllm bench serve` does it, but for the limit of connections.
+    connections = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
-        connector=limits[0], timeout=limits[1], read_bufsize=2**20
+        connector=connections, timeout=AIOHTTP_TIMEOUT, read_bufsize=2**18
     ) as http:
         every = [client(i, session) for i, session in enumerate(sessions)]
         return await asyncio.gather(*every)
@@ -153,25 +129,26 @@ def replay(
         pinned_ranks: each session names one of so many ranks in its requests; with 0,
             none does.
     """
-    rows = asyncio.run(_replay(server, sessions, pinned_ranks))
+    answers = asyncio.run(_replay(server, sessions, pinned_ranks))
     queries, hits = server.settled_metrics(*CACHE)
-    flat = sorted(itertools.chain(*rows), key=lambda row: row["start_times"])
-    columns: dict[str, Any] = {name: [row[name] for row in flat] for name in flat[0]}
-    start = columns["start_times"][0]
-    ends = [
-        a + b for a, b in zip(columns["start_times"], columns["e2els"], strict=True)
-    ]
-    ttfts = sorted(columns["ttfts"])
-    tpots = [statistics.fmean(row["itls"]) for row in flat if row["itls"]]
+    rows = sorted(itertools.chain(*answers), key=lambda row: row.start_time)
+    if errors := [row.error for row in rows if not row.success]:
+        sys.exit(f"error: {server.log}: {len(errors)} requests failed: {errors[0]}")
+    ttfts = [1e3 * row.ttft for row in rows]
+    last = max(row.start_time + row.latency for row in rows)
+    tokens = sum(row.output_tokens for row in rows)
     document = {
-        **columns,
-        "output_throughput": sum(columns["output_lens"]) / (max(ends) - start),
-        "mean_tpot_ms": 1e3 * statistics.fmean(tpots),
-        "mean_ttft_ms": 1e3 * statistics.fmean(ttfts),
-        "median_ttft_ms": 1e3 * statistics.median(ttfts),
-        "p99_ttft_ms": 1e3 * ttfts[min(len(ttfts) - 1, round(0.99 * len(ttfts)))],
-        "mean_e2el_ms": 1e3 * statistics.fmean(columns["e2els"]),
+        "start_times": [row.start_time for row in rows],
+        "ttfts": [row.ttft for row in rows],
+        "itls": [row.itl for row in rows],
+        "output_throughput": tokens / (last - rows[0].start_time),
+        "mean_tpot_ms": 1e3
+        * statistics.fmean(statistics.fmean(r.itl) for r in rows if r.itl),
+        "mean_ttft_ms": statistics.fmean(ttfts),
+        "median_ttft_ms": statistics.median(ttfts),
+        "p99_ttft_ms": statistics.quantiles(ttfts, n=100)[-1],
+        "mean_e2el_ms": 1e3 * statistics.fmean(row.latency for row in rows),
         "computed_share": 1 - sum(hits.values()) / sum(queries.values()),
-        "answers": [[row["tokens"] for row in session] for session in rows],
+        "answers": [[row.generated_text for row in each] for each in answers],
     }
     path.write_text(json.dumps(document))
