@@ -33,8 +33,8 @@ LONGEST_PROMPT = 10_000
 """Tokens, as sent: sessions with a longer one are left out."""
 TURNS = 20
 """First requests of a session that are sent."""
-TOKENS = range(3, 259)
-"""Of the tiny models that are no special ones."""
+TOKENS = range(3, 97)
+"""Those of the tiny models that are printable characters."""
 KV_BLOCKS = 4096
 """Of 16 tokens, in a rank's KV cache: a sixteenth of 1,048,576 tokens."""
 OPTIONS = (
