@@ -103,8 +103,8 @@ async def _replay(
         return answers
 
     texts = [prompts(session) for session in sessions]
-    # As `vllm bench serve` does it, but for the limit of connections.
-    connections = aiohttp.TCPConnector(limit=0)
+    # An idle connection may end just when the next request goes.
+    connections = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         connector=connections, timeout=AIOHTTP_TIMEOUT, read_bufsize=2**18
     ) as http:
