@@ -53,7 +53,8 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
                     / found[how]["off"]["mean"][figure]
                     for how in ("measured", "simulated")
                 )
-                rows[-1].append(f"{wall:.2f} ± {half:.2f} ({predicted:.2f})")
+                spread = f" ± {half:.2f}" if found["repeats"] > 1 else ""
+                rows[-1].append(f"{wall:.2f}{spread} ({predicted:.2f})")
     return rows
 
 
