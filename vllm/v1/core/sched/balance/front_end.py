@@ -203,7 +203,7 @@ class BalanceDispatch:
         if request.pooling_params is None and request.data_parallel_rank is None:
             rank = self.dispatch.rank_of(request.request_id)
             if rank is None:
-                keys = self._keys(request)
+                keys = self._hasher.keys(request) if self._hasher else ()
                 rank = self.dispatch.choose(keys)
                 self._hashed = request, keys
             request.data_parallel_rank = rank
