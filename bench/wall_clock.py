@@ -260,7 +260,8 @@ def main() -> None:
     )
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
-        f"{'' if asked else f'--num-prompts {args.num_prompts} '}--repeats {args.repeats}"
+        f"{'' if asked else f'--num-prompts {args.num_prompts} '}"
+        f"--repeats {args.repeats}"
         f"{f' --{how}' * (how != 'dp')}",
         "versions": versions(),
         "cores": os.cpu_count(),
