@@ -8,25 +8,30 @@ Rows = list[list[str]]
 
 # ---- Real servers on the emulated device
 
-WALL_CLOCK = {
-    True: {
-        "steady_output_throughput": "throughput",
-        "mean_tpot_ms": "TPOT",
-        "mean_e2el_ms": "e2e",
-    },
-    False: {
-        "mean_e2el_ms": "e2e",
-        "median_ttft_ms": "TTFT p50",
-        "p99_ttft_ms": "TTFT p99",
-        "mean_tpot_ms": "TPOT",
-    },
+ALL_SLOTS = {
+    "steady_output_throughput": "throughput",
+    "mean_tpot_ms": "TPOT",
+    "mean_e2el_ms": "e2e",
 }
-"""Figures and their titles, by whether all slots are in use."""
+A_TRACE = {
+    "mean_e2el_ms": "e2e",
+    "median_ttft_ms": "TTFT p50",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT",
+}
+SESSIONS = {"computed_share": "computed", **A_TRACE}
+"""Figures and their titles."""
+
+
+def _figures(document: Document) -> Mapping[str, str]:
+    if "computed_share" in document["measured"]["off"]["mean"]:
+        return SESSIONS
+    return ALL_SLOTS if document["rate"] is None else A_TRACE
 
 
 def titles(document: Document) -> list[str]:
     """Heads of the columns of `servers`."""
-    return list(WALL_CLOCK[document["rate"] is None].values())
+    return list(_figures(document).values())
 
 
 def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
@@ -40,7 +45,7 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
     for policy in names or [name for name in documents[0]["measured"] if name != "off"]:
         rows.append([policy])
         for found in documents:
-            for figure in WALL_CLOCK[found["rate"] is None]:
+            for figure in _figures(found):
                 off = found["measured"]["off"]["mean"][figure]
                 half = found["measured"][policy]["spread"][figure] / off / 2
                 wall, predicted = (
@@ -48,7 +53,8 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
                     / found[how]["off"]["mean"][figure]
                     for how in ("measured", "simulated")
                 )
-                rows[-1].append(f"{wall:.2f} ± {half:.2f} ({predicted:.2f})")
+                spread = f" ± {half:.2f}" if found["repeats"] > 1 else ""
+                rows[-1].append(f"{wall:.2f}{spread} ({predicted:.2f})")
     return rows
 
 
@@ -73,6 +79,21 @@ def _microseconds(row: Mapping[str, Any]) -> str:
     text = f"{median:.0f}" if median >= 10 else f"{median}"
     share = row.get("share_of_a_36_ms_step")
     return text if share is None else f"{text} ({share:.1%})"
+
+
+def dispatches(document: Document) -> Rows:
+    """Of the dispatch: median µs of vLLM's and ours, tenths, and the difference."""
+    rows = []
+    for row in document["results"]:
+        own = [f"{row[name]:.1f}" for name in ("median_us", "p10_us", "p90_us")]
+        theirs, more = row.get("upstream_us"), row.get("share")
+        rows.append(
+            [
+                *(row["of"], "" if theirs is None else f"{theirs:.1f}", *own),
+                "" if more is None else f"{more:.1%}",
+            ]
+        )
+    return rows
 
 
 def rank_titles(document: Document) -> list[str]:

@@ -11,7 +11,10 @@ from conftest import program
 VARIABLE = {"VLLM_ASCEND_BALANCE_SCHEDULING": "1"}
 SWITCH = {"enable_balance_scheduling": True}
 CAP = {"data_parallel_balance": "cap"}
-PRODUCER = {"kv_connector": "ExampleConnector", "kv_role": "kv_producer"}
+PRODUCER, CONSUMER = (
+    {"kv_connector": "ExampleConnector", "kv_role": role}
+    for role in ("kv_producer", "kv_consumer")
+)
 
 
 def case(model="moe", environment=None, **arguments: Any) -> dict[str, Any]:
@@ -43,17 +46,27 @@ POLICY = {
         case(environment=VARIABLE, data_parallel_balance="adaptive"),
         "adaptive",
     ),
+    "a prefill instance": (case(kv_transfer_config=PRODUCER, **CAP), "cap"),
+    "a prefill instance, and the variable": (
+        case(environment=VARIABLE, kv_transfer_config=PRODUCER, **CAP),
+        "cap",
+    ),
+    "a decode instance": (case(kv_transfer_config=CONSUMER, **CAP), "cap"),
     "the switch on one rank": (case(data_parallel_size=1, **plugin(**SWITCH)), "off"),
     "the switch on a dense model": (case("dense", **plugin(**SWITCH)), "off"),
 }
 REFUSED = {
     "one rank": (case(data_parallel_size=1, **CAP), "data parallel rank"),
     "a dense model": (case("dense", **CAP), "mixture-of-experts|MoE"),
-    "a prefill node": (
-        case(kv_transfer_config=PRODUCER, **CAP),
-        "an instance that only prefills or only decodes.* kv_role kv_producer",
+    "a decode instance with the recompute scheduler": (
+        case(
+            kv_transfer_config=CONSUMER,
+            **CAP,
+            **plugin(recompute_scheduler_enable=True),
+        ),
+        "--data-parallel-balance cap: .*recompute_scheduler_enable.*#8975",
     ),
-    "a prefill node, by the switch": (
+    "a prefill instance, by the switch": (
         case(kv_transfer_config=PRODUCER, **plugin(**SWITCH)),
         "enable_balance_scheduling only supports PD-mixed mode",
     ),

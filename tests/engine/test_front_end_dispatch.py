@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
+from vllm.v1.core.sched.balance.front_end import OPTION, create_balance_dispatch
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
+
+from schedulers import engine_config
+from test_front_end_model import front_end, made
 
 RANKS = 3
 SLOTS = 4
@@ -21,18 +26,20 @@ SLOTS = 4
 
 @contextlib.asynccontextmanager
 async def engine(
-    model: Path, step_seconds: float, **options: Any
+    model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
-    device = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    """With balance on, or with it off and that dispatch."""
+    device: dict[str, Any] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
-        data_parallel_balance="adaptive",
+        data_parallel_balance="off" if dispatch else "adaptive",
         max_num_seqs=SLOTS,
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config={"emulated_device": device},
+        additional_config={"emulated_device": device}
+        | ({OPTION: dispatch} if dispatch else {}),
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -93,12 +100,17 @@ def grown(session: int, turn: int) -> list[int]:
     return [3 + session] * (1100 + 100 * turn)
 
 
-def test_a_prompt_goes_where_its_prefix_is(moe_model: Path) -> None:
-    """So also after a pin, and until the ranks say that they have it no longer."""
+@pytest.mark.parametrize("dense", [False, True], ids=["balanced", "dense"])
+def test_a_prompt_goes_where_its_prefix_is(
+    dense: bool, moe_model: Path, dense_model: Path
+) -> None:
+    """So also after a pin, and until the ranks say that they have it no longer; and on
+    ranks of a dense model, which do not step together."""
+    model, asked_for = (dense_model, "prefixes") if dense else (moe_model, None)
     homes = {0: 2, 1: 0, 2: 1}
 
     async def serve() -> None:
-        async with engine(moe_model, step_seconds=0.01, block_size=16) as asked:
+        async with engine(model, 0.01, asked_for, block_size=16) as asked:
             client: Any = asked.engine_core
             chosen, dispatch = ranks_chosen(asked), client.balance_dispatch.dispatch
             blocks = asked.vllm_config.cache_config.num_gpu_blocks // RANKS
@@ -120,6 +132,11 @@ def test_a_prompt_goes_where_its_prefix_is(moe_model: Path) -> None:
             assert held(dispatch) == [2, 2, 2]
             await ask(asked, "other again", other, 2)
             assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
+            for _ in range(100):
+                if dispatch.own == [Backlog()] * RANKS:
+                    break
+                await asyncio.sleep(0.05)
+            assert dispatch.own == [Backlog()] * RANKS
 
     asyncio.run(serve())
 
@@ -163,6 +180,55 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
             assert not dispatch._requests
             assert any(held(dispatch))
             assert max(held(dispatch)) <= 50
-            assert not any(memory._computing for memory in dispatch.memories)
 
     asyncio.run(serve())
+
+
+TRANSFER = {"kv_connector": "ExampleConnector", "kv_role": "kv_producer"}
+PREFILL = {"kv_transfer_config": TRANSFER}
+DECODE = {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}}
+
+
+@pytest.mark.parametrize(
+    ("expected", "balance", "chosen", "options"),
+    [
+        ("vllm", "off", None, {}),
+        ("prefixes", "off", "prefixes", {}),
+        ("tokens", "off", "tokens", PREFILL),
+        ("prefixes", "cap", None, {}),
+        ("tokens", "cap", None, {"enable_prefix_caching": False}),
+        ("vllm", "cap", "vllm", {}),
+        ("prefixes", "adaptive", None, PREFILL),
+        ("vllm", "adaptive", None, DECODE),
+        ("tokens", "adaptive", "tokens", DECODE),
+    ],
+)
+def test_which_dispatch_a_front_end_has(
+    moe_model: Path, expected: str, balance: str, chosen: str | None, options: Any
+) -> None:
+    """With balance off, what the coordinator says are counts of requests."""
+    config = engine_config(
+        moe_model,
+        data_parallel_size=2,
+        data_parallel_balance=balance,
+        additional_config={OPTION: chosen} if chosen else {},
+        **{"enable_prefix_caching": True} | options,
+    )
+    config.cache_config.num_gpu_blocks = 200
+    dispatch = create_balance_dispatch(front_end(2), config)
+    if dispatch is None:
+        assert expected == "vllm"
+        return
+    keys = dispatch._keys(made())
+    assert expected == ("prefixes" if keys else "tokens")
+    assert dispatch.dispatch.memories[0]._most == (100 * 16 // 512 if keys else 0)
+    dispatch.pin(made(), [[2, 3, 0.5], [0, 1, 0.5]], 2)
+    assert dispatch.dispatch._told[0] == ((0, 5) if balance == "off" else (2, 3))
+
+
+def test_an_unknown_dispatch_is_refused(moe_model: Path) -> None:
+    config = engine_config(
+        moe_model, data_parallel_size=2, additional_config={OPTION: "best"}
+    )
+    with pytest.raises(ValueError, match=r"expected one of vllm, tokens, .* 'best'"):
+        create_balance_dispatch(front_end(2), config)

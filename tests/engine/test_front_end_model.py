@@ -24,7 +24,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
-from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, Peers, PromptHasher
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine import coordinator as upstream
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -45,7 +45,7 @@ def front_end(
     client: Any = object.__new__(DPLBAsyncMPClient)
     client.core_engines = [b"%d" % rank for rank in range(ranks)]
     client.lb_engines = [[0, 0] for _ in range(ranks)]
-    client.client_count = server.count
+    client.client_count, client.client_index = server.count, server.index
     client.eng_start_index = ranks * server.index // server.count
     client.reqs_in_flight = {}
     later: Any = {"streaming_reqs": set(), "engine_inflight": Counter()}
@@ -117,15 +117,51 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
 
 def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
     dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
-    client = front_end(2, BalanceDispatch(dispatch, PromptHasher("sha256", 16)))
+    client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
     assert send(client, "one", [5] * 600) == 0
     assert send(client, "other", [4] * 600) == 1
     assert send(client, "other", [6] * 600) == 1
     assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
 
 
+def test_api_servers_tell_each_other_what_ranks_have_computed() -> None:
+    """Once it is computed; one that is not there, or does not listen, is no matter."""
+
+    def server(index: int) -> Any:
+        known = SimpleNamespace(
+            stats_update_address=f"ipc:///{id(asyncio)}",
+            client_count=3,
+            client_index=index,
+        )
+        dispatch = TokenDispatch(2, SLOTS, 3, index, 100, 512)
+        balance = BalanceDispatch(dispatch, PromptHasher(16), peers=Peers(known))
+        return front_end(2, balance, ApiServer(index, 3))
+
+    def has(client: Any) -> list[int]:
+        return [m.held() // 512 for m in client.balance_dispatch.dispatch.memories]
+
+    async def serve() -> None:
+        first, second = server(0), server(1)
+        assert send(second, "wakes it", [9] * 600) == 0
+        send(first, "one", [5] * 1300, pin=1)
+        send(first, "given up", [6] * 600, pin=1)
+        await asyncio.sleep(0.01)
+        assert has(second) == [1, 0]
+        outputs = [EngineCoreOutput("one", [7])]
+        told = EngineCoreOutputs(outputs=outputs, finished_requests={"one", "given up"})
+        await DPLBAsyncMPClient.process_engine_outputs(first, told)
+        for _ in range(3000):
+            first.balance_dispatch._peers.tell(0, [])
+        await asyncio.sleep(0.01)
+        assert has(first) == [0, 2]
+        assert has(second) == [1, 2]
+        assert send(second, "two", [5] * 1200) == 1
+
+    asyncio.run(serve())
+
+
 def hashed(**fields: Any) -> list[Any]:
-    return list(PromptHasher("sha256", 16).keys(made(**fields)))
+    return list(PromptHasher(16).keys(made(**fields)))
 
 
 def image(name: str, offset: int) -> MultiModalFeatureSpec:

@@ -61,7 +61,7 @@ def samples(moe_model: Path) -> list[Sample]:
     ]
 
 
-def test_prompts_that_arrive_by_transfer_are_never_held(
+def test_nothing_is_held_where_nobody_decodes_and_nothing_that_arrives(
     moe_model: Path, samples: list[Sample], tmp_path: Path
 ) -> None:
     assert len(samples) > 2 * CONCURRENCY
@@ -74,8 +74,11 @@ def test_prompts_that_arrive_by_transfer_are_never_held(
             decisions = server.metric("vllm:dp_balance_decisions_total")
             assert sorted(decisions) == list(range(RANKS))
             assert min(decisions.values()) > 0
-        held = decode.metric("vllm:dp_balance_held_steps_total")
+        names = ("vllm:dp_balance_held_steps_total", "vllm:prompt_tokens_total")
+        held = [server.metric(names[0]) for server in (prefill, decode)]
+        computed = prefill.metric(names[1])
         loads = decode.log.read_text().count("External Cache Hit!")
-    print(f"{loads} prompts loaded, held steps of the decode ranks: {held}")
+    print(f"{loads} prompts loaded, held steps {held}, prompt tokens {computed}")
     assert loads >= len(prompts)
-    assert sum(held.values()) == 0
+    assert [sum(steps.values()) for steps in held] == [0, 0]
+    assert min(computed.values()) > 0.3 * sum(computed.values())

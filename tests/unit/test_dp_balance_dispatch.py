@@ -127,3 +127,14 @@ def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
 def test_without_shared_prefixes_requests_go_by_tokens(tmp_path: Path) -> None:
     workload = sessions(tmp_path, shares=False)
     assert computed(workload, "prefix-aware") == computed(workload, "tokens")
+
+
+def test_api_servers_tell_each_other_where_prefixes_are() -> None:
+    options = {"api_servers": 3, "slots": 8}
+    servers = make_load_balancers("prefix-aware", 3, random.Random(0), **options)
+    prompt = SimRequest(0, 2048, 1, hash_ids=tuple(range(128)))
+    prompt.rank = servers[0].choose(prompt)
+    servers[0].first_token(prompt)
+    servers[0].finished(prompt)
+    again = SimRequest(1, 2048, 1, hash_ids=tuple(range(128)))
+    assert {server.choose(again) for server in servers[1:]} == {prompt.rank}

@@ -84,12 +84,14 @@ def served_by(
     *,
     ranks: int = RANKS,
     api_servers: int = 1,
+    options: Sequence[str] = (),
     **server: Any,
 ) -> Server:
     """A server on the emulated device; `server` are arguments of `Server`."""
     return Server(
         *(folder, model, *SERVE, "--data-parallel-size", str(ranks)),
         *("--api-server-count", str(api_servers), "--data-parallel-balance", policy),
+        *options,
         **server,
     )
 

@@ -168,6 +168,12 @@ class PrefixAwareBalancer(TokenBalancer):
         cache = blocks * BLOCK_SIZE // self._chunk, self._chunk
         super().__init__(ranks, server, slots, *cache)
         self._chunks = Chunks()
+        self._peers: list[PrefixAwareBalancer] = []
+
+    def meet(self, servers: list["PrefixAwareBalancer"]) -> None:
+        """They tell each other what ranks have computed."""
+        self._peers = [each for each in servers if each is not self]
+        self._chunks = servers[0]._chunks
 
     def choose(self, request: SimRequest) -> int:
         """Sends a request to the best rank."""
@@ -185,7 +191,10 @@ class PrefixAwareBalancer(TokenBalancer):
 
     def first_token(self, request: SimRequest) -> None:
         """Its prompt no longer counts, and what was cached of it is known."""
-        self._dispatch.first_token(request.index, request.cached)
+        computed = self._dispatch.first_token(request.index, request.cached)
+        if computed is not None:
+            for peer in self._peers:
+                peer._dispatch.heard(*computed)
 
 
 class BlindBalancer(LoadBalancer):
@@ -266,7 +275,8 @@ def make_load_balancers(
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]
     if name == BY_PREFIXES:
-        return [
-            PrefixAwareBalancer(ranks, server, slots, kv_blocks) for server in servers
-        ]
+        own = [PrefixAwareBalancer(ranks, each, slots, kv_blocks) for each in servers]
+        for one in own:
+            one.meet(own)
+        return [*own]
     return [_FRONT_ENDS[name](ranks, server) for server in servers]

@@ -71,7 +71,7 @@ class TokenDispatch:
     exactly: less for each that is, as far as the cache is not `CROWDED`). A
     front-end knows this of its own requests at once. Where there are several, it also
     takes what the ranks publish of all requests, and believes the greater of the two;
-    prefixes each knows of its own requests only.
+    of prefixes it hears once they are computed.
     """
 
     def __init__(
@@ -191,19 +191,32 @@ class TokenDispatch:
                 tokens + self._servers * prompt_tokens, requests + self._servers
             )
 
-    def first_token(self, request: Hashable, cached_tokens: int | None = None) -> None:
+    def first_token(
+        self, request: Hashable, cached_tokens: int | None = None
+    ) -> tuple[int, Keys] | None:
         """The request's prompt is computed.
 
         Args:
             request: its name.
             cached_tokens: of the prompt, that its rank had, if it says so.
+
+        Returns:
+            The rank and what it has now, if there is something to tell others.
         """
         sent = self._requests.get(request)
-        if sent is not None and sent.prompt_tokens:
-            self._tokens[sent.rank] -= sent.prompt_tokens
-            if sent.prefix is not None:
-                self.memories[sent.rank].computed(sent.prefix, cached_tokens)
-            sent.prompt_tokens, sent.prefix = 0, None
+        if sent is None or not sent.prompt_tokens:
+            return None
+        self._tokens[sent.rank] -= sent.prompt_tokens
+        prefix, sent.prompt_tokens, sent.prefix = sent.prefix, 0, None
+        if prefix is None:
+            return None
+        self.memories[sent.rank].computed(prefix, cached_tokens)
+        return sent.rank, prefix.keys
+
+    def heard(self, rank: int, keys: Keys) -> None:
+        """Another front-end says what its first token meant."""
+        if rank < len(self.memories):
+            self.memories[rank].used(keys)
 
     def ended(self, request: Hashable) -> None:
         """The request has ended, however, or was never taken."""

@@ -23,11 +23,13 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
     set for a whole cluster is ignored with a warning; the flag would be refused.
 
     Afterwards `ascend_config.enable_balance_scheduling` says whether any policy is
-    on, so that the plugin's own checks of the combination hold for the flag too.
+    on, so that the plugin's own checks of the combination hold for the flag too: all
+    but the one that refuses instances that only prefill or only decode, which is about
+    the plugin's copy of the scheduler.
 
     Raises:
-        ValueError: the flag is given on a host that only prefills or only decodes,
-            which the plugin refuses by the name of its own switch.
+        ValueError: the flag is given on a decode instance with the plugin's recompute
+            scheduler, whose ranks hang (vllm-ascend #8975).
     """
     parallel_config = vllm_config.parallel_config
     if not isinstance(parallel_config.data_parallel_balance, str):
@@ -36,7 +38,8 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
     switched_on = ascend_config.enable_balance_scheduling or nested.get(
         "enable_balance_scheduling", False
     )
-    if switched_on and parallel_config.data_parallel_balance == "off":
+    flagged = parallel_config.data_parallel_balance != "off"
+    if switched_on and not flagged:
         parallel_config.data_parallel_balance = "cap"
         try:
             check_balance_config(parallel_config)
@@ -50,14 +53,14 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
                 "enable_balance_scheduling of vllm-ascend is deprecated: it now means "
                 "--data-parallel-balance cap. Use the flag, which has more policies."
             )
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", "kv_both")
     policy = parallel_config.data_parallel_balance
-    is_on = policy != "off"
-    ascend_config.enable_balance_scheduling = is_on
-    transfer = vllm_config.kv_transfer_config
-    role = transfer.kv_role if transfer is not None else "kv_both"
-    if is_on and not switched_on and role != "kv_both":
+    ascend_config.enable_balance_scheduling = policy != "off" and not (
+        flagged and role != "kv_both"
+    )
+    if flagged and role == "kv_consumer" and ascend_config.recompute_scheduler_enable:
         raise ValueError(
-            f"--data-parallel-balance {policy}: vllm-ascend runs no balance scheduling "
-            "on an instance that only prefills or only decodes, and "
-            f"--kv-transfer-config has kv_role {role}. Remove the flag, or use kv_both."
+            f"--data-parallel-balance {policy}: the ranks of a decode instance hang "
+            "with recompute_scheduler_enable of vllm-ascend (#8975 there), whose "
+            "scheduler does not ask the balance gate. Remove one of the two."
         )

@@ -26,11 +26,11 @@ class SentPrefix(NamedTuple):
     """A prompt that went to a rank."""
 
     number: int
-    """Of the prompt, counted up."""
+    """Of this use, counted up."""
     keys: Keys
     believed: Sequence[int]
-    """Of each chunk that the rank was believed to have: the last prompt with it, or 0
-    if that was not computed yet, so that the rank may not have it."""
+    """Of each chunk that the rank was believed to have: its last use, or 0 if no
+    prompt with it was computed yet, so that the rank may not have it."""
 
 
 class PrefixMemory:
@@ -53,10 +53,9 @@ class PrefixMemory:
         self._most = chunks
         self._tokens = tokens
         self._last: OrderedDict[Hashable, int] = OrderedDict()
-        """By key of a chunk, the number of the last prompt with it; oldest first."""
+        """By key of a chunk, the number of its last use, oldest first; negative until
+        a prompt with it was computed."""
         self._number = 0
-        self._computing: set[int] = set()
-        """Prompts without a first token."""
 
     def held(self) -> int:
         """Tokens that the rank is believed to have, of all prompts."""
@@ -74,16 +73,19 @@ class PrefixMemory:
     def sent(self, keys: Keys) -> SentPrefix:
         """A prompt goes to the rank, which will then have it."""
         found = self.found(keys) // self._tokens
-        last = [self._last[key] for key in keys[:found]]
-        believed = [0 if number in self._computing else number for number in last]
+        believed = [max(0, self._last[key]) for key in keys[:found]]
+        self.used(keys, is_there=False)
+        return SentPrefix(self._number, keys, believed)
+
+    def used(self, keys: Keys, is_there: bool = True) -> None:
+        """The rank has a prompt, or else will have it."""
         self._number += 1
-        self._computing.add(self._number)
         for key in reversed(keys):
-            self._last[key] = self._number
+            known = is_there or self._last.get(key, 0) > 0
+            self._last[key] = self._number if known else -self._number
             self._last.move_to_end(key)
         while len(self._last) > self._most:
             self._last.popitem(last=False)
-        return SentPrefix(self._number, keys, believed)
 
     def computed(self, prefix: SentPrefix, cached_tokens: int | None = None) -> None:
         """The rank has computed a prompt.
@@ -92,19 +94,17 @@ class PrefixMemory:
             prefix: what `sent` returned.
             cached_tokens: that it did not have to compute, if it says so.
         """
-        self._computing.discard(prefix.number)
-        if cached_tokens is None:
-            return
-        # A chunk of which the rank had a part counts as found: of a prompt that it has
-        # whole, it computes the last block anew.
-        chunks = -(-cached_tokens // self._tokens)
-        lost = max(prefix.believed[chunks:], default=0)
-        while self._last and next(iter(self._last.values())) <= lost:
-            self._last.popitem(last=False)
+        if cached_tokens is not None:
+            # A chunk of which the rank had a part counts as found: of a prompt that it
+            # has whole, it computes the last block anew.
+            chunks = -(-cached_tokens // self._tokens)
+            lost = max(prefix.believed[chunks:], default=0)
+            while self._last and abs(next(iter(self._last.values()))) <= lost:
+                self._last.popitem(last=False)
+        self.used(prefix.keys)
 
     def given_up(self, prefix: SentPrefix) -> None:
-        """A prompt ended without a first token: what was new of it is not there."""
-        self._computing.discard(prefix.number)
-        for key in prefix.keys[len(prefix.believed) :]:
-            if self._last.get(key) == prefix.number:
+        """A prompt ended without a first token: what it alone had is not there."""
+        for key in prefix.keys:
+            if self._last.get(key) == -prefix.number:
                 del self._last[key]
