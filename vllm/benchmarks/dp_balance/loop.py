@@ -180,7 +180,7 @@ def _answer(
     for request in sorted(done, key=lambda request: request.index):
         request.done = now
         dispatcher.finished(request)
-        clients.finished(now)
+        clients.finished(request, now)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .request import SimRequest
+from .sessions import Runs
 from .traces import CountTokens, TimedTrace, Trace, read_trace
 
 Lengths = Callable[[random.Random], int]
@@ -106,6 +107,8 @@ class Workload:
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
+    shared_tokens: int = 0
+    """That the prompts of all sessions of a trace begin with."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_share < 1:
@@ -124,7 +127,7 @@ class Workload:
             raise UsageError(f"--num-prompts {count}: give 1 or more.")
         if self.trace is not None:
             trace = read_trace(self.trace, count_tokens, self.timed_trace)
-            return traced_requests(trace, count)
+            return traced_requests(trace, count, self.shared_tokens)
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
         requests = draw_requests(
@@ -138,16 +141,29 @@ class Workload:
         return requests
 
 
-def traced_requests(trace: Trace, count: int | None) -> list[SimRequest]:
-    """The first requests of a trace; what has no times is repeated up to `count`."""
+def traced_requests(
+    trace: Trace, count: int | None, shared_tokens: int = 0
+) -> list[SimRequest]:
+    """The first requests of a trace; what has no times is repeated up to `count`.
+
+    A session that is repeated is another one, with other texts but for what is shared.
+    """
     rows = trace.rows
     if count is None or (trace.is_timed and count > len(rows)):
         count = len(rows)
     requests = []
+    session = -1
     for index in range(count):
         row = rows[index % len(rows)]
+        session += row.think is None
         request = SimRequest(index, row.prompt_len, row.output_len)
         request.due = math.nan if row.time is None else row.time
         request.hash_ids, request.chunk_size = row.hash_ids, trace.chunk_size
+        request.session, request.think = session, row.think
+        if isinstance(row.hash_ids, Runs) and not (
+            row.hash_ids.is_global and index < len(rows)
+        ):
+            shared = shared_tokens // trace.chunk_size
+            request.hash_ids = row.hash_ids.marked(shared, session)
         requests.append(request)
     return requests
