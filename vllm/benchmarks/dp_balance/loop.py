@@ -160,10 +160,7 @@ def _route(
     clients: Clients, dispatcher: Dispatcher, now: float
 ) -> list[tuple[int, SimRequest]]:
     """What has reached the front-end until now, each with the rank chosen for it."""
-    if clients.next_arrival > now:
-        return []
-    arrived = clients.arrived(now)
-    return [(dispatcher.route(time, request), request) for time, request in arrived]
+    return dispatcher.route_all(now, clients.arrived(now))
 
 
 def _answer(

@@ -64,6 +64,10 @@ class Engine:
         request.rank = rank
         self._ranks[rank].add(request)
 
+    def cached_tokens(self, rank: int, request: SimRequest) -> int:
+        """Tokens of a request that a rank has in its KV cache now."""
+        return self._ranks[rank].cached_tokens(request)
+
     def has_work(self) -> bool:
         """Whether any rank has an unfinished request."""
         return any(rank.has_work() for rank in self._ranks)

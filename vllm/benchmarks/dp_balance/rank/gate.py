@@ -93,6 +93,12 @@ class GatedRank(Scheduler):
         super().add(request)
         self._new.append(str(request.index))
 
+    def cached_tokens(self, request: SimRequest) -> int:
+        """Tokens of a request that are in the KV cache now."""
+        work = RankRequest(request, "", 0.0)
+        self._blocks.add(work)
+        return self._blocks.cached_tokens(work)
+
     def end_wave(self) -> None:
         """Forgets the decision, the holds, and steps without requests."""
         self.apply(OPEN)

@@ -72,7 +72,7 @@ def draw_requests(
     count: int, prompt: Lengths, output: Lengths, rng: random.Random
 ) -> list[SimRequest]:
     """Draws `count` requests."""
-    return [SimRequest(i, prompt(rng), output(rng)) for i in range(count)]
+    return [SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)]
 
 
 def share_prefixes(
