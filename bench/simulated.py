@@ -83,6 +83,8 @@ def execute(task: Task) -> tuple[str, Figures]:
     found = measure(run, what.limits, in_flight, what.cost)
     figures = {name: round(getattr(found, name), 3) for name in MEASURED}
     figures["goodput"] = round(goodput(run), 4)
+    prompts = sum(request.prompt_len for request in run.requests)
+    figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
     return task.key, figures
 

@@ -20,6 +20,7 @@ from .rivals.sglang_delayer import (
     SGLangDelayer,
     SGLangDelayer0523,
 )
+from .rivals.sglang_intervals import DecodeInterval, FreeSlots
 from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
 
 
@@ -41,8 +42,11 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-BASELINES = ("interval-N", "sglang-N", "sglang23-N", "trtllm")
-"""Rules of other systems, N in steps; see `rivals`."""
+BASELINES = (
+    *("interval-N", "sglang-N", "sglang23-N", "sglang-interval-N", "sglang-slots-N"),
+    "trtllm",
+)
+"""Rules of other systems, N in steps or slots; see `rivals`."""
 
 _TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
@@ -94,11 +98,13 @@ def make_controller(text: str) -> Controller | None:
             return AttentionDpBalance(AttentionDpParameters(**numbers))
     except (TypeError, ValueError) as error:
         raise UsageError(f"--policy {text}: {error}.") from None
-    kind, _, number = name.partition("-")
+    kind, _, number = name.rpartition("-")
     steps = int(number) if number.isdecimal() else 0
     if steps and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
         ratio = parameters.get("queue_min_ratio")
         return SGLangDelayer0523(DelayerParameters(steps, ratio))
+    if steps and kind == "sglang-interval" and set(parameters) <= {"min_bs"}:
+        return DecodeInterval(steps, int(parameters.get("min_bs", 0)))
     if parameters:
         raise UsageError(f"--policy {text}: {name} has no such parameters.")
     if name == "off":
@@ -107,7 +113,9 @@ def make_controller(text: str) -> Controller | None:
         return IntervalPolicy(steps)
     if steps and kind == "sglang":
         return SGLangDelayer(steps)
+    if steps and kind == "sglang-slots":
+        return FreeSlots(steps)
     raise UsageError(
-        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N steps, "
-        "1 or more)."
+        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N is 1 "
+        "or more)."
     )

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..rank.kv_cache import Chunks
 from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
-from ..rivals.trtllm_router import DealByTokens, DealByPrefix
+from ..rivals.trtllm_router import DealByPrefix, DealByTokens
 from .coordinator import Counts, RankCounts
 from .load_balancer import FIRST, ApiServer, CachedTokens, LoadBalancer
 

@@ -38,7 +38,7 @@ class RankRequest:
     """Blocks in which these end, from the first on; the others are its own."""
     runs: list["Run"] = field(default_factory=list)
     """Blocks of the KV cache that it uses."""
-    source: "Source | None" = None
+    source: "Source" = field(init=False)
     """Of those that it did not find."""
     num_cached_blocks: int = 0
     """Those that have a key, from the first on."""
@@ -67,9 +67,10 @@ class RankRequest:
 
 
 class Source:
-    """A time that a request runs: its blocks are others than when it is started anew."""
+    """A time that a request runs: when it is started anew, its blocks are others."""
 
     def __init__(self, work: RankRequest) -> None:
+        """Begins one of a request."""
         self.key = work.key
 
 

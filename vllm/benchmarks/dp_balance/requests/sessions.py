@@ -92,7 +92,8 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
     ids, number = Runs(()), 0
     is_global = item.get("hash_id_scope") == "global"
     try:
-        for number, request in enumerate(item["requests"]):
+        for request in item["requests"]:
+            number += 1
             if isinstance(request, dict):
                 if request.get("type") == "subagent":
                     continue

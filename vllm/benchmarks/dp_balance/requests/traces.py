@@ -249,8 +249,8 @@ def _object(where: str, line: str) -> Mapping[str, object]:
     if not isinstance(item, dict):
         raise UsageError(
             f"{where}: not a JSON object; give a trace (CSV of Azure or BurstGPT, JSON "
-            "lines of Mooncake or Bailian, sessions), the custom dataset of `vllm bench serve` "
-            "(.jsonl) or its saved result."
+            "lines of Mooncake, Bailian or sessions), the custom dataset of `vllm "
+            "bench serve` (.jsonl) or its saved result."
         )
     return item
 

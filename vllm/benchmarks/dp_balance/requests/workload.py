@@ -107,8 +107,10 @@ class Workload:
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
-    shared_tokens: int = 0
-    """That the prompts of all sessions of a trace begin with."""
+    session_shared: int = 0
+    """Tokens that the prompts of all sessions of a trace begin with."""
+    session_turns: int | None = None
+    """So many first requests of each session; None for all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_share < 1:
@@ -127,7 +129,9 @@ class Workload:
             raise UsageError(f"--num-prompts {count}: give 1 or more.")
         if self.trace is not None:
             trace = read_trace(self.trace, count_tokens, self.timed_trace)
-            return traced_requests(trace, count, self.shared_tokens)
+            return traced_requests(
+                trace, count, self.session_shared, self.session_turns
+            )
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
         requests = draw_requests(
@@ -142,13 +146,20 @@ class Workload:
 
 
 def traced_requests(
-    trace: Trace, count: int | None, shared_tokens: int = 0
+    trace: Trace,
+    count: int | None,
+    session_shared: int = 0,
+    session_turns: int | None = None,
 ) -> list[SimRequest]:
     """The first requests of a trace; what has no times is repeated up to `count`.
 
     A session that is repeated is another one, with other texts but for what is shared.
     """
-    rows = trace.rows
+    rows, turn = [], 0
+    for row in trace.rows:
+        turn = 1 if row.think is None else turn + 1
+        if session_turns is None or turn <= session_turns:
+            rows.append(row)
     if count is None or (trace.is_timed and count > len(rows)):
         count = len(rows)
     requests = []
@@ -163,7 +174,7 @@ def traced_requests(
         if isinstance(row.hash_ids, Runs) and not (
             row.hash_ids.is_global and index < len(rows)
         ):
-            shared = shared_tokens // trace.chunk_size
+            shared = session_shared // trace.chunk_size
             request.hash_ids = row.hash_ids.marked(shared, session)
         requests.append(request)
     return requests
