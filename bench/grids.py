@@ -192,10 +192,10 @@ def on_agents(
         RankLimits(ranks, 16, STEP, cache // BLOCK_SIZE),
         PRESETS["a3-dp4-tp4"],
         Workload(
-            42 * sessions,
+            30 * sessions,
             trace=TRACES / "agentx" / "held_out.jsonl",
             session_shared=shared,
-            session_turns=32,
+            session_turns=24,
         ),
         ClientTraffic(max_concurrency=sessions),
         load_balancer=AS_SERVED,
@@ -210,7 +210,7 @@ def on_agents(
 def agents() -> Iterator[Cell]:
     """KV caches × loads; with what all share; and by number of ranks."""
     for tokens in (500_000, 1_000_000, 4_000_000):
-        for per_rank in (4, 8, 12):
+        for per_rank in (4, 8, 16):
             yield on_agents(RANKS, per_rank, tokens)
     yield on_agents(RANKS, 8, 1_000_000, shared=15_000)
     for ranks in (1, 2, 4, 16):
