@@ -65,9 +65,13 @@ VARIANTS = {
     "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
     **{
         f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("off", "align", "sglang23-30", "sglang-interval-22")
+        for name in ("align", "sglang23-30")
     },
     "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
+    "trtllm, its router and chunks": Variant(
+        "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
+        load_balancer="trtllm-kv-aware",
+    ),
     **{
         f"adaptive, {share:g} for first tokens": Variant("adaptive", first_tokens=share)
         for share in (0.0, 0.01, 0.05, 0.25)
@@ -162,8 +166,8 @@ def traces() -> Iterator[Cell]:
 # ---- Agents
 
 RIVALS = (
-    *("off, sessions kept", "align, sessions kept", "sglang23-30, sessions kept"),
-    *("sglang-interval-22, sessions kept", "trtllm, its router"),
+    *("align, sessions kept", "sglang23-30, sessions kept", "trtllm, its router"),
+    "trtllm, its router and chunks",
 )
 ON_AGENTS = (
     *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),
@@ -210,9 +214,9 @@ def on_agents(
 def agents() -> Iterator[Cell]:
     """KV caches × loads; with what all share; and by number of ranks."""
     for tokens in (500_000, 1_000_000, 4_000_000):
-        for per_rank in (4, 8, 16):
+        for per_rank in (2, 4, 8):
             yield on_agents(RANKS, per_rank, tokens)
-    yield on_agents(RANKS, 8, 1_000_000, shared=15_000)
+    yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
     for ranks in (1, 2, 4, 16):
         few = ("adaptive", BY_TOKENS, "off")
         yield on_agents(ranks, 4, 4_000_000, policies=few)

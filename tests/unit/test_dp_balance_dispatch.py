@@ -140,6 +140,39 @@ def test_what_a_router_could_do(tmp_path: Path) -> None:
     assert found["trtllm"][0] > 1.5 * tokens, "it looks at no prefix"
 
 
+@pytest.mark.parametrize("shared", [0, 5_000, 100_000])
+def test_sessions_that_share_do_not_crowd(tmp_path: Path, shared: int) -> None:
+    """Nothing, much, or all: then everybody wants the same text."""
+    turns = [[0, 8192 + 1024 * i, 20, 0, 1, 128 + 16 * i, [[16 * i + 1, 16]]]
+             for i in range(6)]  # fmt: skip
+    turns[0][5:] = [0, [[1, 128]]]
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(json.dumps({"block_size": 64, "requests": turns}))
+    found = {}
+    for name in ("tokens", "prefix-aware"):
+        scenario = Scenario(
+            RankLimits(4, 4, 2048, kv_blocks=4000),
+            PRESETS["a3-dp4-tp4"],
+            Workload(6 * 32, trace=path, session_shared=shared),
+            ClientTraffic(max_concurrency=16),
+            load_balancer=name,
+        )
+        found[name] = simulate(scenario, "adaptive")
+    counts = [0] * 4
+    for each in found["prefix-aware"].requests:
+        counts[each.rank] += 1
+    assert max(counts) < 1.3 * 48, counts
+    computed = {
+        name: sum(step.prefill for step in run.steps) for name, run in found.items()
+    }
+    ended = {name: run.steps[-1].end for name, run in found.items()}
+    assert (
+        computed["prefix-aware"]
+        < (1.05 if shared > 9_000 else 0.7) * computed["tokens"]
+    )
+    assert ended["prefix-aware"] < 1.02 * ended["tokens"]
+
+
 def test_a_router_keeps_sessions_and_sends_new_ones_round() -> None:
     tested = balancer("session-affinity", 2)
     requests = [SimRequest(i, 10, 1, session=i // 2) for i in range(6)]

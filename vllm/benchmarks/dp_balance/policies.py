@@ -21,7 +21,7 @@ from .rivals.sglang_delayer import (
     SGLangDelayer0523,
 )
 from .rivals.sglang_intervals import DecodeInterval, FreeSlots
-from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
+from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters, EqualCost
 
 
 class Controller(Protocol):
@@ -48,6 +48,7 @@ BASELINES = (
 )
 """Rules of other systems, N in steps or slots; see `rivals`."""
 
+_CHUNKS = {field.name for field in fields(EqualCost)}
 _TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
 
@@ -82,6 +83,13 @@ class PolicySpec(NamedTuple):
         """Seconds that the ranks must know too; None if there is no budget."""
         return self.parameters.get("ttft_budget")
 
+    @property
+    def chunks(self) -> EqualCost | None:
+        """How TensorRT-LLM's ranks cut prompts; None for full steps."""
+        if self.name != "trtllm" or not set(self.parameters) >= _CHUNKS:
+            return None
+        return EqualCost(**{name: int(self.parameters[name]) for name in _CHUNKS})
+
 
 def make_controller(text: str) -> Controller | None:
     """The policy of that name; None for "off", which exchanges nothing.
@@ -93,8 +101,9 @@ def make_controller(text: str) -> Controller | None:
     try:
         if name in POLICIES:
             return create_policy(name, parameters)
-        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS:
-            numbers = cast("dict[str, int]", parameters)  # it checks them
+        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS | _CHUNKS:
+            its = {n: v for n, v in parameters.items() if n not in _CHUNKS}
+            numbers = cast("dict[str, int]", its)  # it checks them
             return AttentionDpBalance(AttentionDpParameters(**numbers))
     except (TypeError, ValueError) as error:
         raise UsageError(f"--policy {text}: {error}.") from None

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest
+from ..rivals.trtllm import EqualCost
 from ..step_time.model import Loads
 from .gate import GatedRank
 from .kv_cache import make_blocks
@@ -44,6 +45,9 @@ class Engine:
             UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
+        self._limits = limits
+        self.chunks: EqualCost | None = None
+        """TensorRT-LLM's, if the ranks have them."""
         self._ranks = [
             GatedRank(
                 limits,
@@ -110,6 +114,10 @@ class Engine:
         """Sets what every rank, or each rank, may do in the next step."""
         if isinstance(decisions, Decision):
             decisions = [decisions] * len(self._ranks)
+        if (chunks := self.chunks) is not None:
+            most = self._limits.max_num_batched_tokens
+            pairs = zip(self._ranks, decisions, strict=True)
+            decisions = [chunks.clipped(d, r.next_position(), most) for r, d in pairs]
         for rank, decision in zip(self._ranks, decisions, strict=True):
             rank.apply(decision)
 
