@@ -197,18 +197,19 @@ def test_trtllm_deals_out_what_fits_the_longest_first() -> None:
 def test_trtllm_weighs_prefixes_against_load() -> None:
     """Where the prefix is, unless that rank has its share twice; not for a little."""
 
-    def ranks(cached_tokens: int, waiting: int) -> list[int]:
+    def ranks(cached_tokens: int, waiting: int, first: int = 0) -> list[int]:
         (tested,) = make_load_balancers(
             *("trtllm-kv-aware", 3, random.Random(0)),
             slots=16,
             cached=lambda rank, request: cached_tokens if rank == 0 else 0,
         )
-        made = [SimRequest(i, 1000, 1, session=i) for i in range(waiting)]
+        made = [SimRequest(first + i, 1000, 1, session=i) for i in range(waiting)]
         return [rank for rank, _ in tested.deal(made)]
 
     assert ranks(900, 1) == [0]
     assert ranks(900, 9).count(0) == 6
     assert sorted(ranks(90, 3)) == [0, 1, 2]
+    assert len({ranks(90, 1, first)[0] for first in range(9)}) == 3
 
 
 def test_without_shared_prefixes_requests_go_by_tokens(tmp_path: Path) -> None:
