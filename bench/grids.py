@@ -196,10 +196,10 @@ def on_agents(
         RankLimits(ranks, 16, STEP, cache // BLOCK_SIZE),
         PRESETS["a3-dp4-tp4"],
         Workload(
-            30 * sessions,
+            21 * sessions,
             trace=TRACES / "agentx" / "held_out.jsonl",
             session_shared=shared,
-            session_turns=24,
+            session_turns=16,
         ),
         ClientTraffic(max_concurrency=sessions),
         load_balancer=AS_SERVED,
