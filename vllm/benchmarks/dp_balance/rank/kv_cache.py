@@ -218,12 +218,9 @@ class CachedBlocks(Blocks):
         index, most = 0, work.most_hits
         while index < most and (runs := self._cached.get(work.key(index))):
             run, start = runs[0], index
+            # The first block that is found at a place stays so at later places: whoever
+            # brought others there first uses those before them, which are freed later.
             index = run.same_until(work, start, most)
-            if run.has_equals:
-                for each in range(start + 1, index):
-                    if self._cached[work.key(each)][0] is not run:
-                        index = each
-                        break
             yield run, start, index
 
     def _part(self, run: Run, start: int, stop: int) -> Run:
