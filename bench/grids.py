@@ -219,7 +219,7 @@ def agents() -> Iterator[Cell]:
     yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
     for ranks in (1, 2, 4, 16):
         few = ("adaptive", BY_TOKENS, "off")
-        yield on_agents(ranks, 4, 4_000_000, policies=few)
+        yield on_agents(ranks, 4, 1_000_000, policies=few)
 
 
 # ---- Drawn lengths

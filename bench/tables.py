@@ -282,7 +282,8 @@ def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
     cells = [
         cell
         for cell in document["cells"]
-        if cell["sessions"] == 4 * cell["ranks"] and cell["cache"] == 4_000_000
+        if cell["sessions"] == 4 * cell["ranks"]
+        and (cell["cache"], cell["shared"]) == (1_000_000, 0)
     ]
     names = ("off", "adaptive, by tokens", "adaptive")
     return {

@@ -24,6 +24,9 @@ class Engine:
     is the order of vLLM's busy loop.
     """
 
+    chunks: EqualCost | None = None
+    """TensorRT-LLM's, if the ranks have them."""
+
     def __init__(
         self,
         limits: RankLimits,
@@ -46,8 +49,6 @@ class Engine:
         """
         limits.check_longest(max_model_len)
         self._limits = limits
-        self.chunks: EqualCost | None = None
-        """TensorRT-LLM's, if the ranks have them."""
         self._ranks = [
             GatedRank(
                 limits,
