@@ -55,6 +55,7 @@ class Variant:
 
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
 """Shows what the dispatch by prompt tokens brings."""
+BY_TOKENS = "adaptive, by tokens"
 SERVED_ALIKE = {
     f"{policy}, order and dispatch": Variant(policy, BY_PREFIXES, short_first=True)
     for policy in ("align", "sglang23-30")
@@ -65,6 +66,17 @@ VARIANTS = {
     WITH_VLLM_DISPATCH: Variant("adaptive", load_balancer="0.23"),
     "adaptive, 4 API servers": Variant("adaptive", api_servers=4),
     "adaptive, 8 API servers": Variant("adaptive", api_servers=8),
+    BY_TOKENS: Variant("adaptive", load_balancer="tokens"),
+    "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
+    **{
+        f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
+        for name in ("align", "sglang23-30")
+    },
+    "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
+    "trtllm, its router and chunks": Variant(
+        "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
+        load_balancer="trtllm-kv-aware",
+    ),
     **{
         f"adaptive, {share:g} for first tokens": Variant("adaptive", first_tokens=share)
         for share in (0.0, 0.01, 0.05, 0.25)

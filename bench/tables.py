@@ -36,10 +36,18 @@ def groups(cells: Sequence[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
     return found
 
 
+SERVED_AS_OURS = ", order and dispatch"
+"""How the names of other rules end that are served as `adaptive` is."""
+
+
 def baselines(cell: Cell) -> list[str]:
     """The policies but `adaptive`, off, and all that is served in another way."""
     own = ("adaptive", "off")
-    return [n for n in cell["policies"] if not n.startswith(own) and ", " not in n]
+    return [
+        name
+        for name in cell["policies"]
+        if not name.startswith(own) and not name.endswith(SERVED_AS_OURS)
+    ]
 
 
 def ratio(cell: Cell, figure: str, policy: str, over: str) -> float:
@@ -215,8 +223,87 @@ def trade_offs(document: Document) -> Rows:
 
 def whose(document: Document) -> list[str]:
     """Policies that tell which part of a gain is order and dispatch; [] if not run."""
-    served = [n for n in traded(document)[0]["policies"] if "order and" in n]
+    served = [n for n in traded(document)[0]["policies"] if n.endswith(SERVED_AS_OURS)]
     return served and ["adaptive", "adaptive-fcfs", "align", "sglang23-30", *served]
+
+
+# ---- Agents
+
+
+def of_agents(document: Document) -> list[Cell]:
+    """The cells with all policies."""
+    return [cell for cell in document["cells"] if baselines(cell)]
+
+
+def rival(cell: Cell) -> str:
+    """The other engine or router with the shortest mean end-to-end time."""
+    names = [*baselines(cell), *(n for n in cell["policies"] if n.startswith("off,"))]
+    return min(names, key=lambda name: cell["policies"][name]["mean_e2el_ms"])
+
+
+def adaptive_with_vllm_dispatch(cell: Cell) -> str:
+    """Its name, of every cell."""
+    return "adaptive, vLLM's dispatch"
+
+
+def agents_name(cell: Cell) -> str:
+    """A cell in words."""
+    shared = f", {cell['shared']:,} shared" if cell["shared"] else ""
+    return f"{cell['cache'] / 1e6:g} M, {cell['sessions']} sessions{shared}"
+
+
+def agents_felt(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """Mean end-to-end s / TTFT p99 s / computed %; last, those of the best rival."""
+    rows = []
+    for cell in cells:
+        best_rival = rival(cell)
+        rows.append([agents_name(cell)])
+        for name in (*names, best_rival):
+            found = cell["policies"][name]
+            rows[-1].append(
+                f"{found['mean_e2el_ms'] / 1e3:.0f} / "
+                f"{found['p99_ttft_ms'] / 1e3:.0f} / {100 * found['computed']:.0f}"
+            )
+        rows[-1].append(best_rival)
+    return rows
+
+
+def agents_end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
+    """Mean end-to-end time in seconds."""
+    return [
+        [
+            agents_name(cell),
+            *(f"{mean([cell], n, 'mean_e2el_ms') / 1e3:.0f}" for n in names),
+        ]
+        for cell in cells
+    ]
+
+
+def agents_missed(
+    cells: Sequence[Cell],
+    over: Callable[[Cell], str],
+    most: float,
+    figure: str = "mean_e2el_ms",
+) -> str:
+    """In how many cells a figure of `adaptive` is more than so many times another's."""
+    ratios = [ratio(cell, figure, "adaptive", over(cell)) for cell in cells]
+    missed = sum(each > most for each in ratios)
+    return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
+
+
+def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
+    """By policy, pairs of ranks and computed share in per cent."""
+    cells = [
+        cell
+        for cell in document["cells"]
+        if cell["sessions"] == 4 * cell["ranks"]
+        and (cell["cache"], cell["shared"]) == (1_000_000, 0)
+    ]
+    names = ("off", "adaptive, by tokens", "adaptive")
+    return {
+        name: sorted((c["ranks"], 100 * mean([c], name, "computed")) for c in cells)
+        for name in names
+    }
 
 
 # ---- Drawn lengths

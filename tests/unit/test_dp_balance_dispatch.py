@@ -8,6 +8,7 @@ import pytest
 from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
 from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    BEYOND,
     LoadBalancer,
     make_load_balancers,
 )
@@ -122,6 +123,93 @@ def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
         assert by_prefixes < 0.6 * by_tokens
     served = computed(workload, "as-served", **limits)
     assert served == computed(workload, "prefix-aware", **limits)
+
+
+def test_what_a_router_could_do(tmp_path: Path) -> None:
+    """One that knows all computes no more than one that remembers what it sent."""
+    workload = sessions(tmp_path, shares=True)
+    limits = {"kv_blocks": 1500}
+    found = {
+        name: computed(workload, name, **limits)
+        for name in ("tokens", "prefix-aware", *BEYOND)
+    }
+    tokens, _ = found["prefix-aware"]
+    for name in ("perfect", "trtllm-kv-aware"):
+        assert found[name][0] < 0.6 * found["tokens"][0], name
+    assert found["perfect"][0] <= 1.05 * tokens
+    assert found["trtllm"][0] > 1.5 * tokens, "it looks at no prefix"
+
+
+@pytest.mark.parametrize("shared", [0, 5_000, 100_000])
+def test_sessions_that_share_do_not_crowd(tmp_path: Path, shared: int) -> None:
+    """Nothing, much, or all: then everybody wants the same text."""
+    turns = [[0, 8192 + 1024 * i, 20, 0, 1, 128 + 16 * i, [[16 * i + 1, 16]]]
+             for i in range(6)]  # fmt: skip
+    turns[0][5:] = [0, [[1, 128]]]
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(json.dumps({"block_size": 64, "requests": turns}))
+    found = {}
+    for name in ("tokens", "prefix-aware"):
+        scenario = Scenario(
+            RankLimits(4, 4, 2048, kv_blocks=4000),
+            PRESETS["a3-dp4-tp4"],
+            Workload(6 * 32, trace=path, session_shared=shared),
+            ClientTraffic(max_concurrency=16),
+            load_balancer=name,
+        )
+        found[name] = simulate(scenario, "adaptive")
+    counts = [0] * 4
+    for each in found["prefix-aware"].requests:
+        counts[each.rank] += 1
+    assert max(counts) < 1.3 * 48, counts
+    computed = {
+        name: sum(step.prefill for step in run.steps) for name, run in found.items()
+    }
+    ended = {name: run.steps[-1].end for name, run in found.items()}
+    assert (
+        computed["prefix-aware"]
+        < (1.05 if shared > 9_000 else 0.7) * computed["tokens"]
+    )
+    assert ended["prefix-aware"] < 1.02 * ended["tokens"]
+
+
+def test_a_router_keeps_sessions_and_sends_new_ones_round() -> None:
+    tested = balancer("session-affinity", 2)
+    requests = [SimRequest(i, 10, 1, session=i // 2) for i in range(6)]
+    assert [tested.choose(request) for request in requests] == [0, 0, 1, 1, 0, 0]
+
+
+def test_trtllm_deals_out_what_fits_the_longest_first() -> None:
+    (tested,) = make_load_balancers("trtllm", 2, random.Random(0), slots=2)
+    lengths = enumerate((10, 70, 40, 50, 9))
+    requests = [SimRequest(index, length, 1) for index, length in lengths]
+    dealt = tested.deal(requests)
+    assert [(rank, request.index) for rank, request in dealt] == [
+        *((0, 1), (1, 3), (1, 2), (0, 0)),
+    ]
+    for rank, request in dealt:
+        request.rank = rank
+    assert tested.deal([]) == []
+    tested.finished(requests[2])
+    assert [(rank, request.index) for rank, request in tested.deal([])] == [(1, 4)]
+
+
+def test_trtllm_weighs_prefixes_against_load() -> None:
+    """Where the prefix is, unless that rank has its share twice; not for a little."""
+
+    def ranks(cached_tokens: int, waiting: int, first: int = 0) -> list[int]:
+        (tested,) = make_load_balancers(
+            *("trtllm-kv-aware", 3, random.Random(0)),
+            slots=16,
+            cached=lambda rank, request: cached_tokens if rank == 0 else 0,
+        )
+        made = [SimRequest(first + i, 1000, 1, session=i) for i in range(waiting)]
+        return [rank for rank, _ in tested.deal(made)]
+
+    assert ranks(900, 1) == [0]
+    assert ranks(900, 9).count(0) == 6
+    assert sorted(ranks(90, 3)) == [0, 1, 2]
+    assert len({ranks(90, 1, first)[0] for first in range(9)}) == 3
 
 
 def test_without_shared_prefixes_requests_go_by_tokens(tmp_path: Path) -> None:

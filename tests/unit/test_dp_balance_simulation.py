@@ -115,10 +115,30 @@ def test_closed_loop_keeps_its_concurrency() -> None:
         requests, ClientTraffic(max_concurrency=3), Frontend(), random.Random(0)
     )
     assert len(clients.arrived(100.0)) == 3
-    clients.finished(5.0)
+    clients.finished(requests[0], 5.0)
     assert clients.next_arrival > 5.0
     assert len(clients.arrived(100.0)) == 1
     assert requests[3].sent == 5.0
+
+
+def test_a_session_goes_on_a_think_time_after_its_answer() -> None:
+    """Two clients; three sessions, the first of three requests."""
+    requests = [SimRequest(i, 1, 1) for i in range(5)]
+    requests[1].think, requests[2].think = 20.0, 7.0
+    clients = Clients(
+        requests, ClientTraffic(max_concurrency=2), Frontend(), random.Random(0)
+    )
+    assert [request.index for _, request in clients.arrived(100.0)] == [0, 3]
+    clients.finished(requests[3], 104.0)  # another session begins
+    clients.finished(requests[0], 110.0)
+    assert [request.index for _, request in clients.arrived(129.0)] == [4]
+    assert 130.0 < clients.next_arrival < 130.1
+    assert [request.index for _, request in clients.arrived(131.0)] == [1]
+    clients.finished(requests[1], 140.0)
+    assert [request.index for _, request in clients.arrived(150.0)] == [2]
+    assert [request.sent for request in requests] == [0.0, 130.0, 147.0, 0.0, 104.0]
+    clients.finished(requests[2], 150.0)
+    assert clients.next_arrival == float("inf")
 
 
 def test_open_loop_has_the_rate_asked_for() -> None:

@@ -9,6 +9,7 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, read_trace
+from vllm.benchmarks.dp_balance.requests.workload import traced_requests
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
@@ -109,12 +110,59 @@ def test_window(tmp_path: Path) -> None:
         ([MOONCAKE[0], {"timestamp": "x"}], "line 2: None prompt tokens"),
         ([MOONCAKE[0] | {"timestamp": "x"}], "line 1: timestamp is 'x'"),
         ([MOONCAKE[0] | {"hash_ids": "x"}], "line 1: hash_ids is not a list"),
+        ([{"block_size": 64, "requests": [{"in": 5}]}], "line 1: request 1 of the"),
         ([{"when": 1, "input_length": 3}], "line 1: has no prompt and no timestamp"),
     ],
 )
 def test_bad_line_is_named(content: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         read_trace(written(tmp_path, content))
+
+
+SESSIONS = [
+    {
+        "block_size": 64,
+        "requests": [
+            {"in": 256, "out": 9, "think_time": 0.0, "hash_ids": [1, 2, 3, 4]},
+            {"type": "subagent", "requests": []},
+            {"in": 320, "out": 0, "think_time": 300.0, "hash_ids": [1, 2, 3, 7, 8]},
+        ],
+    },
+    # The same in short.
+    {
+        "block_size": 64,
+        "requests": [[0, 256, 9, 1, 0, 0, [[1, 4]]], [9, 320, 0, 1, 300, 3, [[7, 2]]]],
+    },
+]
+
+
+def test_sessions_of_agents(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, SESSIONS))
+    assert trace.chunk_size == 64
+    for first in (0, 2):
+        rows = trace.rows[first : first + 2]
+        assert [row[:2] for row in rows] == [(256, 9), (320, 1)]
+        assert [list(row.hash_ids) for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 7, 8]]
+        assert [row.think for row in rows] == [None, 60.0]
+
+
+def test_sessions_share_what_is_said_and_repeated_ones_are_others(
+    tmp_path: Path,
+) -> None:
+    trace = read_trace(written(tmp_path, SESSIONS))
+    requests = traced_requests(trace, 6, session_shared=130)
+    assert [request.session for request in requests] == [0, 0, 1, 1, 2, 2]
+    ids = [list(request.hash_ids) for request in requests]
+    assert len({tuple(each[:2]) for each in ids}) == 1
+    assert ids[0][:3] == ids[1][:3]
+    assert len({each[2] for each in ids}) == 3
+    assert [len(each) for each in ids] == [4, 5] * 3
+    short = traced_requests(trace, 3, session_turns=1)
+    assert [request.session for request in short] == [0, 1, 2]
+    everywhere = [session | {"hash_id_scope": "global"} for session in SESSIONS]
+    requests = traced_requests(read_trace(written(tmp_path, everywhere)), 6)
+    ids = [list(request.hash_ids) for request in requests]
+    assert ids[0] == ids[2] == [1, 2, 3, 4] != ids[4]
 
 
 def replay(path: Path, multiplier: float = 1.0) -> list[float]:

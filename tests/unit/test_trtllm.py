@@ -2,11 +2,16 @@
 
 import pytest
 from vllm.benchmarks.dp_balance.policies import make_controller
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.trtllm import (
     AttentionDpBalance,
     AttentionDpParameters,
+    EqualCost,
 )
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
@@ -94,3 +99,37 @@ def test_parameters_by_name() -> None:
     assert [rule.decide(SOME), rule.decide(ALL)] == [OPEN, OPEN]
     with pytest.raises(ValueError, match="low_occupancy_timeout_iters must be 50 or"):
         AttentionDpParameters(low_occupancy_timeout_iters=51)
+
+
+def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:
+    chunks = EqualCost(kv_cost_offset=10_000, kv_depth_threshold=20_000)
+    budgets = [
+        chunks.clipped(OPEN, position, 8192).prefill_budget
+        for position in (None, 0, 20_000, 50_000, 110_000)
+    ]
+    assert budgets == [None, None, None, 4096, 2048]
+    assert chunks.clipped(HOLD, 110_000, 8192) == HOLD
+    tight = OPEN._replace(prefill_budget=3000)
+    assert chunks.clipped(tight, 50_000, 8192).prefill_budget == 3000
+
+
+def prefill_parts(policy: str) -> int:
+    """In how many parts eight prompts of 8000 tokens are computed, in steps of 1024."""
+    loads: list[int] = []
+    simulate(
+        Scenario(
+            RankLimits(2, 4, 1024),
+            DEEPSEEK_V3_1,
+            Workload(8, "8000", "4"),
+            ClientTraffic(max_concurrency=8),
+        ),
+        policy,
+        on_step=lambda step: loads.extend(step.loads.prefill),
+    )
+    return sum(load > 0 for load in loads)
+
+
+def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts() -> None:
+    assert prefill_parts("trtllm") == 8 * 8
+    chunks = "kv_cost_offset=1000,kv_depth_threshold=1000"
+    assert prefill_parts(f"trtllm:{chunks}") > 2 * 8 * 8

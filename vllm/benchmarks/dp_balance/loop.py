@@ -160,10 +160,7 @@ def _route(
     clients: Clients, dispatcher: Dispatcher, now: float
 ) -> list[tuple[int, SimRequest]]:
     """What has reached the front-end until now, each with the rank chosen for it."""
-    if clients.next_arrival > now:
-        return []
-    arrived = clients.arrived(now)
-    return [(dispatcher.route(time, request), request) for time, request in arrived]
+    return dispatcher.route_all(now, clients.arrived(now))
 
 
 def _answer(
@@ -180,7 +177,7 @@ def _answer(
     for request in sorted(done, key=lambda request: request.index):
         request.done = now
         dispatcher.finished(request)
-        clients.finished(now)
+        clients.finished(request, now)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .calibration import Calibration
 from .errors import UsageError
-from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
+from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
@@ -45,12 +45,12 @@ def _add_server_args(server: argparse._ArgumentGroup) -> None:
     )
     server.add_argument(
         "--load-balancer",
-        choices=(AS_SERVED, *LOAD_BALANCERS),
+        choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
         default=AS_SERVED,
         help="as-served: by prompt tokens for the policies of a server, that of vLLM "
         "0.23 for off and for other projects' rules. Or one for all: vLLM's own, by "
-        "version, or a router that does not look at the ranks: skewed draws them by "
-        "Zipf's law.",
+        "version, or a router that does not look at the ranks (skewed draws them by "
+        "Zipf's law), keeps sessions together, or knows all; or TensorRT-LLM's two.",
     )
     text = "Default: one per rank, as of `vllm serve`."
     server.add_argument("--api-server-count", "-asc", type=int, help=text)

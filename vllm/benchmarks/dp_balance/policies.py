@@ -20,7 +20,8 @@ from .rivals.sglang_delayer import (
     SGLangDelayer,
     SGLangDelayer0523,
 )
-from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters
+from .rivals.sglang_intervals import DecodeInterval, FreeSlots
+from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters, EqualCost
 
 
 class Controller(Protocol):
@@ -41,9 +42,13 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-BASELINES = ("interval-N", "sglang-N", "sglang23-N", "trtllm")
-"""Rules of other systems, N in steps; see `rivals`."""
+BASELINES = (
+    *("interval-N", "sglang-N", "sglang23-N", "sglang-interval-N", "sglang-slots-N"),
+    "trtllm",
+)
+"""Rules of other systems, N in steps or slots; see `rivals`."""
 
+_CHUNKS = {field.name for field in fields(EqualCost)}
 _TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
 
@@ -78,6 +83,13 @@ class PolicySpec(NamedTuple):
         """Seconds that the ranks must know too; None if there is no budget."""
         return self.parameters.get("ttft_budget")
 
+    @property
+    def chunks(self) -> EqualCost | None:
+        """How TensorRT-LLM's ranks cut prompts; None for full steps."""
+        if self.name != "trtllm" or not set(self.parameters) >= _CHUNKS:
+            return None
+        return EqualCost(**{name: int(self.parameters[name]) for name in _CHUNKS})
+
 
 def make_controller(text: str) -> Controller | None:
     """The policy of that name; None for "off", which exchanges nothing.
@@ -89,16 +101,19 @@ def make_controller(text: str) -> Controller | None:
     try:
         if name in POLICIES:
             return create_policy(name, parameters)
-        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS:
-            numbers = cast("dict[str, int]", parameters)  # it checks them
+        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS | _CHUNKS:
+            its = {n: v for n, v in parameters.items() if n not in _CHUNKS}
+            numbers = cast("dict[str, int]", its)  # it checks them
             return AttentionDpBalance(AttentionDpParameters(**numbers))
     except (TypeError, ValueError) as error:
         raise UsageError(f"--policy {text}: {error}.") from None
-    kind, _, number = name.partition("-")
+    kind, _, number = name.rpartition("-")
     steps = int(number) if number.isdecimal() else 0
     if steps and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
         ratio = parameters.get("queue_min_ratio")
         return SGLangDelayer0523(DelayerParameters(steps, ratio))
+    if steps and kind == "sglang-interval" and set(parameters) <= {"min_bs"}:
+        return DecodeInterval(steps, int(parameters.get("min_bs", 0)))
     if parameters:
         raise UsageError(f"--policy {text}: {name} has no such parameters.")
     if name == "off":
@@ -107,7 +122,9 @@ def make_controller(text: str) -> Controller | None:
         return IntervalPolicy(steps)
     if steps and kind == "sglang":
         return SGLangDelayer(steps)
+    if steps and kind == "sglang-slots":
+        return FreeSlots(steps)
     raise UsageError(
-        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N steps, "
-        "1 or more)."
+        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N is 1 "
+        "or more)."
     )

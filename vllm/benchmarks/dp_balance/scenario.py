@@ -9,7 +9,12 @@ from dataclasses import dataclass, field, replace
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
+from .front_end.load_balancers import (
+    BEYOND,
+    OWN,
+    load_balancer_of,
+    make_load_balancers,
+)
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
@@ -81,6 +86,9 @@ def simulate(
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     load_balancer = load_balancer_of(scenario.load_balancer, spec.name in POLICIES)
+    engine = make_engine(scenario, requests, spec.ttft_budget)
+    if spec.chunks is not None:
+        engine.chunks = spec.chunks
     load_balancers = make_load_balancers(
         load_balancer,
         ranks,
@@ -89,10 +97,11 @@ def simulate(
         scenario.frontend.api_servers,
         scenario.limits.max_num_seqs,
         scenario.limits.kv_blocks,
+        engine.cached_tokens if load_balancer in BEYOND else None,
     )
     controller = make_controller(policy)
     return run(
-        make_engine(scenario, requests, spec.ttft_budget),
+        engine,
         controller,
         requests,
         scenario.traffic,

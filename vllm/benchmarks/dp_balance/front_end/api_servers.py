@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..requests.request import SimRequest
 from .coordinator import Coordinator
-from .load_balancers import LoadBalancer
+from .load_balancer import LoadBalancer
 
 
 class Dispatcher(Coordinator):
@@ -41,6 +41,19 @@ class Dispatcher(Coordinator):
             for load_balancer in self._load_balancers:
                 load_balancer.publish(publication.counts)
         return self._load_balancers[request.server].choose(request)
+
+    def route_all(
+        self, now: float, arrived: Sequence[tuple[float, SimRequest]]
+    ) -> list[tuple[int, SimRequest]]:
+        """What is sent now, each with its rank.
+
+        Args:
+            now: virtual seconds.
+            arrived: since the last call, with their times.
+        """
+        if self._load_balancers[0].is_dealt:
+            return self._load_balancers[0].deal([request for _, request in arrived])
+        return [(self.route(time, request), request) for time, request in arrived]
 
     def first_token(self, request: SimRequest) -> None:
         """The first token of a request passes its API server."""

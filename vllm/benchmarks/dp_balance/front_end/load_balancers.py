@@ -9,54 +9,22 @@ own requests at once. Each API server has its own.
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate, cycle
 
-from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.dispatch import (
+    MISSING_WEIGHT,
+    REQUEST_TOKENS,
+    TokenDispatch,
+)
 from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 
 from ..errors import UsageError
 from ..rank.kv_cache import Chunks
 from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
+from ..rivals.trtllm_router import DealByPrefix, DealByTokens
 from .coordinator import Counts, RankCounts
-
-
-@dataclass(frozen=True)
-class ApiServer:
-    """Which of the API servers a load balancer is part of."""
-
-    index: int = 0
-    count: int = 1
-
-
-FIRST = ApiServer()
-
-
-class LoadBalancer:
-    """Chooses ranks; what it does not look at, it is told in vain."""
-
-    def best(self) -> int:
-        """The rank for the next request."""
-        raise NotImplementedError
-
-    def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
-        rank = self.best()
-        self.sent(request, rank)
-        return rank
-
-    def sent(self, request: SimRequest, rank: int) -> None:
-        """A request was sent to a rank."""
-
-    def publish(self, counts: Counts) -> None:
-        """The coordinator's counts arrived."""
-
-    def first_token(self, request: SimRequest) -> None:
-        """A request of this front-end got its first token."""
-
-    def finished(self, request: SimRequest) -> None:
-        """A request of this front-end ended."""
+from .load_balancer import FIRST, ApiServer, CachedTokens, LoadBalancer
 
 
 class Balancer023(LoadBalancer):
@@ -208,6 +176,59 @@ class BlindBalancer(LoadBalancer):
         return self._draw()
 
 
+class SessionAffinity(LoadBalancer):
+    """A router in front that keeps each session where its first request went.
+
+    New sessions go round.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._next = cycle(range(ranks)).__next__
+        self._ranks: dict[int, int] = {}
+
+    def choose(self, request: SimRequest) -> int:
+        """The rank of its session."""
+        if request.session not in self._ranks:
+            self._ranks[request.session] = self._next()
+        return self._ranks[request.session]
+
+
+class PerfectKnowledge(LoadBalancer):
+    """As `PrefixAwareBalancer`, one for all API servers, that sees into the caches."""
+
+    def __init__(self, ranks: int, slots: int, cached: CachedTokens) -> None:
+        self._slots, self._cached = slots, cached
+        self._tokens, self._counts = [0] * ranks, [0] * ranks
+        self._left: dict[int, int] = {}
+        """Tokens to compute of requests without a first token."""
+
+    def choose(self, request: SimRequest) -> int:
+        """Sends a request to the best rank."""
+        ranks, length = range(len(self._tokens)), request.prompt_len
+        missing = [max(1, length - self._cached(rank, request)) for rank in ranks]
+        rank = min(
+            ranks,
+            key=lambda rank: (
+                self._counts[rank] >= self._slots,
+                self._tokens[rank]
+                + REQUEST_TOKENS * self._counts[rank]
+                + MISSING_WEIGHT * missing[rank],
+            ),
+        )
+        self._left[request.index] = missing[rank]
+        self._tokens[rank] += missing[rank]
+        self._counts[rank] += 1
+        return rank
+
+    def first_token(self, request: SimRequest) -> None:
+        """Its prompt no longer counts."""
+        self._tokens[request.rank] -= self._left.pop(request.index, 0)
+
+    def finished(self, request: SimRequest) -> None:
+        """It no longer counts."""
+        self._counts[request.rank] -= 1
+
+
 ROUTERS = ("round-robin", "skewed")
 """Without a look at the ranks; "skewed" draws them with Zipf weights."""
 
@@ -219,12 +240,30 @@ def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBala
     return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
 
 
+def _nothing(rank: int, request: SimRequest) -> int:
+    return 0
+
+
+def _beyond(name: str, ranks: int, slots: int, cached: CachedTokens) -> LoadBalancer:
+    if name == "session-affinity":
+        return SessionAffinity(ranks)
+    if name == "perfect":
+        return PerfectKnowledge(ranks, slots, cached)
+    if name == "trtllm":
+        return DealByTokens(ranks, slots)
+    return DealByPrefix(ranks, slots, cached)
+
+
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
 BY_TOKENS, BY_PREFIXES = OWN = ("tokens", "prefix-aware")
 """Balance scheduling's own."""
 
 LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, *ROUTERS)
+
+BEYOND = ("session-affinity", "perfect", "trtllm", "trtllm-kv-aware")
+"""What a router in front could do, what one could that knows all, and those inside of
+another engine: one for all API servers."""
 
 AS_SERVED = "as-served"
 
@@ -248,29 +287,34 @@ def make_load_balancers(
     api_servers: int = 1,
     slots: int = 1,
     kv_blocks: int | None = None,
+    cached: CachedTokens | None = None,
 ) -> list[LoadBalancer]:
     """The load balancer of that name, one for each API server.
 
     Args:
-        name: one of `LOAD_BALANCERS`.
+        name: one of `LOAD_BALANCERS` or `BEYOND`.
         ranks: how many ranks there are.
         rng: source of chance.
         skew: exponent of the Zipf weights; 0 is uniform.
         api_servers: how many there are; a router is one for all of them.
         slots: requests that a rank runs at once.
         kv_blocks: in the KV cache of a rank; None if it never fills.
+        cached: what the caches have, for those of `BEYOND` that look into them.
 
     Raises:
         UsageError: there is none of that name.
     """
-    if name not in LOAD_BALANCERS:
+    names = (*LOAD_BALANCERS, *BEYOND)
+    if name not in names:
         raise UsageError(
-            f"--load-balancer {name}: unknown; choose from {', '.join(LOAD_BALANCERS)}."
+            f"--load-balancer {name}: unknown; choose from {', '.join(names)}."
         )
     if not 0 <= skew < float("inf"):
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
     if name in ROUTERS:
         return [_router(name, ranks, rng, skew)] * api_servers
+    if name in BEYOND:
+        return [_beyond(name, ranks, slots, cached or _nothing)] * api_servers
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]

@@ -97,6 +97,18 @@ class GatedRank(Scheduler):
         super().add(request)
         self._new.append(str(request.index))
 
+    def cached_tokens(self, request: SimRequest) -> int:
+        """Tokens of a request that are in the KV cache now."""
+        work = RankRequest(request, "", 0.0)
+        self._blocks.add(work)
+        return self._blocks.cached_tokens(work)
+
+    def next_position(self) -> int | None:
+        """Computed tokens of the prompt that is next, cached ones too; None if none."""
+        if self._partial is not None:
+            return self._partial.num_computed_tokens
+        return self._blocks.cached_tokens(self._waiting[0]) if self._waiting else None
+
     def end_wave(self) -> None:
         """Forgets the decision, the holds, and steps without requests."""
         self.apply(OPEN)

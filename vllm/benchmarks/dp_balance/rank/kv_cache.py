@@ -4,14 +4,14 @@
 
 import sys
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from dataclasses import replace
+from heapq import heappop, heappush
 
 from ..requests.request import SimRequest
 from .limits import BLOCK_SIZE, blocks_of
 from .prefix_hits import FoundPrefixes, Hit
-from .request import Block, Key, RankRequest
+from .request import Key, RankRequest, Run, Source
 
 
 def make_blocks(
@@ -48,6 +48,10 @@ class Blocks:
         """Lets a waiting request find what is cached of it, if all of it fits."""
         return blocks_of(work.num_tokens) <= self.free
 
+    def cached_tokens(self, work: RankRequest) -> int:
+        """Tokens of a request that need not be computed if it were started now."""
+        return 0
+
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request so many free blocks more."""
         self.free -= count
@@ -65,7 +69,7 @@ class Blocks:
 
     def left(self, work: RankRequest) -> int:
         """Tokens to compute of a request that has just come."""
-        return work.num_tokens
+        return work.num_tokens - self.cached_tokens(work)
 
     def needs(
         self, works: Sequence[RankRequest], room: int
@@ -115,8 +119,8 @@ class EndlessBlocks(Blocks):
         """A request has come to wait."""
         work.chunks = self._chunks.of(work.request)
 
-    def _hits(self, work: RankRequest) -> int:
-        """Tokens of a waiting request that need not be computed."""
+    def cached_tokens(self, work: RankRequest) -> int:
+        """Tokens of a request that need not be computed if it were started now."""
         chunks, size, computed = work.chunks, work.request.chunk_size, self._computed
         if not chunks or chunks[0] not in computed:
             return 0
@@ -130,13 +134,9 @@ class EndlessBlocks(Blocks):
             tokens = max(tokens, computed.get(chunks[whole], 0))
         return BLOCK_SIZE * min(tokens // BLOCK_SIZE, work.most_hits)
 
-    def left(self, work: RankRequest) -> int:
-        """Tokens to compute of a request that has just come."""
-        return work.num_tokens - self._hits(work)
-
     def start(self, work: RankRequest) -> bool:
         """Lets a waiting request find what is cached of it."""
-        work.num_computed_tokens = self._hits(work)
+        work.num_computed_tokens = self.cached_tokens(work)
         return True
 
     def computed(self, work: RankRequest) -> None:
@@ -158,7 +158,7 @@ class EndlessBlocks(Blocks):
         self, works: Sequence[RankRequest], room: int
     ) -> Iterator[tuple[int, int]]:
         """What the gate expects of waiting requests, once after each step."""
-        return ((0, self._hits(work)) for work in works)
+        return ((0, self.cached_tokens(work)) for work in works)
 
 
 class CachedBlocks(Blocks):
@@ -167,7 +167,8 @@ class CachedBlocks(Blocks):
     A block that is full has a key, by which later requests find it, until it is taken
     for something else: first those that were never used, then the one that is free for
     the longest time. Of a request's blocks the last is freed first. Equal blocks are
-    not merged; the first of them is found.
+    not merged; the first of them is found. Prompts have thousands of blocks, so those
+    that are used, cached and freed together are a `Run`.
     """
 
     def __init__(self, count: int, async_scheduling: bool) -> None:
@@ -179,9 +180,11 @@ class CachedBlocks(Blocks):
         """
         super().__init__(count)
         self._unused = count
-        self._queue: OrderedDict[Block, None] = OrderedDict()
-        """Free blocks that were used, the next to be taken first."""
-        self._cached: dict[Key, list[Block]] = {}
+        self._queue: list[tuple[int, int, Run]] = []
+        """A heap of free runs, the next to be taken first: by when they were freed.
+        Those that were taken out since are of another time."""
+        self._pushed = 0
+        self._cached: dict[Key, list[Run]] = {}
         self._chunks = Chunks()
         # With asynchronous scheduling a block is cached once its last token is known.
         self._unknown = int(async_scheduling)
@@ -189,64 +192,99 @@ class CachedBlocks(Blocks):
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
-        work.keys = self._keys(work.request)
-
-    def _keys(self, request: SimRequest) -> list[Key]:
-        chunk_size, chunks = request.chunk_size, self._chunks.of(request)
-        shared = min(request.prompt_len, len(chunks) * chunk_size) // BLOCK_SIZE
-        full = (request.prompt_len + request.output_len) // BLOCK_SIZE
-        return [
-            (chunks[((index + 1) * BLOCK_SIZE - 1) // chunk_size], index)
-            for index in range(shared)
-        ] + [(-1 - request.index, index) for index in range(shared, full)]
-
-    def left(self, work: RankRequest) -> int:
-        """Tokens to compute of a request that has just come."""
-        return work.num_tokens - BLOCK_SIZE * self._found.count(work)
+        request = work.request
+        work.chunks = self._chunks.of(request)
+        tokens = min(request.prompt_len, len(work.chunks) * request.chunk_size)
+        work.shared_blocks = tokens // BLOCK_SIZE
 
     def start(self, work: RankRequest) -> bool:
         """Lets a waiting request find what is cached of it, if all of it fits."""
-        hits: list[Block] = []
-        for key in islice(work.keys, work.most_hits):
-            blocks = self._cached.get(key)
-            if blocks is None:
-                break
-            hits.append(blocks[0])
-        revived = [block for block in hits if not block.uses]
-        if blocks_of(work.num_tokens) - len(hits) + len(revived) > self.free:
+        found = list(self._find(work))
+        hits = found[-1][2] if found else 0
+        revived = sum(stop - start for run, start, stop in found if not run.users)
+        if blocks_of(work.num_tokens) - hits + revived > self.free:
             return False
-        for block in revived:
-            del self._queue[block]
-        self.free -= len(revived)
-        for block in hits:
-            block.uses += 1
-        work.blocks, work.num_cached_blocks = hits, len(hits)
-        work.num_computed_tokens = len(hits) * BLOCK_SIZE
+        self.free -= revived
+        work.runs = [self._part(*each) for each in found]
+        for run in work.runs:
+            run.users.append(work)
+            run.freed = 0
+        work.source, work.num_cached_blocks = Source(work), hits
+        work.num_computed_tokens = hits * BLOCK_SIZE
         return True
+
+    def cached_tokens(self, work: RankRequest) -> int:
+        """Tokens of a request that need not be computed if it were started now."""
+        return BLOCK_SIZE * sum(stop - start for _, start, stop in self._find(work))
+
+    def _find(self, work: RankRequest) -> Iterator[tuple[Run, int, int]]:
+        """The runs that have its beginning, each with the first block and the end."""
+        index, most = 0, work.most_hits
+        while index < most and (runs := self._cached.get(work.key(index))):
+            run, start = runs[0], index
+            # The first block that is found at a place stays so at later places: whoever
+            # brought others there first uses those before them, which are freed later.
+            index = run.same_until(work, start, most)
+            yield run, start, index
+
+    def _part(self, run: Run, start: int, stop: int) -> Run:
+        """Those blocks of a run as one of their own."""
+        if stop < run.stop:
+            run = self._split(run, stop)
+        if start > run.start:
+            front = self._split(run, start)
+            if front.freed:
+                self._push(front)
+        return run
+
+    def _split(self, run: Run, at: int) -> Run:
+        """Takes the blocks before one out of a run; the others stay where they are."""
+        head = replace(run, stop=at, cached=min(at, run.cached), users=[*run.users])
+        for index in range(run.start, head.cached):
+            runs = self._cached[run.source.key(index)]
+            runs[runs.index(run)] = head
+        for work in run.users:
+            work.runs.insert(work.runs.index(run), head)
+        run.start, run.cached = at, max(at, run.cached)
+        return head
 
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request so many free blocks more."""
+        if not count:
+            return
         self.free -= count
-        work.blocks += [self._next() for _ in range(count)]
+        self._evict(count)
+        last = work.runs[-1] if work.runs else None
+        if last is not None and last.source is work.source and len(last.users) == 1:
+            last.stop += count
+            return
+        start = 0 if last is None else last.stop
+        work.runs.append(Run(work.source, start, start + count, start, [work]))
 
     def take_one_each(self, works: Iterable[RankRequest], count: int) -> None:
         """Gives a free block more to each of the requests, `count` in all."""
         for work in works:
             self.take(work, 1)
 
-    def _next(self) -> Block:
-        if self._unused:
-            self._unused -= 1
-            return Block()
-        block, _ = self._queue.popitem(last=False)
-        block.uses = 1
-        if block.key is not None:
-            alike = self._cached[block.key]
-            alike.remove(block)
-            if not alike:
-                del self._cached[block.key]
-            block.key = None
-        return block
+    def _evict(self, count: int) -> None:
+        """Makes free blocks empty, those that were never used first."""
+        fresh = min(count, self._unused)
+        self._unused -= fresh
+        count -= fresh
+        while count:
+            freed, _, run = self._queue[0]
+            if freed != run.freed or run.start == run.stop:
+                heappop(self._queue)
+                continue
+            stop = max(run.start, run.stop - count)
+            for index in range(stop, run.cached):
+                key = run.source.key(index)
+                runs = self._cached[key]
+                runs.remove(run)
+                if not runs:
+                    del self._cached[key]
+            count -= run.stop - stop
+            run.stop, run.cached = stop, min(stop, run.cached)
 
     def computed(self, work: RankRequest) -> None:
         """Some of a prompt is computed by the step that is being scheduled."""
@@ -254,22 +292,33 @@ class CachedBlocks(Blocks):
 
     def _cache(self, work: RankRequest, tokens: int) -> None:
         full = tokens // BLOCK_SIZE
+        if full <= work.num_cached_blocks:
+            return
+        # What is cached since the start is followed by the rest, in one run.
+        run = work.runs[-1]
         for index in range(work.num_cached_blocks, full):
-            block = work.blocks[index]
-            block.key = work.keys[index]
-            self._cached.setdefault(block.key, []).append(block)
-        work.num_cached_blocks = max(work.num_cached_blocks, full)
+            runs = self._cached.setdefault(work.key(index), [])
+            runs.append(run)
+            if len(runs) > 1:
+                for each in runs:
+                    each.has_equals = True
+        run.cached = work.num_cached_blocks = full
 
     def release(self, work: RankRequest) -> None:
         """Takes back the blocks of a request, which hold its computed tokens."""
         # Blocks of its answer: until now, nobody else could have found them.
         self._cache(work, work.num_computed_tokens - self._unknown)
-        for block in reversed(work.blocks):
-            block.uses -= 1
-            if not block.uses:
-                self._queue[block] = None
-                self.free += 1
-        work.blocks, work.num_cached_blocks = [], 0
+        for run in reversed(work.runs):
+            run.users.remove(work)
+            if not run.users:
+                self.free += run.stop - run.start
+                run.freed = self._pushed + 1
+                self._push(run)
+        work.runs, work.num_cached_blocks = [], 0
+
+    def _push(self, run: Run) -> None:
+        self._pushed += 1
+        heappush(self._queue, (run.freed, self._pushed, run))
 
     def needs(
         self, works: Sequence[RankRequest], room: int
@@ -285,9 +334,12 @@ class CachedBlocks(Blocks):
         self, works: Sequence[RankRequest], hits: Iterator[Hit]
     ) -> Iterator[tuple[int, int]]:
         """Cached blocks that are free count, too, each for the first that finds it."""
-        revived: set[Block] = set()
+        revived: dict[tuple[Run, int], int] = {}
         for work, hit in zip(works, hits, strict=True):
-            unused = set(self._found.unused(work, hit)) - revived
-            revived |= unused
+            unused = 0
+            for run, start, stop in self._found.unused(work, hit):
+                counted = revived.get((run, start), start)
+                unused += max(0, stop - counted)
+                revived[run, start] = max(stop, counted)
             new = max(0, blocks_of(work.num_tokens) - hit.blocks)
-            yield new + len(unused), hit.tokens
+            yield new + unused, hit.tokens

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from .limits import BLOCK_SIZE
-from .request import Block, Key, RankRequest
+from .request import Key, RankRequest, Run, Source
 
 # As they are there.
 ALWAYS, EVERY = 4, 8
@@ -25,9 +25,9 @@ class Hit(NamedTuple):
     """What was cached of a request when it was searched."""
 
     blocks: int
-    last: Block | None
-    """The last of the blocks."""
-    key: Key | None
+    source: Source | None
+    """Of the last of the blocks."""
+    key: Key
     """The key that it had."""
 
     @property
@@ -36,13 +36,13 @@ class Hit(NamedTuple):
         return self.blocks * BLOCK_SIZE
 
 
-_NOTHING = Hit(0, None, None)
+_NOTHING = Hit(0, None, (0, 0))
 
 
 class FoundPrefixes:
     """What the gate has found, and looks up again now and then."""
 
-    def __init__(self, cached: Mapping[Key, Sequence[Block]]) -> None:
+    def __init__(self, cached: Mapping[Key, Sequence[Run]]) -> None:
         """The gate has found nothing yet.
 
         Args:
@@ -85,33 +85,35 @@ class FoundPrefixes:
 
     def _search(self, work: RankRequest, charged: bool) -> Hit:
         self._searches -= charged
-        count = self.count(work)
-        if not count:
-            return _NOTHING
-        last = self._cached[work.keys[count - 1]][0]
-        return Hit(count, last, last.key)
-
-    def count(self, work: RankRequest) -> int:
-        """Blocks that are cached of a request."""
-        # They are evicted from the end of a prompt.
-        return bisect_left(
+        # Blocks are evicted from the end of a prompt.
+        count = bisect_left(
             range(work.most_hits),
             True,
-            key=lambda index: work.keys[index] not in self._cached,
+            key=lambda index: work.key(index) not in self._cached,
         )
+        if not count:
+            return _NOTHING
+        key = work.key(count - 1)
+        return Hit(count, self._cached[key][0].source, key)
 
     def _still_holds(self, work: RankRequest, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
-        if hit.last is not None and hit.last.key != hit.key:
+        if hit.source is not None and not any(
+            run.source is hit.source for run in self._cached.get(hit.key, ())
+        ):
             return False
         end = hit.blocks
-        return end >= work.most_hits or work.keys[end] not in self._cached
+        return end >= work.most_hits or work.key(end) not in self._cached
 
-    def unused(self, work: RankRequest, hit: Hit) -> Iterator[Block]:
-        """Those blocks of a hit that no request uses."""
+    def unused(self, work: RankRequest, hit: Hit) -> Iterator[tuple[Run, int, int]]:
+        """Those blocks of a hit that no request uses: runs, their first one and end."""
         # Who uses a block uses those before it, too.
-        for index in reversed(range(hit.blocks)):
-            blocks = self._cached.get(work.keys[index])
-            if not blocks or blocks[0].uses:
+        end = hit.blocks
+        while end:
+            runs = self._cached.get(work.key(end - 1))
+            if not runs or runs[0].users:
                 return
-            yield blocks[0]
+            run = runs[0]
+            start = end - 1 if run.has_equals else run.start
+            yield run, start, end
+            end = start

@@ -18,9 +18,9 @@ class ClientTraffic:
     """How `vllm bench serve` would send: its options of the same names."""
 
     max_concurrency: int | None = None
-    """Requests in flight at most; None for no limit."""
+    """Requests in flight at most, or sessions; None for no limit."""
     request_rate: float = float("inf")
-    """Requests per second on average; infinite to send at once."""
+    """Requests, or sessions, per second on average; infinite to send at once."""
     burstiness: float = 1.0
     """Shape of the gamma distributed intervals; 1 is a Poisson process."""
     self_timed: bool = False
@@ -86,7 +86,11 @@ class Frontend:
 
 
 class Clients:
-    """Sends the requests in order, and tells which have arrived."""
+    """Sends the requests in order, and tells which have arrived.
+
+    Of sessions, those that begin them are sent in order, and the others a think time
+    after the last token of the request before.
+    """
 
     def __init__(
         self,
@@ -98,21 +102,25 @@ class Clients:
         self._requests = requests
         self._frontend = frontend
         self._rng = rng
-        self._due = traffic.due_times(requests, rng)
-        self._unsent = iter(requests)
+        first = [request for request in requests if request.think is None]
+        self._unsent = iter(zip(first, traffic.due_times(first, rng), strict=True))
+        self._thinking: list[tuple[float, int]] = []
+        """When requests of sessions will be sent, and their numbers."""
         self._in_transit: list[tuple[float, int]] = []
         self._server_free = [0.0] * frontend.api_servers
         self.last_sent = 0.0
         """Seconds at which the last request so far was sent."""
-        for _ in range(traffic.max_concurrency or len(requests)):
-            self._send(0.0)
+        for _ in range(traffic.max_concurrency or len(first)):
+            self._begin(0.0)
 
-    def _send(self, now: float) -> None:
-        request = next(self._unsent, None)
-        if request is None:
-            return
-        request.sent = max(now, self._due[request.index])
-        self.last_sent = request.sent
+    def _begin(self, now: float) -> None:
+        request, due = next(self._unsent, (None, 0.0))
+        if request is not None:
+            self._send(request, max(now, due))
+
+    def _send(self, request: SimRequest, now: float) -> None:
+        request.sent = now
+        self.last_sent = max(self.last_sent, now)
         if (servers := self._frontend.api_servers) > 1:
             request.server = self._rng.randrange(servers)
         free = self._server_free
@@ -123,19 +131,29 @@ class Clients:
         arrival = free[request.server] + delay
         heapq.heappush(self._in_transit, (arrival, request.index))
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: SimRequest, now: float) -> None:
         """A request ended: the next one is sent, if it has waited for this."""
-        self._send(now)
+        following = request.index + 1
+        if following < len(self._requests):
+            think = self._requests[following].think
+            if think is not None:
+                heapq.heappush(self._thinking, (now + think, following))
+                return
+        self._begin(now)
 
     @property
     def next_arrival(self) -> float:
         """Seconds at which the next request reaches the ranks; infinite if none."""
+        thinking, transit = self._thinking, self._in_transit
+        while thinking and (not transit or thinking[0][0] <= transit[0][0]):
+            time, index = heapq.heappop(thinking)
+            self._send(self._requests[index], time)
         return self._in_transit[0][0] if self._in_transit else float("inf")
 
     def arrived(self, now: float) -> list[tuple[float, SimRequest]]:
         """Takes the requests that have arrived, each with its time."""
         batch = []
-        while self._in_transit and self._in_transit[0][0] <= now:
+        while self.next_arrival <= now:
             time, index = heapq.heappop(self._in_transit)
             batch.append((time, self._requests[index]))
         return batch

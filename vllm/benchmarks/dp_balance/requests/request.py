@@ -3,6 +3,7 @@
 """A request, from its client's side."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,10 +16,15 @@ class SimRequest:
     output_len: int
     due: float = math.nan
     """When it is to be sent, if a trace says so."""
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: Sequence[int] = ()
     """Of the first chunks of the prompt: equal beginnings are shared."""
     chunk_size: int = 16
     """Tokens in a chunk."""
+    session: int = 0
+    """Number of the session that it belongs to."""
+    think: float | None = None
+    """Seconds from the last token of the request before it in the list, which is of the
+    same session, until it is sent; None if it does not wait for that."""
     cached: int | None = None
     """Tokens of the prompt that its rank had when it was started."""
     rank: int = -1

@@ -53,6 +53,10 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
         "in common with others.",
     )
     load.add_argument("--num-prefixes", type=int, default=8, help="Of these texts.")
+    text = "Tokens with which the prompts of all sessions of a trace begin."
+    load.add_argument("--session-shared-tokens", type=int, default=0, help=text)
+    text = "So many first requests of each session of a trace. Default: all."
+    load.add_argument("--session-turns", type=int, help=text)
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -80,6 +84,8 @@ def workload_from(args: argparse.Namespace) -> Workload:
         ),
         args.prefix_share,
         args.num_prefixes,
+        args.session_shared_tokens,
+        args.session_turns,
     )
 
 

@@ -3,8 +3,8 @@
 """Reads traces of real traffic: when requests came, their lengths, what they share.
 
 Formats are told apart by their first line: the CSV of Azure's LLM inference traces and
-of BurstGPT, the JSON lines of Mooncake and of Qwen-Bailian (and what resembles them), a
-result that `vllm bench serve` saved, and its custom dataset.
+of BurstGPT, the JSON lines of Mooncake and of Qwen-Bailian (and what resembles them),
+sessions of agents, a result that `vllm bench serve` saved, and its custom dataset.
 """
 
 import csv
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
+from .sessions import session_turns
 
 CountTokens = Callable[[str], int]
 
@@ -30,8 +31,11 @@ class TraceRow(NamedTuple):
     """Tokens."""
     time: float | None = None
     """Seconds; None if the file has no times."""
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: Sequence[int] = ()
     """Of the prompt's chunks: prompts that begin with equal ones share them."""
+    think: float | None = None
+    """Seconds after the answer to the row before, which is of the same session; None if
+    it begins one."""
 
 
 class Trace(NamedTuple):
@@ -213,7 +217,12 @@ def _json_rows(
             continue
         where = f"{path} line {number}"
         item = _object(where, line)
-        if "input_lens" in item or "total_input_tokens" in item:
+        if "requests" in item and "block_size" in item:
+            chunk_size, turns = session_turns(where, item)
+            for turn in turns:
+                row = _row(where, turn.prompt_len, turn.output_len)
+                rows.append(row._replace(hash_ids=turn.hash_ids, think=turn.think))
+        elif "input_lens" in item or "total_input_tokens" in item:
             rows += _saved_result(where, item)
         elif options.label_timestamp in item:
             # Bailian numbers chats and counts seconds; Mooncake milliseconds.
@@ -240,8 +249,8 @@ def _object(where: str, line: str) -> Mapping[str, object]:
     if not isinstance(item, dict):
         raise UsageError(
             f"{where}: not a JSON object; give a trace (CSV of Azure or BurstGPT, JSON "
-            "lines of Mooncake or Bailian), the custom dataset of `vllm bench serve` "
-            "(.jsonl) or its saved result."
+            "lines of Mooncake, Bailian or sessions), the custom dataset of `vllm "
+            "bench serve` (.jsonl) or its saved result."
         )
     return item
 

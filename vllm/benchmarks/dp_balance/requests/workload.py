@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .request import SimRequest
+from .sessions import Runs
 from .traces import CountTokens, TimedTrace, Trace, read_trace
 
 Lengths = Callable[[random.Random], int]
@@ -71,7 +72,7 @@ def draw_requests(
     count: int, prompt: Lengths, output: Lengths, rng: random.Random
 ) -> list[SimRequest]:
     """Draws `count` requests."""
-    return [SimRequest(i, prompt(rng), output(rng)) for i in range(count)]
+    return [SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)]
 
 
 def share_prefixes(
@@ -106,6 +107,10 @@ class Workload:
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
+    session_shared: int = 0
+    """Tokens that the prompts of all sessions of a trace begin with."""
+    session_turns: int | None = None
+    """So many first requests of each session; None for all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_share < 1:
@@ -124,7 +129,9 @@ class Workload:
             raise UsageError(f"--num-prompts {count}: give 1 or more.")
         if self.trace is not None:
             trace = read_trace(self.trace, count_tokens, self.timed_trace)
-            return traced_requests(trace, count)
+            return traced_requests(
+                trace, count, self.session_shared, self.session_turns
+            )
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
         requests = draw_requests(
@@ -138,16 +145,36 @@ class Workload:
         return requests
 
 
-def traced_requests(trace: Trace, count: int | None) -> list[SimRequest]:
-    """The first requests of a trace; what has no times is repeated up to `count`."""
-    rows = trace.rows
+def traced_requests(
+    trace: Trace,
+    count: int | None,
+    session_shared: int = 0,
+    session_turns: int | None = None,
+) -> list[SimRequest]:
+    """The first requests of a trace; what has no times is repeated up to `count`.
+
+    A session that is repeated is another one, with other texts but for what is shared.
+    """
+    rows, turn = [], 0
+    for row in trace.rows:
+        turn = 1 if row.think is None else turn + 1
+        if session_turns is None or turn <= session_turns:
+            rows.append(row)
     if count is None or (trace.is_timed and count > len(rows)):
         count = len(rows)
     requests = []
+    session = -1
     for index in range(count):
         row = rows[index % len(rows)]
+        session += row.think is None
         request = SimRequest(index, row.prompt_len, row.output_len)
         request.due = math.nan if row.time is None else row.time
         request.hash_ids, request.chunk_size = row.hash_ids, trace.chunk_size
+        request.session, request.think = session, row.think
+        if isinstance(row.hash_ids, Runs) and not (
+            row.hash_ids.is_global and index < len(rows)
+        ):
+            shared = session_shared // trace.chunk_size
+            request.hash_ids = row.hash_ids.marked(shared, session)
         requests.append(request)
     return requests

@@ -41,6 +41,40 @@ class AttentionDpParameters:
             )
 
 
+@dataclass(frozen=True)
+class EqualCost:
+    """Chunks of equal cost (#18528, from reading): a rank's own, besides the balance.
+
+    A chunk of n tokens at position p costs n·(kv_cost_offset + p), and all that a rank
+    computes in a step at most what a full step costs at `kv_depth_threshold`. Here the
+    rest of a step is not given to other prompts, for one progresses at a time.
+    """
+
+    kv_cost_offset: int
+    """Tokens of context at which a token costs twice as much as at the beginning."""
+    kv_depth_threshold: int
+    """Tokens of context up to which steps are full."""
+
+    def clipped(
+        self, decision: Decision, position: int | None, max_tokens: int
+    ) -> Decision:
+        """The decision for a rank with less prefill, if its next prompt costs more.
+
+        Args:
+            decision: for the step.
+            position: computed tokens of that prompt; None without one.
+            max_tokens: of a full step.
+        """
+        if position is None:
+            return decision
+        offset = self.kv_cost_offset
+        cost = (offset + self.kv_depth_threshold) * max_tokens
+        most, budget = max(1, cost // (offset + position)), decision.prefill_budget
+        if most >= (max_tokens if budget is None else budget):
+            return decision
+        return decision._replace(prefill_budget=most)
+
+
 class AttentionDpBalance:
     """All ranks at once; they decide alike."""
 

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Sessions of agents: a request is sent a while after the answer to the one before.
+
+Reads the traces of kv-cache-tester (AgentX), one session of JSON per line. Its requests
+are objects with `in`, `out`, `think_time` and `hash_ids`, or lists of time, input and
+output tokens, API time, think time, and the hash ids as runs: so many of the request
+before, then pairs of the first and how many. What sub-agents send is left out.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple, overload
+
+from ..errors import UsageError
+
+MOST_THINK_SECONDS = 60.0
+"""Longer pauses are cut to this, as by kv-cache-tester's replay."""
+
+
+class Runs(Sequence[int]):
+    """Hash ids of a prompt, as ranges, because long prompts have thousands."""
+
+    def __init__(
+        self,
+        ranges: Iterable[range],
+        is_global: bool = False,
+        shared: int = 0,
+        mark: int | None = None,
+    ) -> None:
+        """Makes them of ranges.
+
+        Args:
+            ranges: of hash ids.
+            is_global: whether equal ids are equal text in all sessions of the file.
+            shared: so many of the first are those of all sessions instead.
+            mark: if given, stands for the next one: equal ids are another text where
+                the marks differ.
+        """
+        self.ranges = tuple(ranges)
+        self.is_global = is_global
+        self._shared, self._mark = shared, mark
+        self._length = sum(map(len, self.ranges))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        ids = chain.from_iterable(self.ranges)
+        if self._mark is None:
+            return ids
+        shared = min(self._shared, self._length)
+        rest = islice(ids, shared + 1, None)
+        mark = [self._mark][: self._length - shared]
+        return chain(range(-1, -1 - shared, -1), mark, rest)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return list(self)[index]
+
+    def marked(self, shared: int, mark: int) -> "Runs":
+        """The same ids in another session, which shares so many of the first."""
+        return Runs(self.ranges, False, shared, mark)
+
+
+class Turn(NamedTuple):
+    """A request of a session."""
+
+    prompt_len: Any
+    """Tokens."""
+    output_len: Any
+    """Tokens, at least 1."""
+    think: float | None
+    """Seconds after the answer before; None of the first."""
+    hash_ids: Runs
+
+
+def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]:
+    """The tokens per hash id, and the requests of a session, in order.
+
+    Args:
+        where: file and line, for errors.
+        item: the session.
+
+    Raises:
+        UsageError: it is none.
+    """
+    turns: list[Turn] = []
+    ids, number = Runs(()), 0
+    is_global = item.get("hash_id_scope") == "global"
+    try:
+        for request in item["requests"]:
+            number += 1
+            if isinstance(request, dict):
+                if request.get("type") == "subagent":
+                    continue
+                think = request.get("think_time", 0.0)
+                prompt, output = request["in"], request["out"]
+                ids = Runs(_ranges(request["hash_ids"]), is_global)
+            else:
+                _, prompt, output, _, think, kept, runs = request
+                begun = _first(ids.ranges, kept)
+                ids = Runs([*begun, *(range(a, a + count) for a, count in runs)])
+            pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
+            turns.append(Turn(prompt, max(1, output), pause if turns else None, ids))
+        size = int(item["block_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{where}: request {number} of the session cannot be read ({error!r}); "
+            "expected in, out, think_time and hash_ids."
+        ) from None
+    return size, turns
+
+
+def _ranges(ids: Iterable[int]) -> list[range]:
+    """Ids as ranges of consecutive ones."""
+    found: list[range] = []
+    for each in ids:
+        if found and found[-1].stop == each:
+            found[-1] = range(found[-1].start, each + 1)
+        else:
+            found.append(range(each, each + 1))
+    return found
+
+
+def _first(ranges: Iterable[range], count: int) -> Iterator[range]:
+    """The ranges of the first ids."""
+    for each in ranges:
+        if count <= 0:
+            return
+        yield each[:count]
+        count -= len(each)
