@@ -59,20 +59,20 @@ REFUSED: dict[str, tuple[Files, str, str, str]] = {
     "function renamed": (
         engine((b"    def loop(self):", b"    def run_loop(self):")),
         "exchange.patch",
-        "target-moved",
-        "perhaps it is now Engine.run_loop in vllm/engine.py (100% alike)",
+        "target-deleted",
+        "Engine.loop does not exist any more",
     ),
     "moved to a new module": (
         moved_module(),
         "gate.patch",
-        "target-moved",
-        "Engine.__init__ in vllm/core/engine.py (100% alike)",
+        "target-deleted",
+        "vllm/engine.py is gone",
     ),
     "function gone": (
         engine((LOOP, b"")),
         "exchange.patch",
         "target-deleted",
-        "Engine.loop does not exist any more, and nothing like it was found",
+        "Engine.loop does not exist any more",
     ),
     "file deleted": (deleted(), "gate.patch", "target-deleted", "engine.py is gone"),
     "no longer Python": (

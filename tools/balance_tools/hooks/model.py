@@ -112,5 +112,3 @@ class FileVerdict:
     hooks: tuple[HookResult, ...] = ()
     """Results of its hooks."""
     notes: tuple[str, ...] = ()
-    target: str = ""
-    """Where upstream moved it, if that is proposed; else `path`."""

@@ -6,8 +6,6 @@ syntax; else a person decides.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from balance_tools.errors import ToolError
 from balance_tools.hooks.locate import NoPlace, Place, locate
 from balance_tools.hooks.markers import has_markers, mark_hooks
 from balance_tools.hooks.model import FileVerdict, HookResult, Labels, Status, worst
-from balance_tools.hooks.moved import Candidate, find_moved
 from balance_tools.hooks.placement import NotWholeLinesError, insert_hooks
 from balance_tools.hooks.proof import (
     Hook,
@@ -27,9 +24,6 @@ from balance_tools.hooks.proof import (
 from balance_tools.hooks.scopes import find_scope
 from balance_tools.series.patchfile import FilePatch
 from balance_tools.text import parse_module
-
-FindMoved = Callable[[str], Candidate | None]
-Read = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -52,22 +46,13 @@ class Sides:
     """Names of the sides, for conflict files."""
 
 
-def decide(
-    file: FilePatch, sides: Sides, paths: Sequence[str], read_upstream: Read
-) -> FileVerdict:
-    """Return what to do with one file.
-
-    Args:
-        file: The part of the patch.
-        sides: The versions of the file.
-        paths: Every Python file of new upstream.
-        read_upstream: Reads another file of new upstream (with earlier patches).
-    """
+def decide(file: FilePatch, sides: Sides) -> FileVerdict:
+    """Return what to do with one file of a patch."""
     if sides.link is not None:
         note = f"{file.path} is a symbolic link to {sides.link} in {sides.labels.new}"
         return _not_placed(file, sides, Status.TARGET_MOVED, note)
     try:
-        return _module(file, sides, paths, read_upstream)
+        return _module(file, sides)
     except (ToolError, NotWholeLinesError) as error:
         return _not_placed(file, sides, Status.CONFLICT, str(error))
 
@@ -80,21 +65,12 @@ def _not_placed(
     return FileVerdict(file.path, content, sides.upstream, status, notes=(note,))
 
 
-def _module(
-    file: FilePatch,
-    sides: Sides,
-    paths: Sequence[str],
-    read_upstream: Read,
-) -> FileVerdict:
+def _module(file: FilePatch, sides: Sides) -> FileVerdict:
     path, new = file.path, sides.labels.new
     hooks = placement_of(sides.base, sides.patched, path)
-    old_tree = parse_module(sides.base, path)
-
-    def find(scope: str) -> Candidate | None:
-        return find_moved(scope, path, old_tree, paths, read_upstream)
-
     if sides.upstream is None:
-        return _file_gone(file, sides, hooks, find, read_upstream)
+        note = f"{path} is gone in {new}"
+        return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
     tree = parse_module(sides.upstream, path)
     there = [already_there(hook, tree) for hook in hooks]
     if hooks and all(there) and sides.merged == sides.upstream and sides.clean:
@@ -117,7 +93,9 @@ def _module(
         if isinstance(place, Place):
             placed.append((hook, place))
         else:
-            status, note = _why_not(hook, place, tree, find)
+            gone = find_scope(tree, hook.anchor.scope) is None
+            status = Status.TARGET_DELETED if gone else Status.CONFLICT
+            note = place.reason
             refused.append((hook, note))
             bad.append(_result(path, hook, status, note))
     content, how = sides.merged or b"", "git"
@@ -144,17 +122,6 @@ def _result(
     return HookResult(path, hook.anchor.scope, hook.line, line, how, status, note)
 
 
-def _why_not(
-    hook: Hook, place: NoPlace, tree: ast.Module, find: FindMoved
-) -> tuple[Status, str]:
-    if find_scope(tree, hook.anchor.scope) is not None:
-        return Status.CONFLICT, place.reason
-    moved = find(hook.anchor.scope)
-    if moved is None:
-        return Status.TARGET_DELETED, f"{place.reason}, and nothing like it was found"
-    return Status.TARGET_MOVED, f"{place.reason}; perhaps it is now {moved}"
-
-
 def _problems(
     hooks: list[Hook], upstream: bytes, content: bytes, path: str
 ) -> list[str]:
@@ -162,28 +129,6 @@ def _problems(
         return check_placement(hooks, upstream, content, path)
     except ToolError as error:  # git's merge is not Python
         return [str(error)]
-
-
-def _file_gone(
-    file: FilePatch,
-    sides: Sides,
-    hooks: list[Hook],
-    find: FindMoved,
-    read_upstream: Read,
-) -> FileVerdict:
-    """Propose the file to which upstream moved the functions of a deleted one."""
-    path, gone = file.path, f"{file.path} is gone in {sides.labels.new}"
-    scopes = dict.fromkeys(hook.anchor.scope for hook in hooks if hook.anchor.scope)
-    likely = [candidate for candidate in map(find, scopes) if candidate is not None]
-    if not likely:
-        note = f"{gone}; nothing like it is left"
-        return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
-    target, status = likely[0].path, Status.TARGET_MOVED
-    blocks = [(hook, f"{gone}; perhaps here") for hook in hooks]
-    content = mark_hooks(read_upstream(target) or b"", file, blocks, sides.labels)
-    results = [_result(path, hook, status, f"perhaps in {target}") for hook in hooks]
-    note = f"{gone}; perhaps its code moved: {'; '.join(map(str, likely))}"
-    return FileVerdict(path, content, None, status, tuple(results), (note,), target)
 
 
 def check_edit(file: Path) -> None:

@@ -1,11 +1,9 @@
-"""The functions and classes of a module by qualified name, and how alike two are."""
+"""The functions and classes of a module by qualified name."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-
-from balance_tools.hooks.elements import element
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -31,20 +29,3 @@ def definitions(tree: ast.AST, prefix: str = "") -> Iterable[tuple[str, ast.AST]
             yield from definitions(node, name)
         else:
             yield from definitions(node, prefix)
-
-
-def likeness(one: ast.AST, other: ast.AST) -> float:
-    """Return how many of their statements two definitions share, 0 to 1."""
-    mine, theirs = _statements(one), _statements(other)
-    union = mine | theirs
-    return len(mine & theirs) / len(union) if union else 0.0
-
-
-def _statements(node: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for child in ast.walk(node):
-        if isinstance(child, ast.stmt) and child is not node:
-            part = element(child)
-            if not part.is_trivial:
-                found.add(part.text)
-    return found

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -73,13 +72,6 @@ class _Placing:
         self._steps: list[Contents] = [{}]
         self._steps += [after for _, after in patched_steps(series, plan.old_tree)]
 
-    @cached_property
-    def _paths(self) -> list[str]:
-        """Every Python file of new upstream."""
-        top = self.plan.new_tree
-        files = (top / self.plan.package).rglob("*.py")
-        return sorted(path.relative_to(top).as_posix() for path in files)
-
     def applied(self, file: FilePatch, name: str) -> bytes:
         """Apply a patch of the target itself, exactly."""
         return apply_to_bytes(file, self.plan.read(file.path), f"{name}: {file.path}")
@@ -97,7 +89,7 @@ class _Placing:
         link = plan.new_tree / path
         target = str(link.readlink()) if link.is_symlink() else None
         sides = Sides(base, patched or b"", upstream, merged, clean, target, labels)
-        return decide(file, sides, self._paths, plan.read)
+        return decide(file, sides)
 
 
 def merge(
@@ -142,11 +134,10 @@ def _leave_for_person(
     shutil.copytree(plan.new_tree / plan.package, top / plan.package, symlinks=True)
     contents = dict(plan.now)
     for verdict in verdicts:
-        path = verdict.target or verdict.path
-        if verdict.content is not None and not (top / path).is_symlink():
-            contents[path] = verdict.content
+        if verdict.content is not None and not (top / verdict.path).is_symlink():
+            contents[verdict.path] = verdict.content
         if verdict.status.needs_human:
-            files.append(path)
+            files.append(verdict.path)
     for path, content in contents.items():
         if content is None:
             (top / path).unlink(missing_ok=True)
