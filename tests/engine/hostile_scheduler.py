@@ -19,7 +19,7 @@ DAMAGE = "damage"
 
 
 class Recorded(AsyncScheduler):
-    """Counts requests and decisions, and writes them with each report of the gate."""
+    """Counts what happens, and writes it with each report of the gate."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,8 +31,10 @@ class Recorded(AsyncScheduler):
         exchanged, take = gate.exchange_for, gate.take_stats
 
         def exchange_for(core: Any) -> None:
+            held = gate.held
             exchanged(core)
             if core.engines_running:
+                self.counts["held steps"] += held
                 verb = "admit" if gate.decision.admit else "hold"
                 self.counts[f"{verb} {gate.decision.reason}"] += 1
 

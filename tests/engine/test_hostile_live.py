@@ -155,6 +155,10 @@ def test_metrics_are_what_happened(server: Server, fresh: Load, folder: Path) ->
     records = recorded(server, folder)
     sent = [records[rank]["requests"] - before[rank]["requests"] for rank in (0, 1)]
     assert sent == load.by_rank
+    held = server.metric("vllm:dp_balance_held_steps_total")
+    held_steps = [each.pop("held steps") for each in records]
+    assert [held[rank] for rank in (0, 1)] == held_steps
+    assert min(held.values()) > 0, "nothing was ever held"
     for kind in {*records[0], *records[1]} - {"requests"}:
         verb, reason = kind.split(" ", 1)
         counted = server.metric(
@@ -166,8 +170,6 @@ def test_metrics_are_what_happened(server: Server, fresh: Load, folder: Path) ->
     decisions = server.metric("vllm:dp_balance_decisions_total")
     for rank, record in enumerate(records):
         assert decisions[rank] == sum(record.values()) - record["requests"]
-    held = server.metric("vllm:dp_balance_held_steps_total")
-    assert min(held.values()) > 0, "nothing was ever held"
 
 
 def recorded(server: Server, folder: Path) -> list[Counter[str]]:
