@@ -160,9 +160,9 @@ def test_gloo_hangs_and_then_a_rank_dies(server: Server) -> None:
     assert fault.state == "bad"
     assert "the network's: all ranks here have been in collective calls" in fault.found
     os.kill(here["rank 1"], signal.SIGKILL)
-    fault = look(server, lambda said: "died" in said, 30)[-1]
-    assert "ended (rank" in fault.found
-    assert "EngineCore_DP1 died unexpectedly" in fault.found
+    # Soon afterwards the front-end ends the others, and nobody says who was first.
+    fault = look(server, lambda said: "rank 1" in said, 30)[-1]
+    assert "what has ended (rank 1)" in fault.found
 
 
 def test_a_coordinator_that_died_where_nobody_looks(

@@ -27,7 +27,7 @@ OTHER = re.compile(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)")
 ROLES = {
     r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
     r"DPCoordin(?:ator)?()": "coordinator",
-    r"APIServer(?:_(\d+))?": "API server",
+    r"A(?:PI|pi)Server(?:_(\d+))?": "API server",
     r"Worker(\S*)": "worker",
 }
 """By the name in the title or in the log; the kernel cuts that of one that ended."""
