@@ -6,7 +6,7 @@ requests come at a given rate.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Cell = Mapping[str, Any]
@@ -241,11 +241,6 @@ def rival(cell: Cell) -> str:
     return min(names, key=lambda name: cell["policies"][name]["mean_e2el_ms"])
 
 
-def adaptive_with_vllm_dispatch(cell: Cell) -> str:
-    """Its name, of every cell."""
-    return "adaptive, vLLM's dispatch"
-
-
 def agents_name(cell: Cell) -> str:
     """A cell in words."""
     shared = f", {cell['shared']:,} shared" if cell["shared"] else ""
@@ -281,12 +276,13 @@ def agents_end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
 
 def agents_missed(
     cells: Sequence[Cell],
-    over: Callable[[Cell], str],
     most: float,
+    over: str | None = None,
     figure: str = "mean_e2el_ms",
 ) -> str:
-    """In how many cells a figure of `adaptive` is more than so many times another's."""
-    ratios = [ratio(cell, figure, "adaptive", over(cell)) for cell in cells]
+    """In how many cells a figure of `adaptive` is more than so many times another's:
+    by default, the best rival's."""
+    ratios = [ratio(cell, figure, "adaptive", over or rival(cell)) for cell in cells]
     missed = sum(each > most for each in ratios)
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
 
