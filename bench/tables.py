@@ -280,8 +280,9 @@ def agents_missed(
     over: str | None = None,
     figure: str = "mean_e2el_ms",
 ) -> str:
-    """In how many cells a figure of `adaptive` is more than so many times another's:
-    by default, the best rival's."""
+    """In how many cells a figure of `adaptive` is more than so many times the best
+    rival's, or another's.
+    """
     ratios = [ratio(cell, figure, "adaptive", over or rival(cell)) for cell in cells]
     missed = sum(each > most for each in ratios)
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
