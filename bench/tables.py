@@ -6,7 +6,7 @@ requests come at a given rate.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Cell = Mapping[str, Any]
@@ -280,9 +280,7 @@ def agents_missed(
     over: str | None = None,
     figure: str = "mean_e2el_ms",
 ) -> str:
-    """In how many cells a figure of `adaptive` is more than so many times the best
-    rival's, or another's.
-    """
+    """In how many cells `adaptive` has more than so many times the rival's figure."""
     ratios = [ratio(cell, figure, "adaptive", over or rival(cell)) for cell in cells]
     missed = sum(each > most for each in ratios)
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
