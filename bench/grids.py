@@ -91,7 +91,7 @@ ON_TRACES = (
 )
 TRADE_OFFS = (
     *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
-    *(name for name in VARIANTS if name not in (WITH_VLLM_DISPATCH, *SERVED_ALIKE)),
+    *(name for name in VARIANTS if name.endswith(("API servers", "for first tokens"))),
 )
 """What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
 WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)
