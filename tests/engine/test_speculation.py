@@ -18,6 +18,7 @@ from drafters import DRAFTED_BY, Drafter
 from hugging_face import continuations
 from test_waves import (
     OUTPUT,
+    PAUSES,
     PROMPT,
     SHARED,
     CheckedModelEngine,
@@ -32,13 +33,15 @@ class DraftingEngine(CheckedModelEngine):
 
     Where a step computes a part of a prompt, upstream has the drafter read the
     request's last token behind it and not the next one. What may read that later is
-    left out: the request, or all where the part ends in the shared prefix.
+    left out: requests with the same prompt, or all where the part ends in the shared
+    prefix.
     """
 
     def __init__(self, vllm_config: Any, trace: Any) -> None:
         super().__init__(vllm_config, trace)
         trace.drafts, trace.hits = [], 0
-        self._in_parts: set[str] = set()
+        self._in_parts: set[int] = set()
+        """Lengths of prompts, which stand for their texts."""
         self._shared_in_parts = False
         self._runner = self.model_executor.driver_worker.worker.model_runner
         self._propose = self._runner.drafter.propose
@@ -65,11 +68,11 @@ class DraftingEngine(CheckedModelEngine):
             drafts.tolist(),
             strict=False,
         ):
+            prompt = self._runner.requests[name].num_prompt_tokens
             if part:
-                self._in_parts.add(name)
+                self._in_parts.add(prompt)
                 self._shared_in_parts |= what[0] < SHARED
-            elif name not in self._in_parts and not self._shared_in_parts:
-                prompt = self._runner.requests[name].num_prompt_tokens
+            elif prompt not in self._in_parts and not self._shared_in_parts:
                 self.trace.drafts.append((prompt, *what))
         return drafts
 
@@ -112,11 +115,14 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         async_scheduling=asynchronous,
         enable_prefix_caching=True,
         max_num_batched_tokens=256,
-        **{} if method == "draft_model" else SMALL_BLOCKS,
+        **SMALL_BLOCKS,
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
     )
     try:
-        stress(ranks, random.Random(policy), 4, tokens=(PROMPT, OUTPUT))
+        # Upstream's asynchronous scheduler loses the drafts of a pause that keeps
+        # requests, with any policy: docs/modes.md.
+        pauses = ("wait", "abort") if asynchronous else PAUSES
+        stress(ranks, random.Random(policy), 5, pauses, tokens=(PROMPT, OUTPUT))
         reports = ranks.stop()
     finally:
         ranks.kill()
@@ -127,24 +133,15 @@ FAST = [
     ("mtp", 3, "cap", True),
     ("eagle3", 3, "cap", False),
 ]
-DIES = {
-    ("mtp", 1, "adaptive-fcfs", True),
-    ("mtp", 3, "adaptive-fcfs", True),
-    ("eagle3", 3, "align", True),
-}
-"""A token out of range ends an engine in these waves, which differ by policy; also with
-a policy that never holds. The cause was not found."""
 
 
 def marks(case: tuple[str, int, str, bool]) -> list[pytest.MarkDecorator]:
-    dies = pytest.mark.xfail(case in DIES, reason="a token out of range")
-    return [dies] if case in FAST else [dies, pytest.mark.slow]
+    return [] if case in FAST else [pytest.mark.slow]
 
 
 CASES = [
     pytest.param(*case, marks=marks(case))
     for case in itertools.product(DRAFTED_BY, (1, 3), POLICIES, (False, True))
-    if case[::3] != ("draft_model", True)  # refused
 ]
 
 
@@ -153,7 +150,7 @@ def test_text_and_drafts(
     drafting_models, texts, drafter_of, method, count, policy, asynchronous
 ):
     ranks, reports = run(drafting_models, method, count, policy, asynchronous)
-    check(reports, 4)
+    check(reports, 5)
     different = [
         (prompt, answer)
         for prompt, answer in ranks.answers

@@ -7,6 +7,7 @@ The long run, about one wave a second::
 
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,22 @@ class CheckedModelEngine(CheckedEngine, ModelEngine):
     """The same, with the model."""
 
 
-def stress(ranks: Ranks, rng: random.Random, waves: int, **sizes: Any) -> None:
+PAUSES = ("keep", "keep", "wait", "abort")
+
+
+def stress(
+    ranks: Ranks,
+    rng: random.Random,
+    waves: int,
+    pauses: Sequence[str] = PAUSES,
+    **sizes: Any,
+) -> None:
     """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
     for wave in range(waves):
         aborts = rng.random() < 0.3
         burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts, **sizes)
         if rng.random() < 0.5:
-            mode = rng.choice(["keep", "keep", "wait", "abort"])
+            mode = rng.choice(pauses)
             ranks.call("pause_scheduler", mode, False)
             burst(ranks, rng, f"p{wave}", rng.randint(0, 5), **sizes)
             ranks.call("resume_scheduler")

@@ -24,19 +24,6 @@ def check(config: Any) -> None:
             raise ValueError(f"{flag}: the reference platform {advice}")
 
 
-def check_scheduling(speculative: Any, asynchronous: bool) -> None:
-    """Refuse a draft model that runs ahead: an engine dies of a preemption.
-
-    Raises:
-        ValueError: says so.
-    """
-    if asynchronous and getattr(speculative, "method", None) == "draft_model":
-        raise ValueError(
-            "--async-scheduling: the reference platform drafts by a draft model only "
-            "step by step; pass --no-async-scheduling"
-        )
-
-
 def check_sampling(speculative: bool, temperature: float) -> None:
     """Refuse a request that speculative decoding cannot sample.
 

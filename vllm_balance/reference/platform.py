@@ -100,7 +100,6 @@ class ReferencePlatform(CpuPlatform):
         # The base class forces these three; what was asked for works here.
         executor = parallel.distributed_executor_backend
         async_scheduling = scheduler.async_scheduling
-        limits.check_scheduling(vllm_config.speculative_config, async_scheduling)
         start_method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         super().check_and_update_config(vllm_config)
         parallel.distributed_executor_backend = executor
