@@ -37,10 +37,11 @@ KEPT = [
     "1163:padded",
     "1263:experts",
     "3048:0.30+padded+as-served+attention+slow_rank",
-    pytest.param(
-        "3131:attention",
-        marks=pytest.mark.xfail(strict=True, reason="first budgets of a short burst"),
-    ),
+    "3131:attention",
+    "3036:noise+short_answers+first_decode+kv_full+attention",
+    "3125:pinned+first_decode+tiny+noise",
+    "5084:long_prompts+one_seq",
+    "5103:faster+first_decode+lone+pinned+two_servers",
 ]
 """Worlds that some policy harmed."""
 

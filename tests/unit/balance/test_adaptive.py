@@ -1,6 +1,7 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
 import copy
+import math
 
 import pytest
 from balance.policies.adaptive import Adaptive, AdaptiveParameters
@@ -42,30 +43,39 @@ def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-@pytest.mark.parametrize("pending", [0, 10])
-def test_the_first_decode_step_is_not_made_while_many_prompts_wait(pending):
-    """It may be a slow one, and all that wait would meet it."""
+def first_decode(rows, seconds=0.5, steps=300):
+    """In which steps one without prefill is wanted, while none is made."""
     policy = Adaptive(AdaptiveParameters())
-    policy.decide(snapshot([running(9)] * 2))
-    row = running(9, pending, prefill_tokens=300, step_time_us=300_000)
-    for _ in range(20):
-        reason = policy.decide(snapshot([row, running(0)])).reason
-    assert (reason == "learn") == bool(pending)
-    assert policy.learned is None, "a guess"
-
-
-def test_one_decode_step_is_made_if_prompts_never_let_one_be():
-    """In an overload, half the shortest prefill would stand in for it for ever."""
-    policy = Adaptive(AdaptiveParameters())
-    policy.decide(snapshot([running(9)] * 2))
-    row = running(9, 10, prefill_tokens=300, step_time_us=500_000)
-    decisions = [policy.decide(snapshot([row, running(9)])) for _ in range(90)]
-    held = [step for step, each in enumerate(decisions, 1) if not each.admit]
-    assert held == [40, 80], "20 s each"
+    timed = [
+        row._replace(
+            prefill_tokens=300 * (row.running > 0), step_time_us=int(seconds * 1e6)
+        )
+        for row in rows
+    ]
+    policy.decide(snapshot(rows))
+    decisions = [policy.decide(snapshot(timed)) for _ in range(steps)]
+    assert all(each.prefill_budget is None or not each.admit for each in decisions)
+    assert {each.reason for each in decisions} == {"learn"}
     assert policy.learned is None
-    decode = running(9, 10, step_time_us=40_000)
-    policy.decide(snapshot([decode, running(9)]))
-    assert policy.learned is not None
+    return [step for step, each in enumerate(decisions, 1) if not each.admit]
+
+
+def test_the_first_decode_step_is_made_once_as_many_decode_as_wait():
+    """It may be a slow one, and all that wait would meet it."""
+    assert first_decode([running(9, 9)] * 2)[0] == 1
+    assert first_decode([running(9, 10)] * 2, steps=30) == []
+    assert first_decode([running(1)] * 2, steps=30) == [], "answers are short"
+
+
+def test_the_first_decode_step_is_made_late_if_too_few_decode():
+    """In an overload, prompts would never let one be."""
+    assert first_decode([running(10, 10), running(9, 9)])[0] == 1
+    assert first_decode([running(9, 10)] * 2)[0] == math.ceil(20 * 10 / 9 / 0.5)
+    assert first_decode([running(1)] * 2)[0] == 2 * 20 / 0.5
+
+
+def test_one_rank_alone_need_not_know_what_a_decode_takes():
+    assert first_decode([running(9), IDLE]) == []
 
 
 def test_a_step_in_which_nobody_decodes_does_not_time_a_decode():

@@ -55,15 +55,17 @@ def test_follows_a_device_that_changes():
     assert learner.cost.own == pytest.approx(0.45, rel=0.1)
 
 
-def test_guesses_before_the_first_step_without_prefill():
+@pytest.mark.parametrize("first", [0.04, 3.0])
+def test_what_was_seen_before_the_first_decode_step_counts(first):
+    """That one may be a slow one, which is found once there are others."""
     learner = CostLearner()
+    for most in (0.5, 0.3, 0.4) * 9:
+        learner.observe(0.04 + most, most, mean=most / 2, idle=0.5)
     assert learner.cost is None
-    for seconds in (1.0, 0.6, 0.8):
-        learner.observe(seconds, most=0.5, mean=0.5, idle=0.0)
-    assert (learner.cost.decode, learner.is_sure) == (0.3, False)
-    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
-    assert learner.cost == (0.04, 0.0, 0.0, 0.0, 0.0)
-    assert learner.is_sure
+    for seconds in (first, 0.04):
+        learner.observe(seconds, most=0.0, mean=0.0, idle=1.0)
+    assert learner.cost.decode == 0.04
+    assert learner.cost.prefill_seconds(0.4, 0.2, 0.5) == pytest.approx(0.4, rel=0.1)
 
 
 @given(

@@ -17,9 +17,8 @@ _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
-_LONGEST_GUESS = 20.0
-"""Seconds of prefills beside decodes after which one step without prefill is made: the
-first one may take seconds, which is little then."""
+_LONGEST_UNKNOWN, _DECODING = 20.0, 2
+"""Seconds, and requests per rank; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 _FIRST_TOKENS = 0.002
@@ -83,7 +82,7 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
-        self._guessed = 0.0
+        self._unknown = 0.0
         """Seconds of decodes beside prefills, before any step without one was timed."""
         self._served: set[int] = set()
         """Ranks that have ever had a request."""
@@ -92,7 +91,7 @@ class Adaptive:
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
-        cost = self._learner.cost if self._learner.is_sure else None
+        cost = self._learner.cost
         return cost and Learned(cost, self._learner.set_backs)
 
     def reset(self) -> None:
@@ -104,11 +103,13 @@ class Adaptive:
         """Learns from the step that has ended and decides on the next one."""
         ranks = len(snapshot.running)
         seconds = max(snapshot.step_time_us) * _SECONDS
-        self._learn(snapshot, seconds)
         if len(self._waiting) != ranks:
             self._waiting = [0.0] * ranks
-        loads = zip(snapshot.running, snapshot.waiting, strict=True)
+        loads = zip(
+            snapshot.running, snapshot.waiting, snapshot.prefill_tokens, strict=True
+        )
         self._served.update(rank for rank, load in enumerate(loads) if any(load))
+        self._learn(snapshot, seconds)
         decision = self._decide(snapshot, seconds)
         if decision.prefill_budget is None:
             self._waiting = [0.0] * ranks
@@ -124,13 +125,11 @@ class Adaptive:
             self._traffic.observe(
                 seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
             )
-        known = self.learned
-        if known:
-            self._guessed = 0.0
-        elif self._decodes.before:
-            self._guessed += seconds
+        cost = self._learner.cost
+        if cost is None and self._decodes.before:
+            self._unknown += seconds
         self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, known and known.cost.decode
+            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
@@ -138,13 +137,8 @@ class Adaptive:
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
-        if self._guessed >= _LONGEST_GUESS:
-            self._guessed = 0.0
-            return _HOLD._replace(reason="learn")
-        # The first step without prefill may be a slow one: not while many wait for it.
-        many = sum(snapshot.pending) > sum(snapshot.decoding)
-        if cost is None or (many and not self._learner.is_sure):
-            return OPEN._replace(reason="learn")
+        if cost is None:
+            return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
@@ -185,6 +179,23 @@ class Adaptive:
             for work, waited in zip(tokens, self._waiting, strict=True)
         ]
         return Decision(admit=True, prefill_budget=budget, reason="gain")
+
+    def _first_decode(self, snapshot: Snapshot) -> Decision:
+        """A step without prefill, as soon as it is worth it; until then, all are open.
+
+        The first one may take seconds, for which all wait. So it is made while as many
+        decode as are pending, and two per rank: answers are long enough then to gain
+        anything. If too few do, it is made as well once prefills beside decodes have
+        taken so many times 20 s.
+        """
+        ranks = len(self._served)
+        enough = max(sum(snapshot.pending), _DECODING * ranks)
+        times = max(1.0, enough / sum(snapshot.decoding))
+        late = self._unknown >= _LONGEST_UNKNOWN * times
+        if ranks > 1 and (times == 1 or late):
+            self._unknown = 0.0
+            return _HOLD._replace(reason="learn")
+        return OPEN._replace(reason="learn")
 
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
         """Whether so few requests come that none would join one that waits."""

@@ -102,14 +102,8 @@ class CostLearner:
 
     @property
     def cost(self) -> StepCost | None:
-        """What is known or guessed, or None before the first step with a prefill."""
-        known = self._decode < math.inf
-        return StepCost(self._decode, *self._state) if known else None
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether a step without prefill was timed; else its time is a guess."""
-        return bool(self._decodes)
+        """What is known, or None before a step without prefill was timed."""
+        return StepCost(self._decode, *self._state) if self._decodes else None
 
     def observe(self, seconds: float, most: float, mean: float, idle: float) -> None:
         """Learns from one step.
@@ -120,15 +114,19 @@ class CostLearner:
             mean: the same of the mean rank.
             idle: share of the ranks that have no prompt tokens.
         """
-        if most > 0 and not self.is_sure:
-            self._decode = min(self._decode, _GUESS * seconds)
-        elif most == 0 or seconds < self._decode:
-            if not self.is_sure:
-                self._forget()
+        before = self._decode
+        if most > 0 and not self._decodes:
+            self._decode = min(before, _GUESS * seconds)
+        elif most == 0 or seconds < before:
             # A step with a prefill that is shorter shows as well that decodes are.
             self._decodes.append(seconds)
             # The lower one of two: the first step is often a slow one.
             self._decode = sorted(self._decodes)[(len(self._decodes) - 1) // 2]
+        if before < math.inf and len(self._decodes) < _DECODES:
+            # What the decodes took in the steps that were seen was known worse.
+            for i, row in enumerate(self._information):
+                self._weighted[i] += (before - self._decode) * row[0]
+            self._solve(self._decode, seconds)
         if most > 0:
             self._observe_prefill(seconds, self._decode, (1.0, most, mean, most * idle))
 
