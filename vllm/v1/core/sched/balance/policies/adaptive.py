@@ -198,13 +198,19 @@ class Adaptive:
         return OPEN._replace(reason="learn")
 
     def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
-        """Whether so few requests come that none would join one that waits."""
+        """Whether so few requests come that none would join one that waits.
+
+        Or they are so short that nobody should wait for a whole step; but until one was
+        held, their size is not known.
+        """
         size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
         ranks = len(self._served)
         price = cost.waste(most=size, mean=size / ranks, idle=1 - 1 / ranks)
         price *= self._decodes.stretch
         requests = sum(snapshot.running) + sum(snapshot.pending)
         cycle = optimal_cycle(price, requests, self._traffic.rate)
+        if cycle < cost.decode and self._traffic.size > 1:
+            return True
         return cycle * self._traffic.rate < _SMALLEST_BATCH
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
