@@ -14,6 +14,13 @@ from hostile import COSTS, Figures, Step, harms, judge, wrong_costs
 from hostile_worlds import draw, parse
 
 FAST, ALL = range(20, 40), range(2000)
+
+
+def known(name: str, harm: str) -> object:
+    """A world that is still harmed."""
+    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=harm))
+
+
 KEPT = [
     "0:review",
     "2:first_decode+equal",
@@ -42,6 +49,14 @@ KEPT = [
     "3125:pinned+first_decode+tiny+noise",
     "5084:long_prompts+one_seq",
     "5103:faster+first_decode+lone+pinned+two_servers",
+    "3188:short_answers+faster+modes+long_prompts",
+    "6377:noise+short_answers+slow_rank+first_decode",
+    "7111:modes+padded+lone+attention+first_decode",
+    known("3117:bursts+faster+kv_full", "rests of a burst, mean 4 % longer"),
+    known("7068:bursts", "rests of a burst, mean 4 % longer"),
+    known("6261:tiny+first_decode", "p99 of TTFT 3.1 instead of 0.4 s"),
+    known("4577:padded", "mean 44 % shorter, p99 of TTFT 14 instead of 5 s"),
+    known("4799:night+slow_rank+two_servers+faster", "37 % shorter, 17 instead of 7 s"),
 ]
 """Worlds that some policy harmed."""
 

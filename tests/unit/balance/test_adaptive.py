@@ -43,18 +43,16 @@ def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-def first_decode(rows, seconds=0.5, steps=300):
-    """In which steps one without prefill is wanted, while none is made."""
+def first_decode(rows, prefills=100, steps=300):
+    """In which steps of 0.5 s one without prefill is wanted, while none is made."""
     policy = Adaptive(AdaptiveParameters())
     timed = [
-        row._replace(
-            prefill_tokens=300 * (row.running > 0), step_time_us=int(seconds * 1e6)
-        )
+        row._replace(prefill_tokens=prefills * (row.running > 0), step_time_us=500_000)
         for row in rows
     ]
     policy.decide(snapshot(rows))
     decisions = [policy.decide(snapshot(timed)) for _ in range(steps)]
-    assert all(each.prefill_budget is None or not each.admit for each in decisions)
+    assert all(each.prefill_budget == (None if each.admit else 0) for each in decisions)
     assert {each.reason for each in decisions} == {"learn"}
     assert policy.learned is None
     return [step for step, each in enumerate(decisions, 1) if not each.admit]
@@ -64,14 +62,21 @@ def test_the_first_decode_step_is_made_once_as_many_decode_as_wait():
     """It may be a slow one, and all that wait would meet it."""
     assert first_decode([running(9, 9)] * 2)[0] == 1
     assert first_decode([running(9, 10)] * 2, steps=30) == []
-    assert first_decode([running(1)] * 2, steps=30) == [], "answers are short"
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_the_first_decode_step_is_not_made_while_answers_are_short(pending):
+    assert first_decode([running(3, pending)] * 2)[0] == 1
+    assert first_decode([running(2, pending)] * 2, steps=30) == []
+    three_each = first_decode([running(8, 1)] * 2, prefills=300, steps=30)
+    assert three_each == []
 
 
 def test_the_first_decode_step_is_made_late_if_too_few_decode():
     """In an overload, prompts would never let one be."""
-    assert first_decode([running(10, 10), running(9, 9)])[0] == 1
-    assert first_decode([running(9, 10)] * 2)[0] == math.ceil(20 * 10 / 9 / 0.5)
-    assert first_decode([running(1)] * 2)[0] == 2 * 20 / 0.5
+    late = math.ceil(20 * 10 / 9 / 0.5)
+    assert first_decode([running(9, 10)] * 2)[:2] == [late, 2 * late]
+    assert first_decode([running(1)] * 2)[0] == 3 * 20 / 0.5
 
 
 def test_one_rank_alone_need_not_know_what_a_decode_takes():

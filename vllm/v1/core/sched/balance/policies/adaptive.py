@@ -17,8 +17,8 @@ _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _SMALLEST_BATCH = 2.5
 """Requests per cycle below which there is nothing to collect."""
-_LONGEST_UNKNOWN, _DECODING = 20.0, 2
-"""Seconds, and requests per rank; see `Adaptive._first_decode`."""
+_LONGEST_UNKNOWN, _DECODING = 20.0, 3
+"""Seconds, and steps of a decode; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 _FIRST_TOKENS = 0.002
@@ -184,12 +184,16 @@ class Adaptive:
         """A step without prefill, as soon as it is worth it; until then, all are open.
 
         The first one may take seconds, for which all wait. So it is made while as many
-        decode as are pending, and two per rank: answers are long enough then to gain
-        anything. If too few do, it is made as well once prefills beside decodes have
-        taken so many times 20 s.
+        decode as are pending, and three times those that begin in a step: answers are
+        long enough then to gain anything. If too few do, it is made as well once
+        prefills beside decodes have taken so many times 20 s.
         """
         ranks = len(self._served)
-        enough = max(sum(snapshot.pending), _DECODING * ranks)
+        prefills = snapshot.prefill_tokens
+        begin = sum(n > 0 for n in prefills)
+        if (size := self._traffic.size) > 1:
+            begin = max(begin, sum(prefills) / size)
+        enough = max(sum(snapshot.pending), _DECODING * begin)
         times = max(1.0, enough / sum(snapshot.decoding))
         late = self._unknown >= _LONGEST_UNKNOWN * times
         if ranks > 1 and (times == 1 or late):
