@@ -103,13 +103,11 @@ class Adaptive:
         """Learns from the step that has ended and decides on the next one."""
         ranks = len(snapshot.running)
         seconds = max(snapshot.step_time_us) * _SECONDS
+        self._learn(snapshot, seconds)
         if len(self._waiting) != ranks:
             self._waiting = [0.0] * ranks
-        loads = zip(
-            snapshot.running, snapshot.waiting, snapshot.prefill_tokens, strict=True
-        )
+        loads = zip(snapshot.running, snapshot.waiting, strict=True)
         self._served.update(rank for rank, load in enumerate(loads) if any(load))
-        self._learn(snapshot, seconds)
         decision = self._decide(snapshot, seconds)
         if decision.prefill_budget is None:
             self._waiting = [0.0] * ranks
