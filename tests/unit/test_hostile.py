@@ -55,6 +55,10 @@ KEPT = [
     known("3117:bursts+faster+kv_full", "rests of a burst, mean 4 % longer"),
     known("7068:bursts", "rests of a burst, mean 4 % longer"),
     known("6261:tiny+first_decode", "p99 of TTFT 3.1 instead of 0.4 s"),
+    known(
+        "7419:pauses+short_answers+faster+attention+first_decode",
+        "costs are those of the newest steps, which took three times as long",
+    ),
     known("4577:padded", "mean 44 % shorter, p99 of TTFT 14 instead of 5 s"),
     known("4799:night+slow_rank+two_servers+faster", "37 % shorter, 17 instead of 7 s"),
 ]
