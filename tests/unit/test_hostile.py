@@ -54,6 +54,11 @@ KEPT = [
     "7111:modes+padded+lone+attention+first_decode",
     known("3117:bursts+faster+kv_full", "rests of a burst, mean 4 % longer"),
     known("7068:bursts", "rests of a burst, mean 4 % longer"),
+    known("7864:night+bursts", "p99 of TTFT 8 instead of 2 s"),
+    known(
+        "8038:one_seq+long_prompts+as-served+batch+night",
+        "decodes are known from contexts of 100,000 tokens alone",
+    ),
     known("6261:tiny+first_decode", "p99 of TTFT 3.1 instead of 0.4 s"),
     known(
         "7419:pauses+short_answers+faster+attention+first_decode",
