@@ -51,25 +51,21 @@ class EmulatedDeviceConfig:
         own = {"time_scale", "output_jitter", "decode_scales"}
         if not isinstance(options, dict):
             raise ValueError(f"{where}: give an object, not {options!r}")
-        if unknown := set(options) - known - own:
-            raise ValueError(
-                f"{where}: unknown {', '.join(sorted(unknown))}; choose from "
-                f"{', '.join(sorted(known | own))}"
-            )
-        missing = {"t0", "a", "b", "c"} - set(options)
-        if missing:
-            raise ValueError(f"{where}: lacks {', '.join(sorted(missing))} (seconds)")
+        if unknown := ", ".join(sorted(set(options) - known - own)):
+            choices = ", ".join(sorted(known | own))
+            raise ValueError(f"{where}: unknown {unknown}; choose from {choices}")
+        if missing := ", ".join(sorted({"t0", "a", "b", "c"} - set(options))):
+            raise ValueError(f"{where}: lacks {missing} (seconds)")
         try:
-            cost = CostModel(**{k: v for k, v in options.items() if k in known})
-            scales = [(int(n), float(x)) for n, x in options.get("decode_scales", ())]
-            numbers = own & set(options) - {"decode_scales"}
             config = cls(
-                cost,
-                decode_scales=tuple(scales),
-                **{name: float(options[name]) for name in numbers},
+                CostModel(**{k: v for k, v in options.items() if k in known}),
+                float(options.get("time_scale", 1)),
+                float(options.get("output_jitter", 0)),
+                tuple((int(n), float(x)) for n, x in options.get("decode_scales", ())),
             )
         except (UsageError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
+        scales = list(config.decode_scales)
         if not config.time_scale > 0 or not 0 <= config.output_jitter < 1:
             raise ValueError(
                 f"{where}: time_scale must be above 0 and output_jitter from 0 to "

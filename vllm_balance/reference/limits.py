@@ -1,5 +1,6 @@
 """What the reference platform does not run, each with the sentence that refuses it."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,9 +20,8 @@ def check(config: Any) -> None:
     Raises:
         ValueError: says what.
     """
-    for asked, flag, advice in _refusals(config):
-        if asked:
-            raise ValueError(f"{flag}: the reference platform {advice}")
+    for flag, advice in _refusals(config):
+        raise ValueError(f"{flag}: the reference platform {advice}")
 
 
 def check_sampling(speculative: bool, temperature: float) -> None:
@@ -40,66 +40,50 @@ def check_sampling(speculative: bool, temperature: float) -> None:
         )
 
 
-def _refusals(config: Any) -> list[tuple[bool, str, str]]:
-    """(asked for, the flag, the rest of the sentence) of every limit."""
+def _refusals(config: Any) -> Iterator[tuple[str, str]]:
+    """The flag, and the rest of the sentence, of every limit that is passed."""
     model, parallel = config.model_config, config.parallel_config
-    speculative = config.speculative_config
-    mode = config.compilation_config.mode
-    return [
-        (
-            mode is not None and mode.name != "NONE",
-            f"--compilation-config mode={getattr(mode, 'name', None)}",
-            "compiles nothing; leave the option out",
-        ),
-        (
-            config.use_v2_model_runner,
-            "VLLM_USE_V2_MODEL_RUNNER=1",
-            "runs the V1 model runner only; unset the variable",
-        ),
-        (
-            parallel.decode_context_parallel_size > 1
-            or parallel.prefill_context_parallel_size > 1,
-            "--decode-context-parallel-size, --prefill-context-parallel-size",
-            "has no context parallelism; leave both at 1",
-        ),
-        (
-            parallel.enable_elastic_ep or parallel.enable_eplb,
-            "--enable-elastic-ep, --enable-eplb",
-            "keeps experts where they were loaded; leave the options out",
-        ),
-        (
-            config.cache_config.cache_dtype not in CACHE_DTYPES,
-            f"--kv-cache-dtype {config.cache_config.cache_dtype}",
-            f"stores plain values; use one of {', '.join(CACHE_DTYPES)}",
-        ),
-        (
-            _adapts_experts(config.lora_config, model),
+    mode, cache_dtype = config.compilation_config.mode, config.cache_config.cache_dtype
+    if mode is not None and mode.name != "NONE":
+        flag = f"--compilation-config mode={mode.name}"
+        yield flag, "compiles nothing; leave the option out"
+    if config.use_v2_model_runner:
+        flag = "VLLM_USE_V2_MODEL_RUNNER=1"
+        yield flag, "runs the V1 model runner only; unset the variable"
+    decode = parallel.decode_context_parallel_size
+    if max(decode, parallel.prefill_context_parallel_size) > 1:
+        flag = "--decode-context-parallel-size, --prefill-context-parallel-size"
+        yield flag, "has no context parallelism; leave both at 1"
+    if parallel.enable_elastic_ep or parallel.enable_eplb:
+        flag = "--enable-elastic-ep, --enable-eplb"
+        yield flag, "keeps experts where they were loaded; leave the options out"
+    if cache_dtype not in CACHE_DTYPES:
+        known = ", ".join(CACHE_DTYPES)
+        yield (
+            f"--kv-cache-dtype {cache_dtype}",
+            f"stores plain values; use one of {known}",
+        )
+    if _adapts_experts(config.lora_config, model):
+        yield (
             "--enable-lora",
             "adapts no experts; name the other layers, as in --lora-target-modules "
             "q_proj k_proj v_proj o_proj, or merge the adapter into the model",
-        ),
-        (
-            speculative is not None and speculative.method not in DRAFTED_BY,
-            f"--speculative-config method={getattr(speculative, 'method', None)}",
-            f"drafts by one of {', '.join(DRAFTED_BY)}",
-        ),
-        (
-            getattr(speculative, "method", None) == "ngram"
-            and find_spec("numba") is None,
-            "--speculative-config",
-            "needs numba for method ngram, as every vLLM does; pip install numba",
-        ),
-        (
-            model is not None and model.quantization is not None,
-            f"--quantization {getattr(model, 'quantization', None)}",
-            "has no quantised operators; serve unquantised weights",
-        ),
-        (
-            model is not None and model.has_inner_state,
-            f"model {getattr(model, 'model', None)}",
-            "has no state-space operators; serve a model with attention layers only",
-        ),
-    ]
+        )
+    method = getattr(config.speculative_config, "method", None)
+    if config.speculative_config is not None and method not in DRAFTED_BY:
+        flag = f"--speculative-config method={method}"
+        yield flag, f"drafts by one of {', '.join(DRAFTED_BY)}"
+    if method == "ngram" and find_spec("numba") is None:
+        advice = "needs numba for method ngram, as every vLLM does; pip install numba"
+        yield "--speculative-config", advice
+    if model is not None and model.quantization is not None:
+        advice = "has no quantised operators; serve unquantised weights"
+        yield f"--quantization {model.quantization}", advice
+    if model is not None and model.has_inner_state:
+        advice = (
+            "has no state-space operators; serve a model with attention layers only"
+        )
+        yield f"model {model.model}", advice
 
 
 def _adapts_experts(lora: Any, model: Any) -> bool:

@@ -3,7 +3,6 @@
 Seam: ``ParallelConfig.worker_cls``, which the platform sets.
 """
 
-import inspect
 import os
 from typing import Any
 
@@ -13,13 +12,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
-from vllm.v1.worker import block_table
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
-from vllm_balance.reference.operators import compute_slot_mapping
 
 _DEVICES = "assigned_physical_gpu_ids"
 
@@ -70,7 +66,6 @@ class ReferenceWorker(CPUWorker):
         launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
         if launcher is not None:
             launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
-        _fit_slot_mapping()
 
     def determine_available_memory(self) -> int:
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""
@@ -86,23 +81,3 @@ class ReferenceWorker(CPUWorker):
         # cannot do on a CPU.
         size: int = self.cache_config.kv_cache_memory_bytes
         return size
-
-
-def _fit_slot_mapping() -> None:
-    """Give the launcher of slot mappings a kernel that takes what it gives.
-
-    In 0.32.0 it no longer gives the block size apart, and the CPU's kernel still wants
-    it there, so that each argument is taken for the one before it.
-    """
-    launcher = getattr(block_table, "_COMPUTE_SLOT_MAPPING_KERNEL", None)
-    kernel = getattr(launcher, "kernel", None)
-    given, size = getattr(kernel, "arg_names", ()), "block_size"
-    wanted = inspect.signature(cpu_triton_utils._compute_slot_mapping_kernel_impl)
-    if kernel is not None and given and size in wanted.parameters and size not in given:
-        kernel._impl = _slot_mapping
-
-
-def _slot_mapping(*given: Any) -> None:
-    """The arguments as 0.32.0 gives them; the eighth is the block size."""
-    starts, positions, table, _, slots, size = given[2:8]
-    compute_slot_mapping(starts, positions, table, slots, size)
