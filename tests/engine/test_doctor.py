@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_balance.doctor.serve_child import look, sentence
+from vllm_balance.doctor.serve import look, sentence
 
 PROGRAM = Path(sys.executable).with_name("vllm-balance")
 CAP = ("--data-parallel-balance", "cap")

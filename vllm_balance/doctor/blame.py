@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_balance.doctor.lines import State
-from vllm_balance.doctor.processes import Placard, Process
+from vllm_balance.doctor.processes import UNNAMED, Placard, Process
 
 HANG_S = 5.0
 """A step that lasts longer is taken for a hang."""
@@ -19,7 +19,6 @@ BUSY = 0.5
 
 COLLECTIVE = re.compile(r"distributed|c10d|communicator|hccl|group/exchange\.py")
 WORKER = re.compile(r"shm_broadcast|multiproc_executor")
-WAITS_FOR_WORK = re.compile(r"_process_input_queue")
 LOST = re.compile(
     r"Data parallel balance: .*(no answer|failed|has ended)|died unexpectedly"
 )
@@ -33,7 +32,7 @@ class Server:
     processes: Sequence[Process]
     """The first of them started the others."""
     now: float
-    busy: dict[int, float]
+    busy: Mapping[int, float]
     """Share of the time in which a main thread ran, or waited for a core, by pid."""
     moved: frozenset[int] = frozenset()
     """Pids of the ranks that have made a step between the looks."""
@@ -68,11 +67,11 @@ class Server:
 class Verdict:
     """One sentence, and what to do."""
 
-    state: State
     sentence: str
     do: str = ""
     accused: Sequence[Process] = ()
     """Living ones whose stack tells more."""
+    state: State = "bad"
 
 
 def blame(server: Server) -> Verdict:
@@ -81,10 +80,11 @@ def blame(server: Server) -> Verdict:
         if verdict := rule(server):
             return verdict
     if server.moved:
-        return Verdict("ok", "nobody's: steps go on")
+        return Verdict("nobody's: steps go on", state="ok")
     if server.waiting:
-        return Verdict("unknown", "nobody's so far: no step lasts long; look again")
-    return Verdict("ok", "nobody's: there is no request in hand")
+        found = "nobody's so far: no step lasts long; look again"
+        return Verdict(found, state="unknown")
+    return Verdict("nobody's: there is no request in hand", state="ok")
 
 
 def stopped(server: Server) -> Verdict | None:
@@ -95,7 +95,6 @@ def stopped(server: Server) -> Verdict | None:
     times = [server.now - p.placard.seen for p in found if p.placard]
     since = f" for {max(times):.0f} s" if times else ""
     return Verdict(
-        "bad",
         f"{names(found)}, stopped by a signal or a debugger{since}: the others wait",
         f"`kill -CONT {' '.join(str(each.pid) for each in found)}`",
     )
@@ -104,25 +103,25 @@ def stopped(server: Server) -> Verdict | None:
 def ended(server: Server) -> Verdict | None:
     """Parts that are not there any more."""
     gone = [each.name for each in server.processes if each.state in "ZX"]
-    gone += [name for name in expected(server) if name not in set(gone)]
+    gone += [name for name in missing(server) if name not in gone]
     if not gone:
         return None
     said = [line.strip() for line in server.log if LOST.search(line)]
     if not said and not server.those("rank"):
-        return Verdict(
-            "unknown", "no rank is there (yet), and the log does not say why"
-        )
+        found = "no rank is there (yet), and the log does not say why"
+        return Verdict(found, state="unknown")
     sentence = f"what has ended ({', '.join(gone)}): the others cannot go on without"
     if said:
         sentence += f"; the log first said: {said[0][:300]}"
-    return Verdict("bad", sentence, "look in the log for the cause, and start again")
+    return Verdict(sentence, "look in the log for the cause, and start again")
 
 
-def expected(server: Server) -> list[str]:
+def missing(server: Server) -> list[str]:
     """The parts of its own that the first process should have, and has not."""
-    if server.processes[0].role != "front-end" or server.option(
-        "--data-parallel-backend", "-dpb"
-    ) not in (None, "mp"):
+    first_process = server.processes[0]
+    backend = server.option("--data-parallel-backend", "-dpb") or "mp"
+    # An unnamed process may be any part.
+    if first_process.role != "front-end" or backend != "mp" or server.those(UNNAMED):
         return []
     size = server.number("--data-parallel-size", "-dp") or 1
     size = max([size, *(placard.size for _, placard in server.shown)])
@@ -133,9 +132,7 @@ def expected(server: Server) -> list[str]:
     there = {each.number for each in server.those("rank")}
     ranks = range(first, first + (count if external is None else 1))
     gone = [f"rank {rank}" for rank in ranks if str(rank) not in there]
-    if server.those("unnamed process"):
-        return []  # it may be any of them
-    leads = "--headless" not in server.processes[0].arguments and not first
+    leads = "--headless" not in first_process.arguments and not first
     if size > 1 and leads and not server.those("coordinator"):
         gone.append("coordinator")
     return gone
@@ -143,14 +140,13 @@ def expected(server: Server) -> list[str]:
 
 def frozen(server: Server) -> Verdict | None:
     """A rank whose interpreter does not run, though nobody has stopped it."""
-    found = [p for p, said in server.shown if server.now - said.seen > STALE_S]
+    ages = {p.pid: server.now - placard.seen for p, placard in server.shown}
+    found = [p for p, _ in server.shown if ages[p.pid] > STALE_S]
     if not found:
         return None
-    longest = max(server.now - said.seen for p, said in server.shown if p in found)
     return Verdict(
-        "bad",
-        f"{names(found)}: native code has held the interpreter for {longest:.0f} s "
-        f"({how(found, server)})",
+        f"{names(found)}: native code has held the interpreter for "
+        f"{max(ages.values()):.0f} s ({how(found, server)})",
         "see the stack of native code: `py-spy dump --native`, or `gdb -p`",
         found,
     )
@@ -167,10 +163,8 @@ def silent(server: Server) -> Verdict | None:
                 gone[rank] = max(gone.get(rank, 0), server.now - since)
     if not gone:
         return None
-    said = f"rank{'s' * (len(gone) > 1)} {', '.join(sorted(gone, key=int))}"
     return Verdict(
-        "bad",
-        f"{said} on another host: no heartbeat for {max(gone.values()):.0f} s, so "
+        f"{elsewhere(gone)}: no heartbeat for {max(gone.values()):.0f} s, so "
         "the process has ended or stopped, or the network is cut",
         "look there with this command, and at the network between the hosts",
     )
@@ -178,35 +172,36 @@ def silent(server: Server) -> Verdict | None:
 
 def late(server: Server) -> Verdict | None:
     """Ranks that the others wait for in a step."""
-    shown = [each for each in server.shown if each[1].doing != "idle"]
-    longest = max((server.now - said.since for _, said in shown), default=0)
+    at_work = [each for each in server.shown if each[1].doing != "idle"]
+    longest = max((server.now - placard.since for _, placard in at_work), default=0)
     if longest < HANG_S or server.moved:
         return None
-    places = {p.number: said.position for p, said in server.shown}
-    for _, said in shown:
-        far = {name: place for name, (place, _) in said.others.items() if place}
-        places |= {name: place for name, place in far.items() if name not in places}
-    most = max(places.values())
-    behind = sorted((n for n, place in places.items() if place < most), key=int)
+    places = {
+        name: place
+        for _, placard in at_work
+        for name, (place, _) in placard.others.items()
+        if place
+    }
+    places |= {p.number: placard.position for p, placard in server.shown}
+    wave, step = max(places.values())
+    behind = {name for name, place in places.items() if place < (wave, step)}
     found = [p for p, said in server.shown if p.number in behind or not waits(said)]
-    others = [n for n in behind if n not in {p.number for p, _ in server.shown}]
-    if not found and others:
+    if not found and behind:
         return Verdict(
-            "bad",
-            f"rank{'s' * (len(others) > 1)} {', '.join(others)} on another host, which "
-            f"has not come as far as the ranks here, who wait since {longest:.0f} s",
+            f"{elsewhere(behind)}, which has not come as far as the ranks here, who "
+            f"wait since {longest:.0f} s",
             "look there with this command",
         )
     if not found:
         return Verdict(
-            "bad",
             f"the network's: all ranks here have been in collective calls after step "
-            f"{most[1]} of wave {most[0]} for {longest:.0f} s, and all answer",
+            f"{step} of wave {wave} for {longest:.0f} s, and all answer",
             "check GLOO_SOCKET_IFNAME, HCCL_IF_IP and the links; a rank on another "
             "host may still compute: look there, too",
-            [p for p, _ in shown],
+            [p for p, _ in at_work],
         )
-    said = next(said for p, said in server.shown if p is found[0])
+    said = next(placard for p, placard in server.shown if p is found[0])
+    wave, step = said.position
     if WORKER.search(said.stack):
         what = "waits for its worker processes"
     elif waits(said):
@@ -215,9 +210,7 @@ def late(server: Server) -> Verdict | None:
         what = f"does not come back from the model ({how(found, server)})"
     rest = [p.name for p, _ in server.shown if p not in found]
     waiting = f"; {', '.join(rest)} waiting for it" if rest else ""
-    wave, step = said.position
     return Verdict(
-        "bad",
         f"{names(found)}: after step {step} of wave {wave} {what}, for {longest:.0f} s"
         + waiting,
         "see its stack; on an NPU also `npu-smi info` and the plog of its device",
@@ -228,7 +221,7 @@ def late(server: Server) -> Verdict | None:
 def waits(placard: Placard) -> bool:
     """Whether a rank waits for others, as far as its stack tells."""
     if placard.doing == "idle":
-        return WAITS_FOR_WORK.search(placard.stack) is not None or not placard.stack
+        return "_process_input_queue" in placard.stack or not placard.stack
     return placard.doing == "exchange" or bool(COLLECTIVE.search(placard.stack))
 
 
@@ -238,16 +231,21 @@ def deaf(server: Server) -> Verdict | None:
         return None
     found = [*server.those("front-end"), *server.those("API server")]
     return Verdict(
-        "bad",
         f"the front-end {server.answer}, while the ranks are well",
         "see its stack: its event loop is busy or waits",
         found[-1:],
     )
 
 
-def names(processes: Iterable[Process]) -> str:
+def names(processes: Sequence[Process]) -> str:
     """`rank 1 (pid 12), worker 0 (pid 13)`."""
     return ", ".join(f"{each.name} (pid {each.pid})" for each in processes)
+
+
+def elsewhere(ranks: Collection[str]) -> str:
+    """`ranks 2, 3 on another host`."""
+    numbers = ", ".join(sorted(ranks, key=int))
+    return f"rank{'s' * (len(ranks) > 1)} {numbers} on another host"
 
 
 def how(processes: Sequence[Process], server: Server) -> str:

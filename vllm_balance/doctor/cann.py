@@ -8,19 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from vllm_balance.doctor.lines import Line, judged
+from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import Fact, order
 
 ASCEND = "/usr/local/Ascend"
-SET_ENV = f"source {ASCEND}/ascend-toolkit/set_env.sh"
-SET_ENV_OF_NNAL = f"source {ASCEND}/nnal/atb/set_env.sh"
+CANN = ("CANN", "ASCEND_HOME_PATH", f"source {ASCEND}/ascend-toolkit/set_env.sh")
+NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
+"""Name, variable of its folder, and what sets that."""
 LIBRARIES = {
     "libascend_hal.so": f"mount {ASCEND}/driver/lib64, and name its folders common "
     "and driver in LD_LIBRARY_PATH",
-    "libascendcl.so": SET_ENV,
-    "libhccl.so": SET_ENV,
-    "libatb.so": SET_ENV_OF_NNAL,
+    "libascendcl.so": CANN[-1],
+    "libhccl.so": CANN[-1],
+    "libatb.so": NNAL[-1],
 }
 """What is opened at start, to what makes the loader find it."""
 BOUND_AT_START = ("torch_npu/lib/libop_plugin_atb.so", "vllm_ascend/*.so")
@@ -32,7 +33,7 @@ def driver(machine: Machine) -> Iterator[Line]:
     """The driver against the table, and the firmware against the driver."""
     fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
     version = fields.get("version") or machine.smi.version
-    fact = _fact(machine, "Ascend HDK")
+    fact = machine.fact("Ascend HDK")
     if not version:
         do = f"mount {ASCEND}/driver of the host, or install the driver"
         found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
@@ -46,45 +47,39 @@ def driver(machine: Machine) -> Iterator[Line]:
     firmware = firmware or board.get("firmware version", "")
     given = fields.get("compatible_version_fw", "")
     ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", given)
-    takes = [low for low, high in ranges if _is_within(firmware, low, high)]
+    is_taken = [_short(low) <= _short(firmware) <= _short(high) for low, high in ranges]
     says = board.get("compatibility", "NA")
-    do = "install driver and firmware of one release, then reboot"
     if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
         do = f"cat {ASCEND}/firmware/version.info on the host"
         yield Line("firmware", "unknown", firmware or "no version here", do=do)
-    else:
-        expected = f"{given or 'compatibility OK'}, says the driver"
-        bad = bool(ranges and not takes) or says not in ("OK", "NA")
-        yield judged("firmware", firmware, expected, do, bad=bad)
+        return
+    do = "install driver and firmware of one release, then reboot"
+    expected = f"{given or 'compatibility OK'}, says the driver"
+    bad = bool(ranges and not any(is_taken)) or says not in ("OK", "NA")
+    yield judged("firmware", firmware, expected, do, bad=bad)
 
 
-def _is_within(version: str, low: str, high: str) -> bool:
-    return order(low)[:3] <= order(version)[:3] <= order(high)[:3]
-
-
-def _fact(machine: Machine, name: str) -> Fact:
-    return (machine.stack or {}).get(name, Fact("", "no table for this line"))
+def _short(version: str) -> tuple[int, ...]:
+    return order(version)[:3]
 
 
 def toolkits(machine: Machine) -> Iterator[Line]:
     """CANN and NNAL: what the environment points to."""
-    home = machine.environ.get("ASCEND_HOME_PATH")
-    files = machine.glob(f"{home or '-'}/*-linux/ascend_toolkit_install.info")
+    home = machine.environ.get("ASCEND_HOME_PATH", "/-")
+    files = machine.glob(f"{home}/*-linux/ascend_toolkit_install.info")
     version = machine.fields(files[0]).get("version") if files else None
-    fact = _fact(machine, "CANN")
-    yield _toolkit(machine, "CANN", "ASCEND_HOME_PATH", fact, version, SET_ENV)
+    cann, nnal = machine.fact("CANN"), machine.fact("NNAL")
+    yield _toolkit(machine, *CANN, cann, version)
     # It ends with atb/cxx_abi_1, and the file lies above that.
     atb = Path(machine.environ.get("ATB_HOME_PATH", "/-/-"))
     infos = [machine.fields(f"{f}/version.info") for f in (atb, *atb.parents[:2])]
     version = next((v for info in infos if (v := info.get("ascend-cann-atb"))), None)
     # They are released together, so where the line has no NNAL, CANN's counts.
-    own = _fact(machine, "NNAL")
-    fact = own if own.version else fact
-    yield _toolkit(machine, "NNAL", "ATB_HOME_PATH", fact, version, SET_ENV_OF_NNAL)
+    yield _toolkit(machine, *NNAL, nnal if nnal.version else cann, version)
     search = machine.environ.get("LD_LIBRARY_PATH", "")
     found = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
-    if len({order(name)[:3] for name in found}) > 1:
-        do = f"start a new shell, and {SET_ENV} once"
+    if len(set(map(_short, found))) > 1:
+        do = f"start a new shell, and {CANN[-1]} once"
         versions = " and ".join(sorted(found))
         yield Line("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
 
@@ -93,9 +88,9 @@ def _toolkit(
     machine: Machine,
     name: str,
     variable: str,
+    set_env: str,
     fact: Fact,
     version: str | None,
-    set_env: str,
 ) -> Line:
     home, wanted = machine.environ.get(variable), fact.version
     if home is None:
@@ -107,27 +102,24 @@ def _toolkit(
         found = version or f"no version in {home}"
         return Line(name, "unknown", found, wanted or fact.says)
     do = f"install {name} {wanted}, then {set_env} in a new shell"
-    is_, should = order(version)[:3], order(wanted)[:3]
-    found = f"{version} in {home}"
-    return judged(name, found, wanted, do, bad=is_ < should, warn=is_ > should)
+    older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
+    return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)
 
 
-def libraries(machine: Machine) -> Iterator[Line]:
+def libraries(machine: Machine) -> Said:
     """What the loader finds, and whether all symbols do; nothing is run or loaded."""
     if which("ldd", path=machine.environ.get("PATH", "")) is None:
         yield Line("libraries", "unknown", "no ldd on PATH", do="install libc-bin")
         return
     names = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
     for conf in machine.glob("/etc/ld.so.conf.d/*.conf"):  # the driver has one
-        names += [line for line in machine.lines(conf) if line.startswith("/")]
+        names += re.findall(r"^/.*$", machine.read(conf), re.M)
     folders = [machine.path(name) for name in names if name]
-    wrong = False
     for name, do in LIBRARIES.items():
         path = next((f / name for f in folders if (f / name).exists()), None)
         found = "in no folder that the loader searches"
         if path is None or (found := _problem(machine, path, folders)):
             yield Line(name, "bad", found, "a library that loads", do)
-            wrong = True
     specs = [find_spec(name) for name in ("torch_npu", "vllm_ascend")]
     roots = [Path(s.origin).parents[1] for s in specs if s and s.origin]
     folders += [root / name for root in roots for name in WITH_THEM]
@@ -136,9 +128,7 @@ def libraries(machine: Machine) -> Iterator[Line]:
         if found := _problem(machine, path, folders, "-r"):
             do = "install CANN, NNAL and torch-npu of one line; see their lines here"
             yield Line(path.name, "bad", found, "all that it is linked to", do)
-            wrong = True
-    if not wrong:
-        yield Line("libraries", "ok", f"{len(LIBRARIES) + len(bound)} load")
+    yield f"{len(LIBRARIES) + len(bound)} load"
 
 
 def _problem(
@@ -148,9 +138,9 @@ def _problem(
     given = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LC_ALL": "C"}
     text, status = machine.run("ldd", *options, str(path), seconds=60, **given)
     found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
-    symbols = re.findall(r"undefined symbol: (\w+)", text)
     # Those of Python are in the program that imports it.
-    found += [f"undefined {name}" for name in symbols if not re.match("_?Py", name)]
+    symbols = re.findall(r"undefined symbol: (?!_?Py)(\w+)", text)
+    found += [f"undefined {name}" for name in symbols]
     if status and not found:
         found = [text.strip() or status]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -12,31 +12,32 @@ from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
 from vllm_balance.doctor import cann, host, network, npus, peer, serve, software
-from vllm_balance.doctor.lines import STATES, Line, show, worst
+from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
-from vllm_balance.doctor.variables import variables
 
-CHECKS: tuple[Callable[[Machine], Iterable[Line]], ...] = (
-    software.wheel,
-    software.requirements,
-    npus.devices,
-    npus.chips,
-    npus.use,
-    cann.driver,
-    cann.toolkits,
-    cann.libraries,
-    network.device_network,
-    host.shared_memory,
-    host.limits,
-    host.cores,
-    host.tools,
-    network.interfaces,
-    network.names,
-    network.ports,
-    variables,
-)
-OF_NPUS = CHECKS[2:9]
+Checks = dict[str, Callable[[Machine], Said]]
+OF_NPUS: Checks = {
+    "devices": npus.devices,
+    "chip": npus.chips,
+    "use of NPUs": npus.use,
+    "hccn.conf": npus.network,
+    "driver": cann.driver,
+    "CANN": cann.toolkits,
+    "libraries": cann.libraries,
+}
 """Not for a wheel that needs none."""
+OF_ALL: Checks = {
+    "wheel": software.wheel,
+    "requirements": software.requirements,
+    "/dev/shm": host.shared_memory,
+    "limits": host.limits,
+    "cores": host.cores,
+    "CPU binding": host.tools,
+    "variables": host.variables,
+    "interfaces": network.interfaces,
+    "names": network.names,
+    "ports": network.ports,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,8 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.pid is not None:
         # Not above: what it needs must not keep the rest from being looked at.
         return say(import_module("vllm_balance.doctor.hang").report(chosen.pid))
-    machine = Machine(chosen.root, dict(os.environ), load_build_info())
+    environ, info = dict(os.environ), load_build_info()
+    machine = Machine(chosen.root, environ, info, serve.Plan())
     try:
         plan, more = serve.plan_of(machine, chosen.serve)
         machine = replace(machine, plan=plan)
@@ -87,14 +89,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def look(machine: Machine) -> Iterator[Line]:
-    """All checks; one that fails itself says so in the place of its lines."""
+    """All checks."""
     if not machine.is_for_npus:
         yield Line("NPUs", "ok", "this wheel needs none")
-    for check in CHECKS:
-        if check in OF_NPUS and not machine.is_for_npus:
-            continue
-        try:
-            yield from check(machine)
-        except Exception as error:
-            found = f"could not be looked at: {type(error).__name__}: {error}"
-            yield Line(check.__name__, "unknown", found)
+    checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL
+    for what, check in checks.items():
+        yield from lines_of(what, check(machine))

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,9 @@ BETWEEN_S = 1.2
 ANSWER_S = 3.0
 """How long the front-end may take."""
 STACK_S = 20.0
+STATES = {"R": "running", "D": "in the kernel"}
+STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
+DOING = {"model": "in the model", "exchange": "in the exchange"}
 
 
 def report(pid: int | None) -> Iterator[Line]:
@@ -39,16 +42,14 @@ def report(pid: int | None) -> Iterator[Line]:
     Args:
         pid: of any of its processes; None or 0 if there is only one server.
     """
-    pid = pid or None
     processes = all_processes()
-    if pid is not None and (pid not in processes or not processes[pid].role):
+    parts = [each for each, process in processes.items() if process.role]
+    if pid and pid not in parts:
         found = "another program" if pid in processes else "no process (it has ended)"
         do = "its log names who was to blame: look for `Data parallel balance:`"
         yield Line(f"pid {pid}", "unknown", found, "one of `vllm serve`", do)
         return
-    tops = {top_of(each, processes) for each, it in processes.items() if it.role}
-    if pid is not None:
-        tops = {top_of(pid, processes)}
+    tops = {top_of(each, processes) for each in ([pid] if pid else parts)}
     if len(tops) != 1:
         seen = ", ".join(map(str, sorted(tops))) or "none"
         yield Line("servers", "unknown", f"pids {seen}", "one", "give `--pid PID`")
@@ -58,17 +59,15 @@ def report(pid: int | None) -> Iterator[Line]:
     if server.answer:
         yield Line("front-end's answer", "bad", server.answer)
     verdict = blame(server)
-    yield from (
-        Line(f"stack of {each.name}", "ok", stack(each)) for each in verdict.accused[:2]
-    )
+    for each in verdict.accused[:2]:
+        yield Line(f"stack of {each.name}", "ok", stack(each))
     yield Line("whose fault", verdict.state, verdict.sentence, do=verdict.do)
 
 
 def examine(top: int, processes: dict[int, Process]) -> Server:
     """Look twice, and ask the front-end in between."""
     began = time.monotonic()
-    log = log_of(top)[0]
-    before = list(family(top, processes, log))
+    before = list(family(top, processes, log_of(top)[0]))
     answer, waiting = ask(Server(before, began, {}))
     time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
     # One that has gone since then has ended, too; its title goes first.
@@ -82,16 +81,15 @@ def examine(top: int, processes: dict[int, Process]) -> Server:
         ],
         now=began + took,
         busy={n.pid: (n.wanted_s - b.wanted_s) / took for n, b in pairs},
-        moved=frozenset(n.pid for n, b in pairs if _moved(n, b)),
+        moved=frozenset(
+            n.pid
+            for n, b in pairs
+            if n.placard and b.placard and n.placard.position != b.placard.position
+        ),
         answer=answer,
         waiting=waiting,
         log=log_of(top)[0].splitlines(),
     )
-
-
-def _moved(now: Process, before: Process) -> bool:
-    places = [each.placard and each.placard.position for each in (now, before)]
-    return None not in places and places[0] != places[1]
 
 
 def ask(server: Server) -> tuple[str, float]:
@@ -116,38 +114,34 @@ def ask(server: Server) -> tuple[str, float]:
 
 def describe(server: Server, process: Process) -> Line:
     """One process: is it there, what does it do, for how long, its last words."""
-    state: State = "bad" if process.state in "TtZX" else "ok"
-    words = {"R": "running", "D": "in the kernel"}
-    words |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
-    said = [f"pid {process.pid}, {words.get(process.state, 'sleeping')}"]
+    is_there = process.state not in "ZX"
+    said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
     if process.waits_in and process.state in "SD":
         said[0] += f" in {process.waits_in}"
     if placard := process.placard:
-        doing = {"model": "in the model", "exchange": "in the exchange"}
         wave, step = placard.position
-        does = doing.get(placard.doing, placard.doing)
+        does = DOING.get(placard.doing, placard.doing)
         lasts = server.now - placard.since
         said.append(f"wave {wave}, step {step}, {does} for {lasts:.1f} s")
         if server.now - placard.seen > STALE_S:
             said.append(f"has not run for {server.now - placard.seen:.1f} s")
         if placard.stack:
             said.append(f"at {placard.stack}")
-    elif process.role == "rank" and process.state not in "ZX":
+    elif process.role == "rank" and is_there:
         said.append(
             "wave and step are not to be found: balance is off, it has just started, "
             "or it belongs to another user"
         )
-    if process.state not in "ZX":
+    if is_there:
         said.append(f"last words {last_words(process)}")
+    state: State = "ok" if is_there and process.state not in "Tt" else "bad"
     return Line(process.name, state, "; ".join(said))
 
 
 def last_words(process: Process) -> str:
     """The last line of the log that this process has written."""
     log, where = log_of(process.pid)
-    own = [
-        line for line in log.splitlines() if re.search(rf"\bpid={process.pid}\)", line)
-    ]
+    own = re.findall(rf"^.*\bpid={process.pid}\).*$", log, re.M)
     if not log:
         return f"not to be found: {where}"
     return f"`{own[-1].strip()[:200]}` in {where}" if own else f"none in {where}"
@@ -156,16 +150,15 @@ def last_words(process: Process) -> str:
 def stack(process: Process) -> str:
     """What py-spy sees of the main thread."""
     beside = Path(sys.executable).with_name("py-spy")
-    if not (program := shutil.which("py-spy") or (beside.exists() and str(beside))):
+    program = shutil.which("py-spy") or shutil.which(beside)
+    if program is None:
         return "py-spy is not installed (`pip install py-spy` where it does no harm)"
     command = [program, "dump", "--nonblocking", "--pid", str(process.pid)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=STACK_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STACK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"py-spy could not tell: {error}"
-    blocks: Sequence[str] = done.stdout.split("\nThread ")
+    blocks = done.stdout.split("\nThread ")
     main = next((block for block in blocks if "MainThread" in block), "")
     frames = [line.strip() for line in main.splitlines()[1:9]]
     return " < ".join(frames) or f"py-spy could not tell: {done.stderr.strip()[:200]}"

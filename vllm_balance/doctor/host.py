@@ -1,13 +1,13 @@
-"""What a host gives its processes: shared memory, files, locked memory, cores."""
+"""What a host gives its processes: memory, files, cores, variables."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Line, judged
+from vllm_balance.doctor.lines import Line, Said, State, judged
 from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
@@ -27,11 +27,36 @@ CORES_PER_NPU = {"A5": 3}
 TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
 """What the plugin's CPU binding runs, to the package that has it."""
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
+CPU_V1 = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
+"""Of the first version of cgroups."""
+
+AIV = "HCCL_OP_EXPANSION_MODE"
+PLUGIN = "VLLM_ASCEND_"
+FLASHCOMM = "VLLM_ASCEND_ENABLE_FLASHCOMM1"
+OVERLAP = "multistream_overlap_shared_expert"
+SET = r"(?!0?$)"
+# Name, values that hurt, how much, what is expected, the repair. Numbers are issues of
+# vllm-ascend.
+KNOWN: tuple[tuple[str, str, State, str, str], ...] = (
+    (AIV, "(?i)AIV$", "warn", "not AIV with several ranks: two groups at once "
+     "lock each other out (14296, 14928, 15035)", "unset it, if a start or step hangs"),
+    ("ASCEND_LAUNCH_BLOCKING", SET, "warn", "0: else each operator waits", "unset it"),
+    ("VLLM_PORT", ".*://", "bad", "a number, not what Kubernetes sets for a Service",
+     "enableServiceLinks: false, or another name than vllm for the Service"),
+    ("VLLM_PLUGINS", "(?!.*vllm_balance)", "warn", "vllm_balance in it: it looks for "
+     "another vLLM that is mixed in", "add vllm_balance"),
+    ("VLLM_ASCEND_BALANCE_SCHEDULING", SET, "warn", "not set: it is deprecated",
+     "unset it, and pass --data-parallel-balance cap, which it means"),
+    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0$", "bad", "1: ranks agree in processes of "
+     "their own", "unset it"),
+    ("HCCL_CONNECT_TIMEOUT", r"\d{1,2}$|1[01]\d$", "warn", "120 s, the default,"
+     " or more", "export HCCL_CONNECT_TIMEOUT=1800"),
+)  # fmt: skip
 
 
-def shared_memory(machine: Machine) -> Iterator[Line]:
+def shared_memory(machine: Machine) -> Said:
     """Through /dev/shm go the messages to workers, and collectives on one host."""
-    mounts = machine.read("/proc/self/mounts") or ""
+    mounts = machine.read("/proc/self/mounts")
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
     size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1]) if options else None
     if size:
@@ -42,15 +67,15 @@ def shared_memory(machine: Machine) -> Iterator[Line]:
         yield Line("/dev/shm", "unknown", "no size in /proc/self/mounts")
         return
     do = "docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory"
-    needed = QUEUE_MB * machine.local_ranks
+    needed = QUEUE_MB * machine.plan.local_ranks
     expected, few = f"{max(needed, SHARED_MB)} MB", megabytes < SHARED_MB
     found = f"{megabytes} MB"
     yield judged("/dev/shm", found, expected, do, bad=megabytes < needed, warn=few)
 
 
-def limits(machine: Machine) -> Iterator[Line]:
+def limits(machine: Machine) -> Said:
     """Of open files, and, as NPUs want it, of locked memory."""
-    text = machine.read("/proc/self/limits") or ""
+    text = machine.read("/proc/self/limits")
     given = re.findall(r"^Max (open files|locked memory)\s+\S+\s+(\S+)", text, re.M)
     if not given:
         yield Line("limits", "unknown", "none in /proc/self/limits")
@@ -62,18 +87,21 @@ def limits(machine: Machine) -> Iterator[Line]:
         yield judged(name, f"at most {hard} {unit}", f"{least} or more", do, warn=few)
 
 
-def cores(machine: Machine) -> Iterator[Line]:
+def cores(machine: Machine) -> Said:
     """Cores that may be used, against what the ranks and their threads want."""
-    allowed = _allowed(machine)
-    if allowed is None:
+    status = machine.read("/proc/self/status")
+    ranges = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
+    if ranges is None:
         yield Line("cores", "unknown", "no Cpus_allowed_list in /proc/self/status")
         return
+    ends = [part.split("-") for part in ranges[1].split(",")]
+    allowed = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
     quota = _quota(machine)
-    count = min(allowed, quota) if quota else float(allowed)
+    count = min(allowed, quota or allowed)
     found = f"{count:g}" + (" by the quota of the cgroup" if count < allowed else "")
     npus = len(machine.visible) if machine.is_for_npus else 0
     each = CORES_PER_NPU.get(machine.smi.device or "", 5) if npus else 1
-    processes = npus or machine.local_ranks
+    processes = npus or machine.plan.local_ranks
     threads = machine.environ.get("OMP_NUM_THREADS", "1")
     per_rank = int(threads) if threads.isdigit() else 1
     do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
@@ -85,35 +113,58 @@ def cores(machine: Machine) -> Iterator[Line]:
     yield judged("cores", found, expected, do, warn=few)
 
 
-def _allowed(machine: Machine) -> int | None:
-    status = machine.read("/proc/self/status") or ""
-    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
-    if found is None:
-        return None
-    ranges = [part.split("-") for part in found[1].split(",")]
-    return sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
-
-
 def _quota(machine: Machine) -> float | None:
     """Cores that the cgroup grants; None without a limit."""
-    groups = [
-        line[3:] for line in machine.lines("/proc/self/cgroup") if line[:3] == "0::"
-    ]
+    groups = re.findall(r"^0::(.*)$", machine.read("/proc/self/cgroup"), re.M)
     texts = [machine.read(f"/sys/fs/cgroup{g}/cpu.max") for g in (*groups, "/")]
-    old = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
-    texts.append(
-        " ".join(machine.read(old.format(n)) or "" for n in ("quota", "period"))
-    )
-    quota, period = next((t.split() for t in texts if t and t.strip()), ("max", ""))
+    texts.append(" ".join(machine.read(CPU_V1.format(n)) for n in ("quota", "period")))
+    quota, period = next((t.split() for t in texts if t.strip()), ("max", ""))
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
-def tools(machine: Machine) -> Iterator[Line]:
+def tools(machine: Machine) -> Said:
     """Programs that bind the processes of a rank to cores."""
     path = machine.environ.get("PATH", "")
-    missing = [name for name in TOOLS if shutil.which(name, path=path) is None]
-    for name in missing:
-        expected, do = "a program for CPU binding", f"install {TOOLS[name]}"
-        yield Line(name, "warn", "not on PATH", expected, do)
-    if not missing:
-        yield Line("CPU binding", "ok", ", ".join(TOOLS))
+    for name, package in TOOLS.items():
+        if shutil.which(name, path=path) is None:
+            expected, do = "a program for CPU binding", f"install {package}"
+            yield Line(name, "warn", "not on PATH", expected, do)
+    yield ", ".join(TOOLS)
+
+
+def variables(machine: Machine) -> Said:
+    """What is set and known to hurt, and names of the plugin that it does not read."""
+    environ, plan = machine.environ, machine.plan
+    for name, values, state, expected, do in KNOWN:
+        value = environ.get(name)
+        if (
+            value is None
+            or not re.match(values, value)
+            or (name == AIV and plan.ranks == 1)
+        ):
+            continue
+        yield Line(name, state, value, expected, do)
+    listed, read = _plugins_own()
+    for name in sorted(environ) if read else ():
+        if name.startswith(PLUGIN) and name not in read | {known[0] for known in KNOWN}:
+            do = "unset it; it may be a key of --additional-config now"
+            yield Line(name, "warn", "read by nothing", f"a name of {listed}", do)
+    # Three options that start alone and hang together.
+    if plan.ranks > 1 and plan.options.get(OVERLAP):
+        value = environ.get(FLASHCOMM, "0")
+        if re.match(SET, value) or plan.options.get("enable_flashcomm1"):
+            found, do = "both, with several ranks", f"set {OVERLAP} to false in it"
+            expected = f"flashcomm1 or {OVERLAP}, not both (16446)"
+            yield Line("--additional-config", "warn", found, expected, do)
+    yield "none that is known to hurt"
+
+
+def _plugins_own() -> tuple[Path, set[str]]:
+    """The file of the plugin that lists the variables which it reads, and their names.
+
+    No names where there is no plugin.
+    """
+    spec = find_spec("vllm_ascend")
+    listed = Path(spec.origin if spec and spec.origin else "/-").with_name("envs.py")
+    text = listed.read_text(encoding="utf-8") if listed.is_file() else ""
+    return listed, set(re.findall(rf'"({PLUGIN}\w+)"', text))

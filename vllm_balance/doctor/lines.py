@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -33,16 +33,34 @@ class Line:
         return f"{self.state:<7}  {self.what}: {said}"
 
 
+Said = Iterator[Line | str]
+"""Of a check: its lines, and last what there is if none of them is worse than ok."""
+
+
 def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Line:
     """A line of the worst state that holds; ok, and no more to say, if none does."""
     state: State = next((s for s in STATES[::-1] if states.get(s)), "ok")
     return Line(what, state, found, *((expected, do) if state != "ok" else ()))
 
 
+def lines_of(what: str, said: Said) -> Iterator[Line]:
+    """The lines of a check, also of one that fails itself."""
+    is_well = True
+    try:
+        for each in said:
+            if isinstance(each, Line):
+                is_well &= each.state == "ok"
+                yield each
+            elif is_well:
+                yield Line(what, "ok", each)
+    except Exception as error:
+        found = f"could not be looked at: {type(error).__name__}: {error}"
+        yield Line(what, "unknown", found)
+
+
 def worst(lines: Iterable[Line]) -> State:
     """The worst state; `ok` without any line."""
-    found = [line.state for line in lines]
-    return max(found, key=STATES.index, default="ok")
+    return max((line.state for line in lines), key=STATES.index, default="ok")
 
 
 def show(lines: Sequence[Line], as_json: bool) -> str:

@@ -9,9 +9,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.doctor.npu_smi import Smi, ask, fields
+from vllm_balance.doctor.npus import Smi, ask, fields
 from vllm_balance.doctor.serve import Plan
-from vllm_balance.doctor.versions import LINES, Stack
+from vllm_balance.doctor.versions import LINES, Fact
 
 SECONDS = 10.0
 """A healthy program of the vendor answers in one or two."""
@@ -26,23 +26,18 @@ class Machine:
     environ: Mapping[str, str]
     info: BuildInfo | None
     """The wheel that is installed; None for a checkout."""
-    plan: Plan | None = None
-    """What the engine would be configured as, where a command line was given."""
+    plan: Plan
 
     def path(self, name: str) -> Path:
         """Where the file of an absolute name lies."""
         return self.root / name.lstrip("/")
 
-    def read(self, name: str) -> str | None:
-        """The text of a file; None if it cannot be read."""
+    def read(self, name: str) -> str:
+        """The text of a file; empty if it cannot be read."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return None
-
-    def lines(self, name: str) -> list[str]:
-        """The lines of a file; none if it cannot be read."""
-        return (self.read(name) or "").splitlines()
+            return ""
 
     def glob(self, pattern: str) -> list[str]:
         """The absolute names that match, sorted."""
@@ -51,7 +46,7 @@ class Machine:
 
     def fields(self, name: str) -> dict[str, str]:
         """The lines `KEY=VALUE` or `KEY : VALUE` of a file."""
-        return fields(self.read(name) or "")
+        return fields(self.read(name))
 
     def run(
         self, *command: str, seconds: float = SECONDS, **variables: str
@@ -79,21 +74,11 @@ class Machine:
         """Whether the wheel needs NPUs; a checkout is taken for one that does not."""
         return self.info is not None and self.info.target == "ascend"
 
-    @property
-    def stack(self) -> Stack | None:
-        """The versions that belong to the wheel; None for a line that has no table."""
+    def fact(self, name: str) -> Fact:
+        """The version that belongs to the wheel."""
         version = self.info.upstreams.get("vllm", "") if self.info else ""
-        return LINES.get(".".join(version.split(".")[:2]))
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks on this host; one where nothing says how many."""
-        return self.plan.local_ranks if self.plan else 1
-
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether some ranks are known to run elsewhere."""
-        return self.plan is not None and self.plan.local_ranks < self.plan.ranks
+        line = LINES.get(".".join(version.split(".")[:2]), {})
+        return line.get(name, Fact("", "no table for this line"))
 
     @cached_property
     def smi(self) -> Smi:
@@ -103,9 +88,7 @@ class Machine:
     @property
     def visible(self) -> list[int]:
         """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves."""
-        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES")
         count = len(self.smi.npus)
-        if chosen is None:
-            return list(range(count))
-        numbers = [int(part) for part in chosen.split(",") if part.strip().isdigit()]
-        return [number for number in numbers if number < count]
+        every = ",".join(map(str, range(count)))
+        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES", every).split(",")
+        return [int(n) for n in chosen if n.strip().isdigit() and int(n) < count]

@@ -45,17 +45,12 @@ def card(machine: Machine) -> Card:
     if machine.is_for_npus:
         for line in (*driver(machine), *toolkits(machine)):
             same[line.what] = line.found.partition(" in ")[0]
-    plan = asdict(machine.plan) if machine.plan else None
+    plan = asdict(machine.plan) if machine.plan.ranks else None
     return {"host": socket.gethostname(), "same": same, "plan": plan}
 
 
 def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) -> None:
-    """Answer every peer that comes, until interrupted.
-
-    Args:
-        address: `HOST:PORT`, `HOST` or empty for all addresses.
-        ours: what this host says of itself.
-        say: gets the lines on each peer.
+    """Answer every peer that comes, until interrupted, and say how it differs.
 
     Raises:
         PeerError: the address cannot be listened on.
@@ -79,14 +74,7 @@ def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) ->
 
 
 def visit(address: str, ours: Card) -> Iterator[Line]:
-    """Ask a listening doctor, and compare.
-
-    Args:
-        address: `HOST:PORT` or `HOST`.
-        ours: what this host says of itself.
-
-    Yields:
-        How it was reached, and whatever differs.
+    """Ask a listening doctor: how it was reached, and whatever differs.
 
     Raises:
         PeerError: that is no address.
@@ -114,9 +102,6 @@ def compare(ours: Card, theirs: Card, waited: float, now: float) -> Iterator[Lin
         theirs: of the other.
         waited: seconds between question and answer: the clock is known no better.
         now: this host's time when the answer came.
-
-    Yields:
-        A line on each thing that differs, or one that all is the same.
     """
     other, apart = f" on {theirs['host']}", theirs["time"] - now
     do = "install the same wheel, packages and CANN on all hosts"
@@ -126,14 +111,16 @@ def compare(ours: Card, theirs: Card, waited: float, now: float) -> Iterator[Lin
         do = "chronyc tracking, or timedatectl, on both"
         clock = Line(f"clock{other}", "warn", f"{apart:+.1f} s", "this host's time", do)
     yield clock
-    plans = [card["plan"] for card in (ours, theirs)]
-    if None not in plans:
-        here, there = ({k: plan.get(k) for k in OF_THE_PLAN} for plan in plans)
-        do = "start all hosts with the same arguments"
-        yield from _differences("arguments", other, here, there, do)
-    else:
+    if ours["plan"] is None or theirs["plan"] is None:
         do = "give both their command line: … -- vllm serve …"
         yield Line(f"arguments{other}", "unknown", "not both were told", do=do)
+        return
+    here, there = (
+        {name: card["plan"].get(name) for name in OF_THE_PLAN}
+        for card in (ours, theirs)
+    )
+    do = "start all hosts with the same arguments"
+    yield from _differences("arguments", other, here, there, do)
 
 
 def _differences(

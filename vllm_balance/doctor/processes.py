@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 PROC = Path("/proc")
 LOG_BYTES = 1 << 22
@@ -16,6 +16,8 @@ LOOK_S = 1.0
 """How long the kernel may take, which waits for a process that is in a driver."""
 
 Answer = TypeVar("Answer")
+Place = tuple[int, int]
+"""Wave and step; rises with each step."""
 
 PLACARD = re.compile(
     r"rank (\d+) of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
@@ -31,10 +33,11 @@ ROLES = {
     r"Worker(\S*)": "worker",
 }
 """By the name in the title or in the log; the kernel cuts that of one that ended."""
+UNNAMED = "unnamed process"
+"""The role of a forked one of which nothing tells what it is."""
 
 
-@dataclass(frozen=True)
-class Placard:
+class Placard(NamedTuple):
     """What a rank says that it does; times are of the monotonic clock.
 
     Written by `vllm.v1.core.sched.balance.group.placard`.
@@ -42,16 +45,13 @@ class Placard:
 
     rank: int
     size: int
-    position: tuple[int, int]
-    """Wave and step; rises with each step."""
+    position: Place
     doing: str
     """model, exchange or idle"""
     since: float
     seen: float
     """When it was written."""
-    others: dict[str, tuple[tuple[int, int] | None, float]] = field(
-        default_factory=dict
-    )
+    others: Mapping[str, tuple[Place | None, float]] = {}
     """Of ranks that are late, and of the store: where they are, and since when."""
     stack: str = ""
 
@@ -60,14 +60,13 @@ class Placard:
         """None if that is none."""
         if not (found := PLACARD.match(text)):
             return None
-        rank, size, wave, step, doing, since, seen, others, stack = found.groups()
-        late = {}
-        for name, at_wave, at_step, changed in OTHER.findall(others or ""):
-            place = (int(at_wave), int(at_step)) if at_wave else None
-            late[name] = place, float(changed)
-        position = int(wave), int(step)
-        times = float(since), float(seen)
-        return cls(int(rank), int(size), position, doing, *times, late, stack or "")
+        rank, size, wave, step = map(int, found.groups()[:4])
+        late = {
+            name: ((int(at_wave), int(at_step)) if at_wave else None, float(changed))
+            for name, at_wave, at_step, changed in OTHER.findall(found[8] or "")
+        }
+        times = float(found[6]), float(found[7])
+        return cls(rank, size, (wave, step), found[5], *times, late, found[9] or "")
 
 
 @dataclass(frozen=True)
@@ -111,23 +110,22 @@ def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
 def look_at(pid: int) -> Process | None:
     """The process; None if there is none."""
     folder = PROC / str(pid)
-    stat = within((folder / "stat").read_text, "")
-    if not stat:
+
+    def read(name: str) -> str:
+        return within(lambda: (folder / name).read_text(errors="replace"), "")
+
+    if not (stat := read("stat")):
         return None
     comm, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
     state, parent = rest.split()[:2]
-    words = within((folder / "cmdline").read_bytes, b"").split(b"\0")
-    arguments = tuple(word.decode(errors="replace") for word in words if word)
+    arguments = tuple(filter(None, read("cmdline").split("\0")))
     role, number = _role(arguments, comm)
     placard = within(lambda: _placard(folder), None) if role else None
     if placard is not None:
         role, number = "rank", str(placard.rank)
-    times = within((folder / "schedstat").read_text, "0 0").split()
-    wanted_s = sum(map(int, times[:2])) / 1e9
-    waits_in = within((folder / "wchan").read_text, "").strip("0")
-    return Process(
-        *(pid, int(parent), state, role, number, arguments, placard, wanted_s, waits_in)
-    )
+    wanted_s = sum(map(int, read("schedstat").split()[:2])) / 1e9
+    seen = (arguments, placard, wanted_s, read("wchan").strip("0"))
+    return Process(pid, int(parent), state, role, number, *seen)
 
 
 def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
@@ -148,10 +146,9 @@ def role_of(name: str) -> tuple[str, str]:
 
 
 def _placard(folder: Path) -> Placard | None:
-    for entry in (folder / "fd").iterdir():
-        if PLACARD_FILE in str(entry.readlink()):
-            return Placard.read(entry.read_text())
-    return None
+    files = (folder / "fd").iterdir()
+    found = (file for file in files if PLACARD_FILE in str(file.readlink()))
+    return next((Placard.read(file.read_text()) for file in found), None)
 
 
 def all_processes() -> dict[int, Process]:
@@ -160,28 +157,27 @@ def all_processes() -> dict[int, Process]:
     return {pid: found for pid in pids if (found := look_at(pid)) is not None}
 
 
-def top_of(pid: int, processes: dict[int, Process]) -> int:
+def top_of(pid: int, processes: Mapping[int, Process]) -> int:
     """The first process of the server that this one belongs to."""
     while (parent := processes.get(processes[pid].parent)) and parent.role:
         pid = parent.pid
     return pid
 
 
-def family(top: int, processes: dict[int, Process], log: str) -> Iterator[Process]:
+def family(top: int, processes: Mapping[int, Process], log: str) -> Iterator[Process]:
     """The process and all that it started, without those that are no part of vLLM.
 
     A forked process cannot always change its title; then the log names it.
     """
     yield processes[top]
     names = {int(pid): name for name, pid in re.findall(r"\((\w+) pid=(\d+)\)", log)}
-    for process in processes.values():
-        if process.parent != top or not process.role:
+    for pid, each in processes.items():
+        if not each.role or pid == top or top_of(pid, processes) != top:
             continue
-        for each in family(process.pid, processes, ""):
-            if each.role == "front-end":
-                role, number = role_of(names.get(each.pid, ""))
-                each = replace(each, role=role or "unnamed process", number=number)
-            yield each
+        if each.role == "front-end":
+            role, number = role_of(names.get(pid, ""))
+            each = replace(each, role=role or UNNAMED, number=number)
+        yield each
 
 
 def log_of(pid: int) -> tuple[str, str]:

@@ -1,95 +1,168 @@
-"""What would become of a `vllm serve` command line, and what balance would do."""
+"""What would become of a `vllm serve` command line, and what balance would do.
+
+It is parsed as vLLM does, which stops before a model is loaded, in a process of its
+own: vLLM and torch are imported there, which may fail.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_balance.doctor.lines import Line
-from vllm_balance.doctor.serve_child import RESULT
 
 if TYPE_CHECKING:
     from vllm_balance.doctor.machine import Machine
 
 CHILD = (
     "import sys; sys.path = [folder for folder in sys.path if folder];"
-    "from vllm_balance.doctor.serve_child import main; main(sys.argv[1:])"
+    "from vllm_balance.doctor.serve import main; main(sys.argv[1:])"
 )
 """Not from the folder in which it runs, which may be a checkout of vLLM."""
+RESULT = "vllm-balance doctor: "
 SECONDS = 300.0
 """vLLM and torch_npu are imported; on a busy machine that takes a minute."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine would be configured as."""
+    """What the engine would be configured as; without a command line, its defaults."""
 
-    policy: str
-    ttft: float | None
-    ranks: int
-    local_ranks: int
-    first_rank: int
-    npus_per_rank: int
-    headless: bool
-    port: int
-    rpc_port: int
-    address: str
-    model: str
-    options: Mapping[str, Any]
+    policy: str = "off"
+    ttft: float | None = None
+    ranks: int = 0
+    """0 where nothing says how many."""
+    local_ranks: int = 1
+    first_rank: int = 0
+    npus_per_rank: int = 1
+    headless: bool = False
+    port: int = 8000
+    rpc_port: int = 0
+    address: str = ""
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     """`--additional-config`."""
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether some ranks are known to run elsewhere."""
+        return self.local_ranks < self.ranks
 
-def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan | None, list[Line]]:
-    """Parse a command line, in a process of its own.
+
+def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Line]]:
+    """Parse a command line.
 
     Args:
         machine: where it would run.
         command: its words, with whatever wraps `vllm`; none to look at no command.
 
     Returns:
-        The plan, None if it is refused; and what there is to say on it.
+        The plan, that of no command if it is refused; and what there is to say on it.
 
     Raises:
         ValueError: it is no `vllm serve`.
     """
     if not command:
-        return None, []
+        return Plan(), []
     starts = [i for i, word in enumerate(command) if Path(word).name == "vllm"]
     if not starts or command[starts[0] + 1 : starts[0] + 2] != ["serve"]:
         found = " ".join(command)
         raise ValueError(f"expected `vllm serve …` after --, found {found!r}")
-    arguments = command[starts[0] + 1 :]
-    child = (sys.executable, "-c", CHILD, *arguments)
+    child = (sys.executable, "-c", CHILD, *command[starts[0] + 1 :])
     text, status = machine.run(*child, seconds=SECONDS)
     results = re.findall(rf"^{RESULT}(.*)$", text, re.M)
     found = json.loads(results[-1]) if results else {}
     if "policy" in found:
         plan = Plan(**found)
-        return plan, _lines(machine, plan)
+        return plan, list(_lines(machine, plan))
     # The parser, and the guard of the start, end the process with one line.
     said = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
     do = "change the command line; docs/troubleshooting.md has the sentence"
     refused = found.get("refused", said[-1])
     expected = "a command line that starts"
-    return None, [Line("vllm serve", "bad", refused, expected, do)]
+    return Plan(), [Line("vllm serve", "bad", refused, expected, do)]
 
 
-def _lines(machine: Machine, plan: Plan) -> list[Line]:
+def _lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     last = plan.first_rank + plan.local_ranks - 1
     here = f"ranks {plan.first_rank} to {last} of {plan.ranks} on this host"
+    yield Line("vllm serve", "ok", f"{plan.model}, {here}")
     target = f" with a target of {plan.ttft:g} s" if plan.ttft is not None else ""
     does = f"{plan.policy}{target}: {plan.ranks} ranks agree once per step"
     does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
-    lines = [Line("vllm serve", "ok", f"{plan.model}, {here}")]
-    lines.append(Line("balance", "ok", does))
+    yield Line("balance", "ok", does)
     wanted, seen = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
     if machine.is_for_npus and not machine.smi.problem and seen < wanted:
         expected = f"{wanted}: {plan.npus_per_rank} for each of {plan.local_ranks}"
         do = "--data-parallel-size-local, --tensor-parallel-size, or more NPUs"
-        lines.append(Line("NPUs of the ranks", "bad", f"{seen} visible", expected, do))
-    return lines
+        yield Line("NPUs of the ranks", "bad", f"{seen} visible", expected, do)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Of the child: print one line of JSON, a plan or why there is none."""
+    try:
+        result = look(arguments)
+    except Exception as error:
+        result = {"refused": sentence(error)}
+    print(RESULT + json.dumps(result), flush=True)
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, without pydantic's frame around it."""
+    if hasattr(error, "errors"):
+        said = [str(e.get("msg", e)) for e in error.errors()]
+        return "; ".join(text.removeprefix("Value error, ") for text in said)
+    return str(error) or type(error).__name__
+
+
+def look(arguments: Sequence[str]) -> dict[str, Any]:
+    """The fields of `Plan`.
+
+    Args:
+        arguments: from `serve` on.
+
+    Raises:
+        ValueError: vLLM or balance scheduling refuses it.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.entrypoints.cli.serve import cmd_init
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.core.sched.balance.validation import check_balance_scheduler
+
+    parser = FlexibleArgumentParser(prog="vllm")
+    (serve,) = cmd_init()
+    serve.subparser_init(parser.add_subparsers(dest="subparser", required=True))
+    args = parser.parse_args(list(arguments))
+    if getattr(args, "model_tag", None) is not None:
+        args.model = args.model_tag
+    serve.validate(args)
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
+        headless=args.headless
+    )
+    # The checks of a scheduler that need no whole instance, which would need a model.
+    scheduler_cls = config.scheduler_config.get_scheduler_cls()
+    scheduler = scheduler_cls.__new__(scheduler_cls)
+    scheduler.balance_gate = True  # one is made, for the policy is not off
+    check_balance_scheduler(scheduler, config)
+    parallel = config.parallel_config
+    ranks = parallel.data_parallel_size
+    local = args.data_parallel_size_local
+    return {
+        "policy": parallel.data_parallel_balance,
+        "ttft": parallel.data_parallel_balance_ttft,
+        "ranks": ranks,
+        "local_ranks": ranks if local is None else local,
+        "first_rank": args.data_parallel_start_rank or 0,
+        "npus_per_rank": parallel.world_size,
+        "headless": args.headless,
+        "port": args.port,
+        "rpc_port": parallel.data_parallel_rpc_port,
+        "address": args.data_parallel_address or "",
+        "model": config.model_config.model,
+        "options": dict(config.additional_config or {}),
+    }

@@ -54,14 +54,12 @@ LINES: Mapping[str, Stack] = {
         "image base": Fact("9.2.0_20260930220649", "Dockerfile"),
     },
     "0.33": {
-        **{
-            name: Fact("", UNPUBLISHED)
-            for name in ("Ascend HDK", "CANN", "NNAL", "torch", "torch-npu")
-        },
-        "triton-ascend": Fact("", UNPUBLISHED),
+        **dict.fromkeys(
+            ("Ascend HDK", "CANN", "NNAL", "torch", "torch-npu", "triton-ascend"),
+            Fact("", UNPUBLISHED),
+        ),
         "Python": Fact(">=3.11,<3.15", "vllm `pyproject.toml`"),
-        "chips": Fact("", UNPUBLISHED),
-        "image base": Fact("", UNPUBLISHED),
+        **dict.fromkeys(("chips", "image base"), Fact("", UNPUBLISHED)),
     },
 }
 
