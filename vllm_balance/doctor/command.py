@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
-from vllm_balance.doctor import cann, host, network, npus, peer, serve, software
+from vllm_balance.doctor import host, npus, peer, serve, software
 from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
 
@@ -21,9 +21,9 @@ OF_NPUS: Checks = {
     "chip": npus.chips,
     "use of NPUs": npus.use,
     "hccn.conf": npus.network,
-    "driver": cann.driver,
-    "CANN": cann.toolkits,
-    "libraries": cann.libraries,
+    "driver": software.driver,
+    "CANN": software.toolkits,
+    "libraries": software.libraries,
 }
 """Not for a wheel that needs none."""
 OF_ALL: Checks = {
@@ -34,9 +34,9 @@ OF_ALL: Checks = {
     "cores": host.cores,
     "CPU binding": host.tools,
     "variables": host.variables,
-    "interfaces": network.interfaces,
-    "names": network.names,
-    "ports": network.ports,
+    "interfaces": host.interfaces,
+    "names": host.names,
+    "ports": host.ports,
 }
 
 

@@ -1,9 +1,10 @@
-"""What a host gives its processes: memory, files, cores, variables."""
+"""What a host gives its processes: memory, files, cores, variables, a network."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,10 @@ TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 CPU_V1 = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
 """Of the first version of cgroups."""
+
+GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
+HCCL_PORTS = 16
+"""As many from HCCL_IF_BASE_PORT on (60000), says the vendor's reference."""
 
 AIV = "HCCL_OP_EXPANSION_MODE"
 PLUGIN = "VLLM_ASCEND_"
@@ -168,3 +173,99 @@ def _plugins_own() -> tuple[Path, set[str]]:
     listed = Path(spec.origin if spec and spec.origin else "/-").with_name("envs.py")
     text = listed.read_text(encoding="utf-8") if listed.is_file() else ""
     return listed, set(re.findall(rf'"({PLUGIN}\w+)"', text))
+
+
+def interfaces(machine: Machine) -> Said:
+    """The interfaces and addresses that variables name."""
+    files = machine.glob("/sys/class/net/*/operstate")
+    up = [
+        Path(file).parent.name
+        for file in files
+        if machine.read(file).strip() in ("up", "unknown")
+    ]
+    if not up:
+        yield Line("interfaces", "unknown", "none")
+    for variable in (GLOO, "TP_SOCKET_IFNAME", HCCL):
+        for value in filter(None, machine.environ.get(variable, "").split(",")):
+            # HCCL's own form: `=eth0` is that one, `eth` all that begin so, `^` not.
+            name, is_prefix = value.lstrip("="), variable == HCCL and value[0] != "="
+            meant = [n for n in up if n == name or (is_prefix and n.startswith(name))]
+            if not meant and value[0] != "^":
+                found = f"no {name} that is up; there are {', '.join(up)}"
+                do = f"export {variable}=<the ranks' network>, see `ip a`"
+                yield Line(variable, "bad", found, "an interface that is up", do)
+    local = _addresses(machine)
+    for variable in ("HCCL_IF_IP", "VLLM_HOST_IP"):
+        address = machine.environ.get(variable)
+        if address and local and address not in local:
+            do = f"export {variable}=<this host's address>, see `ip -4 a`"
+            expected = "one of " + ", ".join(sorted(local))
+            yield Line(variable, "bad", address, expected, do)
+    if machine.plan.spans_hosts and not machine.environ.get(GLOO):
+        do = f"export {GLOO}=<the interface of the ranks' network>"
+        yield Line(GLOO, "warn", "not set, and ranks are on other hosts", do=do)
+    yield ", ".join(up)
+
+
+def _addresses(machine: Machine) -> set[str]:
+    """IPv4 addresses of this host; empty where the kernel does not show them."""
+    trie = machine.read("/proc/net/fib_trie")
+    return set(re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie))
+
+
+def names(machine: Machine) -> Said:
+    """The host's own name, and the address of the head."""
+    plan, local = machine.plan, _addresses(machine)
+    own = machine.read("/proc/sys/kernel/hostname").strip()
+    for name in filter(None, dict.fromkeys((own, plan.address))):
+        found = _resolved(machine, name)
+        shown = ", ".join(sorted(found))
+        do = f"add `<address> {name}` to /etc/hosts, or set {GLOO}"
+        if not found:
+            yield Line(name, "warn", "has no address", "one that the ranks reach", do)
+        elif plan.spans_hosts and all(a.startswith(("127.", "::1")) for a in found):
+            yield Line(name, "warn", shown, "an address that other hosts reach", do)
+        elif name == plan.address and not plan.headless and not found & local:
+            expected = "an address of this host, for it has the API server"
+            do = "--headless on every host but the head"
+            yield Line("--data-parallel-address", "bad", shown, expected, do)
+        else:
+            yield Line(name, "ok", shown)
+
+
+def _resolved(machine: Machine, name: str) -> set[str]:
+    """Addresses of a name: from the file, or, on the real machine, as programs ask."""
+    if re.fullmatch(r"[\d.]+|.*:.*", name):
+        return {name}
+    lines = machine.read("/etc/hosts").splitlines()
+    hosts = [line.partition("#")[0].split() for line in lines]
+    found = {words[0] for words in hosts if name in words[1:]}
+    if found or machine.root != Path("/"):
+        return found
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def ports(machine: Machine) -> Said:
+    """Ports that something else listens on."""
+    rows = machine.read("/proc/net/tcp") + machine.read("/proc/net/tcp6")
+    if not rows:
+        yield Line("ports", "unknown", "no /proc/net/tcp")
+    # `sl local_address rem_address st`; 0A is LISTEN.
+    found = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
+    listening = {int(port, 16) for port in found}
+    plan = machine.plan
+    wanted = {} if plan.headless else {plan.port: "--port"}
+    if plan.ranks > 1 and not plan.headless:
+        wanted[plan.rpc_port] = "--data-parallel-rpc-port"
+    if machine.is_for_npus:
+        base = int(machine.environ.get("HCCL_IF_BASE_PORT", "60000"))
+        wanted |= dict.fromkeys(range(base, base + HCCL_PORTS), "HCCL_IF_BASE_PORT")
+    for port in sorted(wanted.keys() & listening):
+        do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {wanted[port]}"
+        # HCCL of a server beside this one has such ports, too, for NPUs of its own.
+        sure: State = "bad" if plan.ranks and wanted[port][0] == "-" else "warn"
+        yield Line(f"port {port}", sure, "something listens on it", "free", do)
+    yield f"{len(wanted)} are free"

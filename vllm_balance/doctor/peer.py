@@ -13,9 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_balance.build_info import BUILD_RECORD
-from vllm_balance.doctor.cann import driver, toolkits
 from vllm_balance.doctor.lines import Line
 from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.software import driver, toolkits
 from vllm_balance.installed import find_installed
 
 PORT = 13399

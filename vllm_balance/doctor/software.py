@@ -1,17 +1,38 @@
-"""What is installed: the wheel, what its metadata requires, what lies over or under."""
+"""What is installed: the wheel, what it requires, the driver, CANN and NNAL."""
 
 from __future__ import annotations
 
 import platform
+import re
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 
-from vllm_balance.doctor.lines import Line, Said
+from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.versions import Fact, order
 from vllm_balance.installed import find_installed, normalise
 from vllm_balance.start import hooks_that_are_gone
 from vllm_balance.triton import triton_problem
 from vllm_balance.verify import NAMES, repair_mixed, strangers
 
 ON_THE_VENDORS_INDEX = ("torch-npu", "triton-ascend")
+ASCEND = "/usr/local/Ascend"
+CANN = ("CANN", "ASCEND_HOME_PATH", f"source {ASCEND}/ascend-toolkit/set_env.sh")
+NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
+"""Name, variable of its folder, and what sets that."""
+LIBRARIES = {
+    "libascend_hal.so": f"mount {ASCEND}/driver/lib64, and name its folders common "
+    "and driver in LD_LIBRARY_PATH",
+    "libascendcl.so": CANN[-1],
+    "libhccl.so": CANN[-1],
+    "libatb.so": NNAL[-1],
+}
+"""What is opened at start, to what makes the loader find it."""
+BOUND_AT_START = ("torch_npu/lib/libop_plugin_atb.so", "vllm_ascend/*.so")
+"""Python resolves all symbols of what it imports, so one that is missing ends it."""
+WITH_THEM = ("torch/lib", "torch_npu/lib", "vllm_ascend", "vllm_ascend/lib")
 
 
 def wheel(machine: Machine) -> Said:
@@ -64,3 +85,121 @@ def requirements(machine: Machine) -> Said:
             do = f"pip uninstall --yes {each.name}, once for each; then {do}"
             yield Line(name, "warn", both, "one installation", do)
     yield f"all {len(wanted)} of {vllm.version}"
+
+
+def driver(machine: Machine) -> Iterator[Line]:
+    """The driver against the table, and the firmware against the driver."""
+    fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
+    version = fields.get("version") or machine.smi.version
+    fact = machine.fact("Ascend HDK")
+    if not version:
+        do = f"mount {ASCEND}/driver of the host, or install the driver"
+        found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
+        yield Line("driver", "bad", found, "a driver", do)
+        return
+    do = "install the driver and firmware that CANN's release notes name"
+    expected = f"{fact.version} or newer" if fact.version else fact.says
+    old = order(version) < order(fact.version)
+    yield judged("driver", version, expected, do, warn=old, unknown=not fact.version)
+    firmware = machine.fields(f"{ASCEND}/firmware/version.info").get("version")
+    firmware = firmware or board.get("firmware version", "")
+    given = fields.get("compatible_version_fw", "")
+    ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", given)
+    is_taken = [_short(low) <= _short(firmware) <= _short(high) for low, high in ranges]
+    says = board.get("compatibility", "NA")
+    if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
+        do = f"cat {ASCEND}/firmware/version.info on the host"
+        yield Line("firmware", "unknown", firmware or "no version here", do=do)
+        return
+    do = "install driver and firmware of one release, then reboot"
+    expected = f"{given or 'compatibility OK'}, says the driver"
+    bad = bool(ranges and not any(is_taken)) or says not in ("OK", "NA")
+    yield judged("firmware", firmware, expected, do, bad=bad)
+
+
+def _short(version: str) -> tuple[int, ...]:
+    return order(version)[:3]
+
+
+def toolkits(machine: Machine) -> Iterator[Line]:
+    """CANN and NNAL: what the environment points to."""
+    home = machine.environ.get("ASCEND_HOME_PATH", "/-")
+    files = machine.glob(f"{home}/*-linux/ascend_toolkit_install.info")
+    version = machine.fields(files[0]).get("version") if files else None
+    cann, nnal = machine.fact("CANN"), machine.fact("NNAL")
+    yield _toolkit(machine, *CANN, cann, version)
+    # It ends with atb/cxx_abi_1, and the file lies above that.
+    atb = Path(machine.environ.get("ATB_HOME_PATH", "/-/-"))
+    infos = [machine.fields(f"{f}/version.info") for f in (atb, *atb.parents[:2])]
+    version = next((v for info in infos if (v := info.get("ascend-cann-atb"))), None)
+    # They are released together, so where the line has no NNAL, CANN's counts.
+    yield _toolkit(machine, *NNAL, nnal if nnal.version else cann, version)
+    search = machine.environ.get("LD_LIBRARY_PATH", "")
+    found = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
+    if len(set(map(_short, found))) > 1:
+        do = f"start a new shell, and {CANN[-1]} once"
+        versions = " and ".join(sorted(found))
+        yield Line("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
+
+
+def _toolkit(
+    machine: Machine,
+    name: str,
+    variable: str,
+    set_env: str,
+    fact: Fact,
+    version: str | None,
+) -> Line:
+    home, wanted = machine.environ.get(variable), fact.version
+    if home is None:
+        return Line(name, "bad", f"{variable} is not set", "its environment", set_env)
+    if not machine.path(home).is_dir():
+        do = f"install {name} {wanted}, or correct {variable}; then {set_env}"
+        return Line(name, "bad", f"no {home}", f"the folder of {variable}", do)
+    if version is None or not wanted:
+        found = version or f"no version in {home}"
+        return Line(name, "unknown", found, wanted or fact.says)
+    do = f"install {name} {wanted}, then {set_env} in a new shell"
+    older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
+    return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)
+
+
+def libraries(machine: Machine) -> Said:
+    """What the loader finds, and whether all symbols do; nothing is run or loaded."""
+    if which("ldd", path=machine.environ.get("PATH", "")) is None:
+        yield Line("libraries", "unknown", "no ldd on PATH", do="install libc-bin")
+        return
+    names = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for conf in machine.glob("/etc/ld.so.conf.d/*.conf"):  # the driver has one
+        names += re.findall(r"^/.*$", machine.read(conf), re.M)
+    folders = [machine.path(name) for name in names if name]
+    for name, do in LIBRARIES.items():
+        path = next((f / name for f in folders if (f / name).exists()), None)
+        found = "in no folder that the loader searches"
+        if path is None or (found := _problem(machine, path, folders)):
+            yield Line(name, "bad", found, "a library that loads", do)
+    specs = [find_spec(name) for name in ("torch_npu", "vllm_ascend")]
+    roots = [Path(s.origin).parents[1] for s in specs if s and s.origin]
+    folders += [root / name for root in roots for name in WITH_THEM]
+    bound = {p for root in roots for name in BOUND_AT_START for p in root.glob(name)}
+    for path in sorted(bound):
+        if found := _problem(machine, path, folders, "-r"):
+            do = "install CANN, NNAL and torch-npu of one line; see their lines here"
+            yield Line(path.name, "bad", found, "all that it is linked to", do)
+    yield f"{len(LIBRARIES) + len(bound)} load"
+
+
+def _problem(
+    machine: Machine, path: Path, folders: Sequence[Path], *options: str
+) -> str:
+    """What the loader would say; empty when nothing. `-r` looks for symbols, too."""
+    given = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LC_ALL": "C"}
+    text, status = machine.run("ldd", *options, str(path), seconds=60, **given)
+    found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
+    # Those of Python are in the program that imports it.
+    symbols = re.findall(r"undefined symbol: (?!_?Py)(\w+)", text)
+    found += [f"undefined {name}" for name in symbols]
+    if status and not found:
+        found = [text.strip() or status]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{path}: {found[0]}{more}" if found else ""
