@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
@@ -52,6 +53,12 @@ def find_installed(*names: str) -> list[Installed]:
                 Installed(name, distribution.version, folder, distribution),
             )
     return list(found.values())
+
+
+def folder_of(package: str) -> Path | None:
+    """Where a package lies, which is not imported; None if it could not be."""
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def normalise(name: str) -> str:

@@ -6,15 +6,21 @@ process, before it imports a platform that may not fit. It names no platform.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo, load_build_info
-from vllm_balance.installed import find_installed
-from vllm_balance.triton import triton_problem
+from vllm_balance.installed import find_installed, folder_of
 from vllm_balance.verify import NAMES, repair_mixed, strangers
+
+PROJECT = "triton-ascend"
+BACKEND = Path("backends", "ascend")
+NOT_DECLARED = "pybind11"
+"""triton-ascend imports it and does not say that it requires it; without it, vLLM goes
+on without Triton."""
 
 
 def register() -> None:
@@ -44,18 +50,60 @@ def hooks_that_are_gone(info: BuildInfo) -> Iterator[str]:
     """
     packages = dict.fromkeys(path.partition("/")[0] for path in info.hooks)
     for package in packages:
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
+        if (folder := folder_of(package)) is None:
             continue
-        root = Path(spec.origin).parents[1]
-        for path, line in info.hooks.items():
-            if path.startswith(f"{package}/") and not _has_line(root / path, line):
-                yield (
-                    f"{root / path}: expected the patch of balance scheduling in it, "
-                    f"found none, as in a stock {package.replace('_', '-')}"
-                )
-                break
+        hooks = [(folder.parent / path, line) for path, line in info.hooks.items()]
+        ours = [(path, line) for path, line in hooks if folder in path.parents]
+        gone = (path for path, line in ours if not _has_line(path, line))
+        if path := next(gone, None):
+            yield (
+                f"{path}: expected the patch of balance scheduling in it, found none, "
+                f"as in a stock {package.replace('_', '-')}"
+            )
 
 
 def _has_line(path: Path, line: str) -> bool:
     return path.is_file() and line in path.read_text(encoding="utf-8")
+
+
+def triton_problem() -> str | None:
+    """A sentence with the repair, or None where Triton works or is not required.
+
+    Without it the Ascend server starts, says that it is healthy, and dies at the first
+    request: the model runner calls a Triton kernel in every step. Nothing is imported.
+    It is required where the installed vllm names triton-ascend and torch_npu is there;
+    without that the plugin itself refuses.
+    """
+    wanted = _requirement()
+    if wanted is None or folder_of("torch_npu") is None:
+        return None
+    repair = (
+        f"pip uninstall --yes triton {PROJECT}; pip install --no-deps '{wanted}' "
+        "--extra-index-url <the vendor's index>"
+    )
+    folder = folder_of("triton")
+    over = next((d.version for d in distributions(name="triton")), None)
+    if folder is None:
+        found = "triton: expected the files of triton-ascend, found no such package"
+    elif over is not None:
+        found = (
+            f"{folder}: expected the files of {PROJECT}, found triton {over} over them"
+        )
+    elif not (folder / BACKEND).is_dir():
+        found = f"{folder}: expected triton-ascend, found no {BACKEND} in it"
+    elif folder_of(NOT_DECLARED) is None:
+        found = f"{NOT_DECLARED}: {PROJECT} imports it, found no such package"
+        repair = f"pip install {NOT_DECLARED}"
+    else:
+        return None
+    what = "The server would start and die at the first request"
+    return f"{found}. {what}. Repair: {repair}"
+
+
+def _requirement() -> str | None:
+    """The requirement of the installed vllm, `triton-ascend==3.2.2`, or None."""
+    found = [each.distribution.requires or [] for each in find_installed("vllm")[:1]]
+    ours = (
+        line for lines in found for line in lines if re.match(rf"{PROJECT}\b", line)
+    )
+    return next((line.partition(";")[0].strip() for line in ours), None)

@@ -16,7 +16,7 @@ from vllm_balance.reference import emulated_config
 from vllm_balance.reference.emulated_config import EmulatedDeviceConfig
 
 RANKS = 2
-DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04, "output_jitter": 0.5}
+DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
 OPTIONS = [
     *("--data-parallel-size", str(RANKS), "--max-num-seqs", "4"),
     *("--max-num-batched-tokens", "256", "--max-model-len", "1024"),
@@ -61,9 +61,7 @@ def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> Non
 
 
 @pytest.mark.timeout(600)
-def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
-    tmp_path: Path, moe_model: Path
-) -> None:
+def test_a_small_cache_preempts(tmp_path: Path, moe_model: Path) -> None:
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [
         *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
@@ -75,13 +73,8 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
         first = server.complete(asked, 100, concurrency=24, ignore_eos=False)
         again = server.complete(asked, 100, concurrency=3, ignore_eos=False)
         assert first == again
-        lengths = {len(tokens) for tokens in first}
-        assert len(lengths) > 3
-        assert min(lengths) >= 50
-        assert max(lengths) <= 100
+        assert {len(tokens) for tokens in first} == {100}
         assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
-        full = server.complete(asked[:2], 30)
-        assert [len(tokens) for tokens in full] == [30, 30]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +82,11 @@ def test_lengths_vary_by_prompt_and_a_small_cache_preempts(
     [
         ("fast", "give an object, not 'fast'"),
         ({"t0": 1}, "lacks a, b, c"),
-        (DEVICE | {"speed": 1}, "unknown speed; choose from .*, t0, time_scale"),
+        (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, t0"),
         (DEVICE | {"decode_scales": 2}, "not iterable"),
         (DEVICE | {"decode_scales": [[5, 1], [2, 1]]}, "pairs of .* steps, rising"),
         (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
-        (DEVICE | {"time_scale": 0}, "time_scale must be above 0"),
-        (DEVICE | {"output_jitter": 1}, "output_jitter from 0 to below 1"),
     ],
 )
 def test_bad_option_is_refused(options: Any, message: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_balance.doctor.lines import Line, Said, State, judged
 from vllm_balance.doctor.machine import Machine
+from vllm_balance.installed import folder_of
 
 MEGABYTE = 1 << 20
 QUEUE_MB = 160
@@ -169,8 +169,7 @@ def _plugins_own() -> tuple[Path, set[str]]:
 
     No names where there is no plugin.
     """
-    spec = find_spec("vllm_ascend")
-    listed = Path(spec.origin if spec and spec.origin else "/-").with_name("envs.py")
+    listed = (folder_of("vllm_ascend") or Path("/-")) / "envs.py"
     text = listed.read_text(encoding="utf-8") if listed.is_file() else ""
     return listed, set(re.findall(rf'"({PLUGIN}\w+)"', text))
 

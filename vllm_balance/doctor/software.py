@@ -5,16 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
 from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import Fact, order
-from vllm_balance.installed import find_installed, normalise
-from vllm_balance.start import hooks_that_are_gone
-from vllm_balance.triton import triton_problem
+from vllm_balance.installed import find_installed, folder_of, normalise
+from vllm_balance.start import hooks_that_are_gone, triton_problem
 from vllm_balance.verify import NAMES, repair_mixed, strangers
 
 ON_THE_VENDORS_INDEX = ("torch-npu", "triton-ascend")
@@ -178,8 +176,8 @@ def libraries(machine: Machine) -> Said:
         found = "in no folder that the loader searches"
         if path is None or (found := _problem(machine, path, folders)):
             yield Line(name, "bad", found, "a library that loads", do)
-    specs = [find_spec(name) for name in ("torch_npu", "vllm_ascend")]
-    roots = [Path(s.origin).parents[1] for s in specs if s and s.origin]
+    packages = map(folder_of, ("torch_npu", "vllm_ascend"))
+    roots = [folder.parent for folder in packages if folder]
     folders += [root / name for root in roots for name in WITH_THEM]
     bound = {p for root in roots for name in BOUND_AT_START for p in root.glob(name)}
     for path in sorted(bound):

@@ -37,8 +37,6 @@ class _Request:
     """What the device knows about a request."""
 
     prompt_len: int
-    end: int
-    """Output tokens after which the device ends it."""
     generated: int = 0
 
 
@@ -179,28 +177,16 @@ class EmulatedDevice(WorkerBase):
         loads = Loads(*([row[i] for row in rows] for i in range(len(load))))
         cost = self._config.cost
         seconds = cost.noisy(cost.step_seconds(loads), self._rng)
-        scale = self._config.time_scale
         if any(loads.decodes):
-            scale = self._config.scale(self._decode_steps)
+            seconds *= self._config.scale(self._decode_steps)
             self._decode_steps += 1
-        self._end = max(time.monotonic(), self._end) + seconds * scale
+        self._end = max(time.monotonic(), self._end) + seconds
 
     def _forget_and_learn(self, scheduler_output: SchedulerOutput) -> None:
         for name in scheduler_output.finished_req_ids:
             self._requests.pop(name, None)
         for new in scheduler_output.scheduled_new_reqs:
-            prompt = new.prompt_token_ids or []
-            self._requests[new.req_id] = _Request(
-                len(prompt), self._end_of(prompt, new.sampling_params)
-            )
-
-    def _end_of(self, prompt: list[int], sampling: Any) -> int:
-        limit: int = sampling.max_tokens
-        if sampling.ignore_eos or self._eos is None:
-            return limit + 1
-        # Seeded by the prompt: equal on all ranks, in all runs.
-        share = random.Random(str(prompt)).random() * self._config.output_jitter
-        return max(1, round(limit * (1 - share)))
+            self._requests[new.req_id] = _Request(len(new.prompt_token_ids or ()))
 
     @staticmethod
     def _computed_tokens(scheduler_output: SchedulerOutput) -> dict[str, int]:
@@ -212,9 +198,8 @@ class EmulatedDevice(WorkerBase):
         return computed
 
     def _next_token(self, request: _Request) -> int:
+        """One after the other, without the one that would end it."""
         request.generated += 1
-        if request.generated >= request.end and self._eos is not None:
-            return self._eos
         vocabulary: int = self.model_config.get_vocab_size()
         token = request.generated % min(TOKENS, vocabulary - 1)
         return token if token != self._eos else vocabulary - 1
