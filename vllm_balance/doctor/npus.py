@@ -18,14 +18,14 @@ Ask = Callable[..., tuple[str, str]]
 
 VERSION = re.compile(r"^\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)", re.M)
 # `| 0     910B3 | OK |`, on Ascend 950 `| 0 | Ascend950PR | OK |`; a row of a process
-# has a number where the name is.
-NAME_ROW = re.compile(
-    r"^\|\s*(\d+)\s+\|?\s*(?=\S*[A-Za-z])(\S+)\s*\|\s*([A-Za-z]+)\s*\|"
+# has a number where the name is. The next row has the bus, and ends with the memory.
+CHIP = re.compile(
+    r"^\|\s*(\d+)\s+\|?\s*(?=\S*[A-Za-z])(\S+)\s*\|\s*([A-Za-z]+)\s*\|.*\n"
+    r"\|([\d\s]*)\|.*[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:.*\D(\d+)\s*/\s*(\d+)",
+    re.M,
 )
-BUS = re.compile(r"\b[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d\b")
-MEMORY = re.compile(r"(\d+)\s*/\s*(\d+)")
-PROCESS_ROW = re.compile(
-    r"^\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*(\d+)\s*\|\s*([^|]*?)\s*\|\s*(\d+)\s*\|"
+PROCESS = re.compile(
+    r"^\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*(\d+)\s*\|\s*([^|]*?)\s*\|\s*(\d+)\s*\|", re.M
 )
 DEVICES = {
     r"ascend910b|(ascend)?a2g3": "A2",
@@ -107,23 +107,17 @@ def ask(said: Ask) -> Smi:
 def read(text: str) -> Smi:
     """The table of `npu-smi info`, of any version."""
     version = VERSION.search(text)
-    npus: list[Npu] = []
-    processes: list[Process] = []
-    begun: re.Match[str] | None = None
-    for line in text.splitlines():
-        if found := NAME_ROW.match(line):
-            begun = found
-        elif begun and BUS.search(line):
-            # The first cell is the chip, and on A3 the number of the device, too.
-            numbers = [int(n) for n in line.strip("|").split("|")[0].split()]
-            card, chip = int(begun[1]), numbers[0] if numbers else 0
-            number = numbers[1] if len(numbers) > 1 else card
-            memory = map(int, MEMORY.findall(line)[-1])
-            npus.append(Npu(number, card, chip, begun[2], begun[3], *memory))
-            begun = None
-        elif found := PROCESS_ROW.match(line):
-            card, chip, pid = (int(n or 0) for n in found.groups()[:3])
-            processes.append(Process(card, chip, pid, found[4], int(found[5])))
+    npus = []
+    for card, name, health, cell, used, total in CHIP.findall(text):
+        # The first cell is the chip, and on A3 the number of the device, too.
+        numbers = [int(number) for number in cell.split()] or [0]
+        number = numbers[1] if len(numbers) > 1 else int(card)
+        place = (number, int(card), numbers[0])
+        npus.append(Npu(*place, name, health, int(used), int(total)))
+    processes = [
+        Process(int(card), int(chip or 0), int(pid), name, int(used))
+        for card, chip, pid, name, used in PROCESS.findall(text)
+    ]
     return Smi("", version[1] if version else "", tuple(npus), tuple(processes))
 
 
