@@ -41,23 +41,16 @@ def _wanted(info: BuildInfo) -> dict[str, str]:
     return {normalise(name): version for name, version in info.distributions.items()}
 
 
-def strangers(info: BuildInfo, found: Iterable[Installed]) -> list[str]:
+def strangers(info: BuildInfo, found: Iterable[Installed]) -> Iterator[str]:
     """A sentence on each of `found` that is not part of the wheel."""
     wanted = _wanted(info)
-    sentences = []
-    for distribution in found:
-        name, version = distribution.name, distribution.version
-        if wanted.get(name) == version:
-            continue
-        expected = (
-            f"only {name} {wanted[name]}"
-            if name in wanted
-            else f"no {name} beside the wheel for {info.target}"
-        )
-        sentences.append(
-            f"{distribution.folder}: expected {expected}, found {name} {version}"
-        )
-    return sentences
+    for each in found:
+        expected = f"no {each.name} beside the wheel for {info.target}"
+        if each.name in wanted:
+            expected = f"only {each.name} {wanted[each.name]}"
+        if wanted.get(each.name) != each.version:
+            there = f"{each.name} {each.version}"
+            yield f"{each.folder}: expected {expected}, found {there}"
 
 
 def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
