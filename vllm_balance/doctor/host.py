@@ -150,8 +150,9 @@ def variables(machine: Machine) -> Said:
             continue
         yield Line(name, state, value, expected, do)
     listed, read = _plugins_own()
-    for name in sorted(environ) if read else ():
-        if name.startswith(PLUGIN) and name not in read | {known[0] for known in KNOWN}:
+    known = read | {name for name, *_ in KNOWN}
+    for name in sorted(environ):
+        if read and name.startswith(PLUGIN) and name not in known:
             do = "unset it; it may be a key of --additional-config now"
             yield Line(name, "warn", "read by nothing", f"a name of {listed}", do)
     # Three options that start alone and hang together.
