@@ -7,8 +7,8 @@
 Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
 this tree is run. Runs that have ended are kept in build/bench, by the sources that they
 were made with: if it is stopped, it goes on where it was. A result is written once none
-of its runs is missing; all of them take about an hour on two cores. `grids.py` says what is
-run.
+of its runs is missing; all of them take about an hour on two cores. `grids.py` says
+what is run.
 """
 
 import argparse
