@@ -148,12 +148,24 @@ def attention_with_kv_cache(
         keys = _sequence(key_cache, blocks, context)
         values = _sequence(value_cache, blocks, context)
         distance = _distance(new_tokens, context)
-        scores = _scores(queries, keys, scale, softcap)
-        if alibi_slopes is not None:
-            scores = scores - alibi_slopes[:, None, None] * distance
         visible = _visible(distance, causal, window_left, window_right)
-        scores = scores.masked_fill(~visible, float("-inf"))
-        output[new] = _weigh(scores, values, sinks).transpose(0, 1).to(output.dtype)
+        if alibi_slopes is None and sinks is None and softcap == 0:
+            result = F.scaled_dot_product_attention(
+                queries[None],
+                keys[None],
+                values[None],
+                attn_mask=visible,
+                scale=scale,
+                enable_gqa=True,
+            )[0]
+        else:
+            scores = _scores(queries, keys, scale, softcap)
+            if alibi_slopes is not None:
+                scores = scores - alibi_slopes[:, None, None] * distance
+            if visible is not None:
+                scores = scores.masked_fill(~visible, float("-inf"))
+            result = _weigh(scores, values, sinks).to(output.dtype)
+        output[new] = result.transpose(0, 1)
 
 
 @operator(
@@ -197,8 +209,10 @@ def _distance(new_tokens: int, context: int) -> torch.Tensor:
 
 def _visible(
     distance: torch.Tensor, causal: bool, left: int, right: int
-) -> torch.Tensor:
-    """Which keys each query may see."""
+) -> torch.Tensor | None:
+    """Which keys each query may see; None when every query sees every key."""
+    if left < 0 and right < 0 and (not causal or len(distance) == 1):
+        return None
     visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if left >= 0:
         visible &= distance <= left
@@ -221,10 +235,10 @@ def _weigh(
 ) -> torch.Tensor:
     """The softmax of ``scores`` over ``values``; a head's sink takes its share."""
     values = values.repeat_interleave(scores.shape[0] // values.shape[0], dim=0).float()
-    if sinks is not None:
-        sink = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    return scores.softmax(dim=-1)[..., : values.shape[1]] @ values
+    if sinks is None:
+        return scores.softmax(dim=-1) @ values
+    sink = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1] @ values
 
 
 @operator("greedy_argmax(Tensor logits) -> Tensor")
