@@ -1,5 +1,6 @@
 """What is simulated: cells of scenarios and policies, by the result."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
+from vllm.benchmarks.dp_balance.metrics import throughput_bound
 from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
@@ -255,18 +257,89 @@ def published() -> Iterator[Cell]:
 
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
+PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
 
 
-def closed_loop(lengths: Workload) -> Scenario:
-    """Four ranks at phi 0 with as many requests in flight as slots."""
-    limits = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
-    return Scenario(
-        limits,
-        replace(DEEPSEEK_V3_1, phi=0.0),
-        lengths,
-        ClientTraffic(max_concurrency=limits.ranks * limits.max_num_seqs),
-        load_balancer=AS_SERVED,
-    )
+@dataclass(frozen=True)
+class Drawn:
+    """A workload of drawn lengths on any number of ranks, closed loop or open."""
+
+    workload: Workload
+    """The lengths."""
+    share: float = 1.0
+    """Requests in flight per slot."""
+    slots: int = 32
+    """Of each rank."""
+    turns: int = 4
+    """At least so many requests per one in flight."""
+    kv_blocks: int | None = None
+    """Of each rank; None for as many as it can use."""
+    open_share: float | None = None
+    """With Poisson arrivals instead: of the rate that perfectly balanced ranks could
+    serve."""
+    skew: float = 0.0
+    """Of the routing; 0 for the load balancers of the servers."""
+
+    def scenario(self, ranks: int, phi: float) -> Scenario:
+        """With so many ranks, that bear this share of a prefill together."""
+        in_flight = round(self.share * ranks * self.slots)
+        made = Scenario(
+            RankLimits(ranks, self.slots, 4096, kv_blocks=self.kv_blocks),
+            replace(DEEPSEEK_V3_1, phi=phi),
+            replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
+            ClientTraffic(max_concurrency=in_flight),
+            load_balancer="skewed" if self.skew else AS_SERVED,
+            skew=self.skew,
+        )
+        if self.open_share is None:
+            return made
+        requests = made.workload.requests(random.Random("capacity"))
+        tokens = sum(request.output_len for request in requests)
+        bound = throughput_bound(requests, made.limits, None, made.cost)
+        rate = self.open_share * bound / tokens * len(requests)
+        return replace(made, traffic=ClientTraffic(request_rate=rate))
+
+
+EXACT_TURNS = 24
+"""Requests of equal lengths begin and end together, so that what the last ones have
+done when the last is sent, which is no longer counted, weighs one part in so many."""
+SYNTHETIC = {
+    "3500/1500 ±1.5 %": Drawn(FIXED),
+    "3500/1500, twice the slots": Drawn(FIXED, share=2.0),
+    "3500/1500 exactly": Drawn(Workload(2048, "3500", "1500"), turns=EXACT_TURNS),
+    "3500/1500, half the KV cache": Drawn(FIXED, kv_blocks=4250),
+    "8000/200 ±15 %": Drawn(Workload(2048, "normal:8000:0.15", "normal:200:0.15")),
+    "lognormal 600/300": Drawn(CHAT),
+    "lognormal 600/300, 75 % of the slots": Drawn(CHAT, share=0.75),
+    "lognormal 600/300, half the KV cache": Drawn(CHAT, kv_blocks=1200),
+    "lognormal 600/300, skewed routing": Drawn(CHAT, skew=0.3),
+    "lognormal 2000/200": Drawn(PROMPTS),
+    "lognormal 2000/200, 90 % prefix hits": Drawn(replace(PROMPTS, prefix_share=0.9)),
+    "lognormal 200/2000": Drawn(
+        Workload(2048, "lognormal:200:0.7", "lognormal:2000:0.5:8000")
+    ),
+    "short prompts, 4 slots": Drawn(
+        Workload(2048, "lognormal:128:0.6", "lognormal:300:0.6"), slots=4
+    ),
+    "10 % of capacity": Drawn(CHAT, open_share=0.1),
+    "60 % of capacity": Drawn(CHAT, open_share=0.6),
+}
+"""By a name for the table. Steps have 4096 tokens."""
+SYNTHETIC_POLICIES = (
+    *("adaptive", "off", "align", "cap:margin=1", "sglang-100", "sglang23-30"),
+    *("interval-64", "trtllm"),
+)
+"""Each baseline in the setting that gained most on average with another seed."""
+
+
+def synthetic() -> Iterator[Cell]:
+    """Workloads × ranks × phi."""
+    for title, drawn in SYNTHETIC.items():
+        for ranks in (4, 16):
+            for phi in (0.0, 0.3, 0.9):
+                scenario = drawn.scenario(ranks, phi)
+                labels = {"workload": title, "ranks": ranks, "phi": phi}
+                yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
 
 
 def varied(cost: CostModel) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -286,7 +359,7 @@ def sensitivity() -> Iterator[Cell]:
     """One thing at a time is varied on two workloads."""
     policies = ("off", "cap", "align", "adaptive")
     for title, lengths in (("fixed", FIXED), ("lognormal", CHAT)):
-        base = closed_loop(lengths)
+        base = Drawn(lengths).scenario(4, 0.0)
         for name, fields in varied(base.cost):
             labels = {"lengths": title, "varied": name}
             yield Cell(labels, replace(base, **fields), policies, (0, 1, 2))
@@ -295,6 +368,7 @@ def sensitivity() -> Iterator[Cell]:
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "traces": traces,
     "agents": agents,
+    "synthetic": synthetic,
     "sensitivity": sensitivity,
     "published": published,
 }

@@ -1,4 +1,4 @@
-"""Makes the simulated results again: `bench/results/{traces,agents,...}.json`.
+"""Makes the simulated results again: `bench/results/{traces,synthetic,...}.json`.
 
 ::
 

@@ -304,6 +304,30 @@ def by_ranks(cells: Sequence[Cell]) -> Rows:
 # ---- Drawn lengths
 
 
+def gain_lead(cell: Cell) -> float:
+    """Throughput of `adaptive` over that of the best baseline, less one."""
+    found = cell["policies"]
+    most = max(found[name]["gain"] for name in baselines(cell))
+    return float((1 + found["adaptive"]["gain"]) / (1 + most) - 1)
+
+
+def synthetic(document: Document, names: Sequence[str]) -> Rows:
+    """Per workload, ranks and phi: mean gains, the lead, and latencies over align's."""
+    rows = []
+    for label, form in (("workload", "{}"), ("ranks", "{} ranks"), ("phi", "phi {}")):
+        for (value,), cells in groups(document["cells"], label).items():
+            leads = [gain_lead(cell) for cell in cells]
+            rows.append([form.format(value)])
+            for name in names:
+                having = [cell for cell in cells if name in cell["policies"]]
+                rows[-1].append(f"{mean(having, name, 'gain'):+.0%}" if having else "–")
+            rows[-1] += [f"{statistics.fmean(leads):+.1%}", f"{min(leads):+.1%}"]
+            for figure in ("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms"):
+                ratios = [ratio(cell, figure, "adaptive", "align") for cell in cells]
+                rows[-1].append(f"{statistics.geometric_mean(ratios):.2f}")
+    return rows
+
+
 def gain(document: Document, policy: str, **where: object) -> float:
     """Of the one cell with these labels."""
     (cell,) = select(document, **where)

@@ -20,7 +20,7 @@ NEEDED = (
     "tests/unit/helpers/pure_vllm.py",
     "docs/results.md",
 )
-NAME = "sensitivity"
+NAME = "synthetic"
 """Of the result that the tests change."""
 
 
