@@ -11,10 +11,12 @@ machine meanwhile. The parts:
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
 - exchange: processes of this machine gather rows over the loopback interface; with
   fewer processors than ranks the operating system's scheduler is measured, not gloo.
+- dispatch: the front-end's event loop hashes a prompt, and sends short requests.
 - memory: a gate runs for a million steps, while nobody takes its reports.
 """
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
@@ -23,6 +25,7 @@ import random
 import shlex
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +33,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import busy_front_end
 import busy_scheduler
 import torch
 import torch.distributed as dist
@@ -37,6 +41,8 @@ from tqdm import tqdm
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.group.wire import encode
@@ -44,6 +50,8 @@ from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
+
+from vllm_balance.reference import tiny_models
 
 Result = dict[str, Any]
 
@@ -55,7 +63,7 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
     prefills = rng.random() < 0.2
     rows = []
     for _ in range(ranks):
-        pending = rng.choice([0, 0, 1, 2, 5])
+        pending = rng.busy_front_end.choice([0, 0, 1, 2, 5])
         age = rng.randrange(3_000_000) if pending else 0
         fields = {
             "wave": 0,
@@ -220,6 +228,37 @@ def exchange(calls: int) -> list[Result]:
     return results
 
 
+# ---- dispatch
+
+
+HASHED = 100_000
+"""Prompt tokens of a long request."""
+
+
+def dispatch(calls: int) -> list[Result]:
+    """Per 10,000 tokens, and per short request; `share` is of the whole front-end's."""
+    hasher, times = PromptHasher(16), []
+    for number in range(calls // 100):
+        long = busy_front_end.request("long", range(number, number + HASHED))
+        start = time.perf_counter_ns()
+        hasher.keys(long)
+        times.append(us_since(start) * 10_000 / HASHED)
+    results: list[Result] = [{"of": "hashing 10,000 prompt tokens", **spread(times)}]
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_models.make("moe", Path(folder))
+        whole = spread(asyncio.run(busy_front_end.event_loop(model, calls)))
+    results.append({"of": "a short request, the whole front-end", **whole})
+    for ranks in (4, 16, 64):
+        own = BalanceDispatch(TokenDispatch(ranks, 64, 1, 0, 1000, 512), hasher)
+        upstream = spread(busy_front_end.choice(ranks, calls, None))
+        ours = spread(busy_front_end.choice(ranks, calls, own))
+        more = ours["median_us"] - upstream["median_us"]
+        found = {"upstream_us": upstream["median_us"], **ours}
+        found["share"] = round(more / whole["median_us"], 4)
+        results.append({"of": f"a short request, {ranks} ranks", **found})
+    return results
+
+
 # ---- all
 
 
@@ -247,6 +286,7 @@ PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
     "decision": (decision, 2000),
     "measuring": (measuring, 600),
     "exchange": (exchange, 400),
+    "dispatch": (dispatch, 5000),
     "memory": (memory, 1_000_000),
 }
 """With the calls per figure."""

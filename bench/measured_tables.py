@@ -19,10 +19,13 @@ A_TRACE = {
     "p99_ttft_ms": "TTFT p99",
     "mean_tpot_ms": "TPOT",
 }
+SESSIONS = {"computed_share": "computed", **A_TRACE}
 """Figures and their titles."""
 
 
 def _figures(document: Document) -> Mapping[str, str]:
+    if "computed_share" in document["measured"]["off"]["mean"]:
+        return SESSIONS
     return ALL_SLOTS if document["rate"] is None else A_TRACE
 
 
@@ -76,6 +79,21 @@ def _microseconds(row: Mapping[str, Any]) -> str:
     text = f"{median:.0f}" if median >= 10 else f"{median}"
     share = row.get("share_of_a_36_ms_step")
     return text if share is None else f"{text} ({share:.1%})"
+
+
+def dispatches(document: Document) -> Rows:
+    """Of the dispatch: median µs of vLLM's and ours, tenths, and the difference."""
+    rows = []
+    for row in document["results"]:
+        own = [f"{row[name]:.1f}" for name in ("median_us", "p10_us", "p90_us")]
+        theirs, more = row.get("upstream_us"), row.get("share")
+        rows.append(
+            [
+                *(row["of"], "" if theirs is None else f"{theirs:.1f}", *own),
+                "" if more is None else f"{more:.1%}",
+            ]
+        )
+    return rows
 
 
 def rank_titles(document: Document) -> list[str]:

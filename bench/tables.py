@@ -286,19 +286,19 @@ def agents_missed(
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
 
 
-def of_growing_size(document: Document) -> list[Cell]:
-    """The cells that differ in the number of ranks alone, from the fewest on."""
-    cells = select(document, cache=1_000_000, shared=0)
-    alike = [cell for cell in cells if cell["sessions"] == 4 * cell["ranks"]]
-    return sorted(alike, key=lambda cell: cell["ranks"])
-
-
-def by_ranks(cells: Sequence[Cell]) -> Rows:
-    """The computed share, by policy."""
-    return [
-        [name, *(f"{mean([cell], name, 'computed'):.0%}" for cell in cells)]
-        for name in ("off", "adaptive, by tokens", "adaptive")
+def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
+    """By policy, pairs of ranks and computed share in per cent."""
+    cells = [
+        cell
+        for cell in document["cells"]
+        if cell["sessions"] == 4 * cell["ranks"]
+        and (cell["cache"], cell["shared"]) == (1_000_000, 0)
     ]
+    names = ("off", "adaptive, by tokens", "adaptive")
+    return {
+        name: sorted((c["ranks"], 100 * mean([c], name, "computed")) for c in cells)
+        for name in names
+    }
 
 
 # ---- Drawn lengths

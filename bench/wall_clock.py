@@ -2,13 +2,15 @@
 
 Each policy is served and measured with ``vllm bench serve`` several times, in turn;
 `adaptive` also with an API server for each rank. The workload keeps all slots in use;
-with ``--replay`` it is a window of a real trace, at its own times. Afterwards the step
+with ``--replay`` it is a window of a real trace, at its own times, and with
+``--sessions`` agents that wait for each answer. Afterwards the step
 time is calibrated from the logs of "off" and the same requests are simulated. Runs
 whose result is in the folder already are not repeated. Run it with the interpreter of
-an environment in which the reference wheel is installed; the model is any
-mixture-of-experts model, of which only the configuration and the tokenizer are used::
+an environment in which the reference wheel is installed; the model is
+any mixture-of-experts model, of which only the configuration and the tokenizer are
+used (for sessions, one of vllm_balance.reference.tiny_models)::
 
-    python bench/wall_clock.py MODEL --data-parallel-size 4 [--replay]
+    python bench/wall_clock.py MODEL --data-parallel-size 4 [--replay | --sessions]
 """
 
 import argparse
@@ -16,13 +18,14 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED
+from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
+from vllm.benchmarks.dp_balance.metrics import measure as measure_run
 from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.traces import read_trace
@@ -30,6 +33,7 @@ from vllm.benchmarks.dp_balance.results import versions, write_json
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
+    simulate,
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
@@ -37,6 +41,8 @@ from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import sessions
 
 # The demo is this benchmark with four ranks and two policies, once.
 from balance_tools.demo.load import (
@@ -58,6 +64,18 @@ class Variant(NamedTuple):
 
     policy: str
     api_server_per_rank: bool = False
+    dispatch: str | None = None
+    """What `data_parallel_dispatch` says in `--additional-config`."""
+    names_ranks: bool = False
+    """Whether each session names its rank in `X-data-parallel-rank`."""
+
+    @property
+    def options(self) -> list[str]:
+        """Of the server."""
+        if self.dispatch is None:
+            return []
+        chosen = {"emulated_device": DEVICE, "data_parallel_dispatch": self.dispatch}
+        return ["--additional-config", json.dumps(chosen)]
 
 
 VARIANTS = {
@@ -67,6 +85,18 @@ VARIANTS = {
     "adaptive": Variant("adaptive"),
     "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
 }
+OF_SESSIONS = {
+    "off": Variant("off"),
+    "off, by prefixes": Variant("off", dispatch="prefixes"),
+    "adaptive": Variant("adaptive"),
+    "adaptive, ranks named": Variant("adaptive", names_ranks=True),
+    "adaptive, vLLM's dispatch": Variant("adaptive", dispatch="vllm"),
+    "adaptive, an API server per rank": Variant("adaptive", api_server_per_rank=True),
+}
+SESSIONS_OF_A_RANK = 4
+SESSIONS = Path(__file__).parent / "traces" / "agentx"
+BY_SESSION = "session-affinity"
+"""The simulator's name for clients whose sessions name their ranks."""
 TRACE = Path(__file__).parent / "traces" / "azure_2023_conv.csv"
 FIRST, SHORTER = 1500, 4
 """The first request of the window, and what its lengths are divided by: a prompt then
@@ -78,8 +108,9 @@ SEEDS = range(5)
 """Of the simulation; the lengths are those that were sent."""
 FIGURES = (
     *("output_throughput", STEADY, "mean_tpot_ms", "mean_ttft_ms"),
-    *("median_ttft_ms", "p99_ttft_ms", "mean_e2el_ms"),
+    *("median_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "computed_share"),
 )
+"""The last one only of sessions."""
 
 
 def replay(args: argparse.Namespace) -> tuple[list[str], float]:
@@ -136,30 +167,39 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data-parallel-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=160)
-    parser.add_argument("--replay", action="store_true", help="send a trace's window")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--replay", action="store_true", help="send a trace's window")
+    how.add_argument("--sessions", action="store_true", help="send agents' sessions")
     parser.add_argument("--folder", type=Path, default=Path("build/wall_clock"))
     return parser.parse_args()
 
 
 def measure(
-    args: argparse.Namespace, name: str, load: Sequence[str]
+    args: argparse.Namespace,
+    name: str,
+    variants: Mapping[str, Variant],
+    load: Sequence[str],
+    asked: Sequence[sessions.Session],
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[Fit]]]:
     """Serves and measures what is missing; by variant, the figures and the fits.
 
     Args:
         args: of the command line.
         name: of the result.
+        variants: what is served, by title.
         load: options of `vllm bench serve`.
+        asked: the sessions to send instead.
     """
     ranks, python = args.data_parallel_size, Path(sys.executable)
     folder = Path(args.model)  # or a name that the hub's cache has
     model = folder.resolve() if folder.exists() else folder
-    runs: dict[str, list[dict[str, float]]] = {title: [] for title in VARIANTS}
-    fits: dict[str, list[Fit]] = {title: [] for title in VARIANTS}
-    total = args.repeats * len(VARIANTS)
+    runs: dict[str, list[dict[str, float]]] = {title: [] for title in variants}
+    fits: dict[str, list[Fit]] = {title: [] for title in variants}
+    answers = None
+    total = args.repeats * len(variants)
     with tqdm(desc=name, total=total, unit="run", disable=None) as bar:
         for repeat in range(args.repeats):
-            for number, (title, variant) in enumerate(VARIANTS.items()):
+            for number, (title, variant) in enumerate(variants.items()):
                 path = args.folder / f"{name}-{number}-{repeat}.json"
                 log = path.with_suffix(".server.log")
                 if not path.exists():
@@ -167,13 +207,23 @@ def measure(
                         *(args.folder, model, variant.policy),
                         ranks=ranks,
                         api_servers=ranks if variant.api_server_per_rank else 1,
+                        options=[
+                            *variant.options,
+                            *(sessions.OPTIONS if asked else ()),
+                        ],
                         name=log.stem,
                         start_limit_s=START_S,
                     ) as server:
-                        send(python, server, path, args.num_prompts, load)
+                        if asked:
+                            pins = ranks if variant.names_ranks else 0
+                            sessions.replay(server, path, asked, pins)
+                        else:
+                            send(python, server, path, args.num_prompts, load)
                 saved = json.loads(path.read_text())
                 saved[STEADY] = steady_throughput(saved)
-                runs[title].append({figure: saved[figure] for figure in FIGURES})
+                if (answers := answers or saved.get("answers")) != saved.get("answers"):
+                    sys.exit(f"error: {path}: other answers than the first run's")
+                runs[title].append({x: saved[x] for x in FIGURES if x in saved})
                 fits[title].append(fit(*read_server_logs([log], ranks)))
                 bar.update()
     return runs, fits
@@ -185,23 +235,37 @@ def main() -> None:
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
     ranks = args.data_parallel_size
-    name = f"wall_clock_{'replay' if args.replay else 'dp'}{ranks}"
-    load, rate = replay(args) if args.replay else (all_slots(ranks), None)
-    runs, fits = measure(args, name, load)
-    slots = None if args.replay else ranks * SLOTS
-    scenario = Scenario(
+    how = "replay" if args.replay else "sessions" if args.sessions else "dp"
+    name = f"wall_clock_{how}{ranks}"
+    rate, load, asked = None, all_slots(ranks), []
+    variants = OF_SESSIONS if args.sessions else VARIANTS
+    if args.replay:
+        load, rate = replay(args)
+    elif args.sessions:
+        asked = sessions.shorter(SESSIONS, ranks * SESSIONS_OF_A_RANK)
+    runs, fits = measure(args, name, variants, load, asked)
+    limits, sent = (
         RankLimits(ranks, SLOTS, MAX_TOKENS),
-        _mean_cost(fits["off"]),
-        Workload(None, trace=args.folder / f"{name}-0-0.json"),
-        ClientTraffic(max_concurrency=slots, self_timed=args.replay),
+        args.folder / f"{name}-0-0.json",
+    )
+    traffic = ClientTraffic(self_timed=args.replay)
+    if asked:
+        limits = replace(limits, kv_blocks=sessions.KV_BLOCKS)
+        sent = args.folder / f"{name}.jsonl"
+        sent.write_text("".join(f"{json.dumps(each)}\n" for each in asked))
+    elif not args.replay:
+        traffic = ClientTraffic(max_concurrency=ranks * SLOTS)
+    scenario = Scenario(
+        limits, _mean_cost(fits["off"]), Workload(None, trace=sent), traffic
     )
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
-        f"--num-prompts {args.num_prompts} --repeats {args.repeats}"
-        f"{' --replay' * args.replay}",
+        f"{'' if asked else f'--num-prompts {args.num_prompts} '}"
+        f"--repeats {args.repeats}"
+        f"{f' --{how}' * (how != 'dp')}",
         "versions": versions(),
         "cores": os.cpu_count(),
-        "requests": args.num_prompts,
+        "requests": sum(len(each["requests"]) for each in asked) or args.num_prompts,
         "rate": rate,
         "repeats": args.repeats,
         "device": DEVICE,
@@ -211,7 +275,7 @@ def main() -> None:
             for title, of_variant in fits.items()
         },
         "measured": {title: _summary(found) for title, found in runs.items()},
-        "simulated": {title: _simulated(scenario, VARIANTS[title]) for title in runs},
+        "simulated": {title: _simulated(scenario, variants[title]) for title in runs},
         "runs": runs,
     }
     write_json(RESULTS / f"{name}.json", document)
@@ -224,17 +288,28 @@ def _mean_cost(fits: list[Fit]) -> CostModel:
 
 
 def _simulated(scenario: Scenario, variant: Variant) -> dict[str, dict[str, float]]:
+    balancer = {"vllm": "0.23", None: AS_SERVED}.get(variant.dispatch, BY_PREFIXES)
     servers = scenario.limits.ranks if variant.api_server_per_rank else 1
     scenario = replace(
-        scenario, load_balancer=AS_SERVED, frontend=Frontend(api_servers=servers)
+        scenario,
+        load_balancer=BY_SESSION if variant.names_ranks else balancer,
+        frontend=Frontend(api_servers=servers),
     )
-    runs = (simulate_and_measure(scenario, variant.policy, seed) for seed in SEEDS)
-    return _summary([asdict(run) for run in runs])
+    found = []
+    for seed in SEEDS:
+        run = simulate(scenario, variant.policy, seed)
+        concurrency = scenario.traffic.max_concurrency
+        figures = asdict(measure_run(run, scenario.limits, concurrency, scenario.cost))
+        cached = sum(request.cached or 0 for request in run.requests)
+        prompts = sum(request.prompt_len for request in run.requests)
+        found.append({**figures, "computed_share": 1 - cached / prompts})
+    return _summary(found)
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Mean and spread (greatest less least) of each figure."""
-    columns = {name: [run[name] for run in runs] for name in FIGURES}
+    names = [name for name in FIGURES if name in runs[0]]
+    columns = {name: [run[name] for run in runs] for name in names}
     return {
         "mean": {name: statistics.fmean(values) for name, values in columns.items()},
         "spread": {name: max(v) - min(v) for name, v in columns.items()},
