@@ -7,8 +7,8 @@
 Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
 this tree is run. Runs that have ended are kept in build/bench, by the sources that they
 were made with: if it is stopped, it goes on where it was. A result is written once none
-of its runs is missing; all of them take about an hour on two cores. `grids.py` says
-what is run.
+of its runs is missing; all of them take about an hour on two cores. `grids.py` and
+`agent_grid.py` say what is run.
 """
 
 import argparse
@@ -31,7 +31,9 @@ sys.path.append(str(ROOT / "tests" / "unit" / "helpers"))
 import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
-from grids import GRIDS, VARIANTS, Cell, Load, Variant
+import grids
+from agent_grid import agents
+from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
 from vllm.benchmarks.dp_balance.metrics import measure
@@ -40,6 +42,8 @@ from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.v1.core.sched.balance.policies import adaptive
 
+GRIDS = {**grids.GRIDS, "agents": agents}
+"""By the name of the result."""
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""
