@@ -63,7 +63,7 @@ def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
     prefills = rng.random() < 0.2
     rows = []
     for _ in range(ranks):
-        pending = rng.busy_front_end.choice([0, 0, 1, 2, 5])
+        pending = rng.choice([0, 0, 1, 2, 5])
         age = rng.randrange(3_000_000) if pending else 0
         fields = {
             "wave": 0,
