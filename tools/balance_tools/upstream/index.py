@@ -23,7 +23,6 @@ from pypi_simple import (
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from requests import exceptions
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
@@ -116,17 +115,12 @@ class Index:
         Raises:
             BrokenError: the transfer broke off.
             RefusedError: it failed in another way.
+            OSError: a file cannot be read.
         """
         if url.startswith("file:"):
-            path = local_path(url)
-            try:
-                file = path.open("rb")
-            except OSError as error:
-                raise RefusedError(f"cannot read {path}: {error.strerror}") from error
-            with file:
-                yield Body(
-                    path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b"")
-                )
+            with (path := local_path(url)).open("rb") as file:
+                chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+                yield Body(path.stat().st_size, chunks)
             return
         with self._get(url, {"Accept-Encoding": "identity"}) as response:
             _refuse_status(response)
@@ -141,7 +135,7 @@ class Index:
             try:
                 return _links(source, ProjectPage.from_response(response, name))
             except requests.RequestException as error:
-                raise _failure(error, self._config.timeout_s) from error
+                raise _failure(error) from error
             except NOT_A_PAGE as error:
                 text = "its answer is not a page of the simple API"
                 raise RefusedError(text) from error
@@ -162,7 +156,7 @@ class Index:
                 cert=self._config.client_cert,
             )
         except requests.RequestException as error:
-            raise _failure(error, self._config.timeout_s) from error
+            raise _failure(error) from error
 
     def verify(self, url: str) -> bool | str:
         """What requests is told of TLS: certificates, or False for a trusted host."""
@@ -228,17 +222,6 @@ def _refuse_status(response: requests.Response) -> None:
         raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
 
-def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
+def _failure(error: requests.RequestException) -> RefusedError:
     """What an exception means, without its text: that may hold a login."""
-    problems = {
-        exceptions.SSLError: "its certificate was not accepted (pip's settings cert, "
-        "proxy)",
-        exceptions.ProxyError: "the proxy did not let us through (pip's setting proxy)",
-        exceptions.Timeout: f"it did not answer within {timeout_s:g} s",
-        exceptions.ConnectionError: "no connection",
-        exceptions.ChunkedEncodingError: "the transfer broke off",
-    }
-    for kind, problem in problems.items():
-        if isinstance(error, kind):
-            return RefusedError(problem)
-    return RefusedError(f"the request is not possible ({type(error).__name__})")
+    return RefusedError(f"no connection ({type(error).__name__})")

@@ -42,11 +42,10 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
 
 def all_links(index: Index, project: str) -> list[Link]:
-    """Every file of a project, from all sources, one link for each file name.
+    """Every file of a project, one link for each file name: of the first that has it.
 
     Raises:
-        ToolError: a source cannot be asked, for the answer would be a guess, or two
-            sources list one file name with different hashes.
+        ToolError: a source cannot be asked, for the answer would be a guess.
     """
     found: dict[str, Link] = {}
     for source in index.sources:
@@ -57,16 +56,7 @@ def all_links(index: Index, project: str) -> list[Link]:
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
             ) from problem
-        for link in links:
-            known = found.setdefault(link.filename, link)
-            if None not in {known.sha256, link.sha256} and known.sha256 != link.sha256:
-                raise ToolError(
-                    f"{link.filename}: expected one sha256, found {known.sha256} from "
-                    f"{known.source} and {link.sha256} from {source}; remove the "
-                    "source that is wrong from pip's configuration"
-                )
-            if known.sha256 is None and link.sha256 is not None:
-                found[link.filename] = link
+        found = {link.filename: link for link in links} | found
     return list(found.values())
 
 
