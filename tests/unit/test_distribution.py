@@ -86,7 +86,7 @@ def test_an_entry_point_stands_once() -> None:
 def test_upstream_declarations_are_read_from_its_sdist(tmp_path: Path) -> None:
     egg_info = tmp_path / "pkg.egg-info"
     egg_info.mkdir()
-    (tmp_path / "PKG-INFO").write_text(
+    (egg_info / "PKG-INFO").write_text(
         "Metadata-Version: 2.4\nName: pkg\nVersion: 1.0\nClassifier: A\nClassifier: B\n"
     )
     (egg_info / "entry_points.txt").write_text("[Group.x]\nName = m:f\n\n[g]\nb = m\n")

@@ -16,8 +16,8 @@ from pathlib import Path
 from balance_tools.drift.symbols import Modules, Symbol, module_of
 from balance_tools.hooks.proof import placement_of
 from balance_tools.hooks.scopes import DEFINITIONS
-from balance_tools.markdown import table
 from balance_tools.series.apply import Series, patched_steps
+from balance_tools.text import table
 
 TOUCHED, RELIED_ON = "touched", "relied on"
 OR = " | "

@@ -11,12 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from balance_tools.hooks.elements import (
-    DIFFERENT,
-    Element,
-    element,
-    similarity,
-)
+from balance_tools.hooks.elements import DIFFERENT, Element, element, similarity
 from balance_tools.hooks.scopes import DEFINITIONS, join_scope
 
 Nodes = tuple[ast.AST, ...]

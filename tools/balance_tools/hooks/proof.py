@@ -12,13 +12,7 @@ import ast
 import re
 from dataclasses import dataclass, replace
 
-from balance_tools.hooks.astdiff import (
-    Difference,
-    Gap,
-    Nodes,
-    ast_differences,
-    gaps,
-)
+from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
 from balance_tools.hooks.elements import (
     DIFFERENT,
     EXACT,
@@ -26,7 +20,7 @@ from balance_tools.hooks.elements import (
     element,
     used_names,
 )
-from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate, score
+from balance_tools.hooks.locate import Anchor, copies, locate, score
 from balance_tools.text import parse_module
 
 _WORD = re.compile(rb"[A-Za-z_]\w+")
@@ -77,17 +71,15 @@ def _anchor(found: Difference, tree: ast.AST) -> Anchor:
     old, new = found.old, found.new
     before = element(old.before) if old.before else None
     after = element(old.after) if old.after else None
-    uses, binds = used_names(new.inside), defined_names(new.inside)
-    everywhere = list(gaps(tree, old.scope))
     return Anchor(
         scope=old.scope,
         path=old.path,
         before=before,
         after=after,
         removed=dumps(old.inside),
-        uses=uses,
-        binds=binds,
-        copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
+        uses=used_names(new.inside),
+        binds=defined_names(new.inside),
+        copies=copies(list(gaps(tree, old.scope)), before, after),
     )
 
 
@@ -115,8 +107,8 @@ def check_placement(
     for hook in hooks:
         same = [one for one in found if dumps(one.new.inside) == hook.inserted]
         place = locate(hook.anchor, old)
-        if isinstance(place, NoPlace):
-            problems.append(f"the hook meant for {hook.anchor}: {place.reason}")
+        if isinstance(place, str):
+            problems.append(f"the hook meant for {hook.anchor}: {place}")
             found = [one for one in found if one not in same]
             continue
         allowed = (place.gap, *place.also)

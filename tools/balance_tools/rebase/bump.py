@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import Drift, drift_report
+from balance_tools.drift.report import drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status
@@ -44,8 +44,7 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
             f"{other.load().target}; finish it with tools/rebase.sh continue or drop "
             "it with tools/rebase.sh abort"
         )
-    lock = load_lock(paths.lock)
-    old = pinned_trees(paths, lock)
+    old = pinned_trees(paths, load_lock(paths.lock))
     text = dump_lock(new.lock) if new.lock else ""
     plans = plans_between(old, new.trees)
     session = Session(new.name, plans, text, dry_run=dry_run, line=line)
@@ -53,7 +52,7 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
     remove_tree(work.path)
     work.path.mkdir(parents=True)
     if broken := _broken(paths, session):
-        session = replace(session, done=True, results=(broken,))
+        session = replace(session, results=(broken,))
         print(f"error: {broken.notes[0]}", file=sys.stderr)
         print(f"{write_report(work.path, session)}: written")
         return exit_code(session)
@@ -73,21 +72,26 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     session = place_all(work, session, series)
     if session.pending:
         work.save(session)
-        return _ask(work, session)
+        return _ask(work, session, session.pending)
     # The new series as quilt writes it, applied to the new tree, and compared.
     session = export(work, session, series)
     # What upstream changed around it, and whether our files still fit.
     trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
     drift = drift_report(trees, series)
-    misfit = _misfit(paths, work, session)
+    wrong, misfit = _misfits(paths, work, session)
+    report = write_report(work.path, session, drift, wrong)
     if misfit.needs_human:
         if not session.dry_run:
             work.save(session)
-        return _refuse(work, session, drift, misfit)
+        print(
+            f"{report}: {misfit.label}: {len(wrong)} findings; correct our files and "
+            "run tools/rebase.sh continue, or abort, correct the Relies-On lines and "
+            "begin again; nothing is replaced",
+            file=sys.stderr,
+        )
+        return misfit.exit_code
     # One last step puts it in place.
     said = _put_in_place(paths, work, session)
-    session = replace(session, done=True)
-    report = write_report(work.path, session, drift)
     work.journal.unlink(missing_ok=True)
     print(f"{said}{report}: written")
     return exit_code(session)
@@ -106,56 +110,35 @@ def _broken(paths: Paths, session: Session) -> PatchResult | None:
     return None
 
 
-def _ask(work: Work, session: Session) -> int:
+def _ask(work: Work, session: Session, waits: PatchResult) -> int:
     """Say what waits for a person, and where."""
-    assert session.pending is not None
-    report, result = write_report(work.path, session), session.pending
-    print(f"{report}: {result.name}: {result.status.label}", file=sys.stderr)
-    why = [hook.note for hook in result.hooks if hook.status.needs_human]
-    for note in (*result.notes, *why):
-        print(f"  {note}", file=sys.stderr)
+    report = write_report(work.path, session)
+    print(f"{report}: {waits.name}: {waits.status.label}", file=sys.stderr)
+    for reason in waits.reasons:
+        print(f"  {reason}", file=sys.stderr)
     for path in session.files:
-        print(f"  edit {work.edited(result.package) / path}", file=sys.stderr)
+        print(f"  edit {work.edited(waits.package) / path}", file=sys.stderr)
     print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
     return exit_code(session)
 
 
-def _misfit(paths: Paths, work: Work, session: Session) -> Status:
-    """Hold our files against the release; the findings go into the work folder."""
+def _misfits(paths: Paths, work: Work, session: Session) -> tuple[list[str], Status]:
+    """Hold our files against the release: what does not fit, and how bad that is."""
     if exit_code(session) != 0:  # a dry run that got stuck
-        return Status.UNTOUCHED
+        return [], Status.UNTOUCHED
     plan = session.plan(PACKAGE)
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
     pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
-        return Status.UNTOUCHED
+        return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / session.target
     version = plan.new_label.rpartition(" ")[2]
     found = findings(pin, series, plan.new_tree, scratch, version)
-    (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
     for one in found:
         print(f"  {one}", file=sys.stderr)
-    return status_of(found)
-
-
-def _refuse(
-    work: Work, session: Session, drift: dict[str, list[Drift]], misfit: Status
-) -> int:
-    """Stop before anything is replaced: the hooks have places, and will not work."""
-    report = write_report(work.path, session, drift)
-    found = (work.path / "findings.txt").read_text().splitlines()
-    with report.open("a", encoding="utf-8") as file:
-        file.write(f"\n## What does not fit: {misfit.label}\n\n")
-        file.write("".join(f"- {line}\n" for line in found))
-    print(
-        f"{report}: {misfit.label}: {len(found)} findings; correct our files and run "
-        "tools/rebase.sh continue, or abort, correct the Relies-On lines and begin "
-        "again; nothing is replaced",
-        file=sys.stderr,
-    )
-    return misfit.exit_code
+    return list(map(str, found)), status_of(found)
 
 
 def _put_in_place(paths: Paths, work: Work, session: Session) -> str:

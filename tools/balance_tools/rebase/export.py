@@ -9,8 +9,7 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree, replacing
-from balance_tools.hooks.model import HookResult, PatchResult, Status
-from balance_tools.hooks.proof import placement_of
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
 from balance_tools.series.apply import SERIES, Series, load_series, patched_files
@@ -51,7 +50,7 @@ def _export_package(
         if not result.dropped:
             raw = _diff(plan, patch, index)
             (folder / patch.name).write_bytes(raw)
-            result = _final(plan, patch, raw, result, index)
+            result = _final(patch, raw, result)
         found.append(result)
     kept = "".join(f"{result.name}\n" for result in found if not result.dropped)
     (folder / SERIES).write_text(kept, encoding="utf-8")
@@ -69,32 +68,17 @@ def _diff(plan: Plan, patch: Patch, index: int) -> bytes:
     return export_patch(patch.header.raw, old, new, paths)
 
 
-def _final(
-    plan: Plan, patch: Patch, raw: bytes, result: PatchResult, index: int
-) -> PatchResult:
-    """Say how much of the patch's text changed, and where its hooks are now."""
+def _final(patch: Patch, raw: bytes, result: PatchResult) -> PatchResult:
+    """Say how much of the patch's text changed."""
     if result.status.needs_human:  # of a dry run
         return result
-    new = parse_patch(patch.name, raw)
     if raw == patch.raw:
         status = Status.UNTOUCHED
-    elif new.changes == patch.changes:
+    elif parse_patch(patch.name, raw).changes == patch.changes:
         status = Status.CONTEXT_ONLY
     else:
         status = Status.CONTENT_CHANGED
-    hooks = result.hooks
-    if any(hook.how == "hand" for hook in hooks):
-        hooks = tuple(
-            HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
-            for file in new.files
-            for hook in placement_of(
-                plan.read(file.path, index) or b"",
-                plan.read(file.path, index + 1) or b"",
-                file.path,
-            )
-        )
-    else:
-        hooks = tuple(replace(hook, status=status) for hook in hooks)
+    hooks = tuple(replace(hook, status=status) for hook in result.hooks)
     return replace(result, status=status, hooks=hooks)
 
 

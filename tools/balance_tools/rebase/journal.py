@@ -59,7 +59,6 @@ class Session:
     files: tuple[str, ...] = ()
     """The files to look at for it."""
     dry_run: bool = False
-    done: bool = False
     line: str = ""
     """Name of the line to write; "" replaces the pin."""
 
@@ -127,9 +126,5 @@ def work_root(paths: Paths) -> Path:
 
 def in_progress(paths: Paths) -> Work | None:
     """Return the bump that is not finished, if there is one."""
-    for journal in sorted(work_root(paths).glob("*/journal")):
-        work = Work(journal.parent)
-        session = work.load()
-        if not session.done:
-            return work
-    return None
+    journals = sorted(work_root(paths).glob("*/journal"))
+    return Work(journals[0].parent) if journals else None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from balance_tools.drift.report import Drift, drift_markdown
 from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
-from balance_tools.markdown import table
 from balance_tools.rebase.journal import Session
+from balance_tools.text import table
 
 
 def exit_code(session: Session) -> int:
@@ -19,7 +19,7 @@ def exit_code(session: Session) -> int:
 
 
 def _worst(session: Session) -> Status:
-    return worst([result.status for result in _all(session) if not result.dropped])
+    return worst(result.status for result in _all(session) if not result.dropped)
 
 
 def _all(session: Session) -> list[PatchResult]:
@@ -31,32 +31,34 @@ def write_report(
     folder: Path,
     session: Session,
     drift: Mapping[str, Sequence[Drift]] | None = None,
+    wrong: Sequence[str] = (),
 ) -> Path:
-    """Write report.md and report.json into `folder`; return the former."""
+    """Write report.md and report.json into `folder`; return the former.
+
+    `wrong` is what of ours does not fit the release.
+    """
     data = {
         "target": session.target,
         "status": _worst(session).label,
         "exit_code": exit_code(session),
-        "packages": [
-            {"name": p.package, "from": p.old_label, "to": p.new_label}
-            for p in session.plans
-        ],
         "patches": [asdict(result) for result in _all(session)],
         "waits_for": list(session.files),
         "drift": {
             name: list(map(asdict, rows)) for name, rows in (drift or {}).items()
         },
+        "wrong": list(wrong),
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    text = _markdown(session) + (drift_markdown(drift) if drift else "")
+    if wrong:
+        text += "\n## What does not fit\n\n" + "".join(f"- {one}\n" for one in wrong)
     report = folder / "report.md"
-    text = markdown(session) + (drift_markdown(drift) if drift else "")
     report.write_text(text, encoding="utf-8")
     return report
 
 
-def markdown(session: Session) -> str:
-    """Return the report as text."""
+def _markdown(session: Session) -> str:
     moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
     lines = [f"# Rebase to {session.target}", "", moves, ""]
     rows = [

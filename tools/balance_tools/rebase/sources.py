@@ -9,17 +9,11 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import named_in_part, replacing, sha256_of, write_atomically
+from balance_tools.files import named_in_part, replacing, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan
 from balance_tools.upstream.index import default_index
-from balance_tools.upstream.lock import (
-    Artifact,
-    Lock,
-    dump_lock,
-    parse_lock,
-    release_of,
-)
+from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import resolve
 
@@ -80,20 +74,13 @@ def plans_between(
 def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUpstream:
     """Return the target for two releases; without `ascend`, that one stays.
 
-    What was looked up once is kept, so that a second time needs no network.
-
     Raises:
         ToolError: a release cannot be found.
     """
     wanted = (vllm, ascend or lock.vllm_ascend.version)
-    known = paths.cache / "locks" / f"{'+'.join(wanted)}.toml"
-    if wanted == (lock.vllm.version, lock.vllm_ascend.version):
-        new = lock
-    elif known.is_file():
-        new = parse_lock(known.read_text(encoding="utf-8"), str(known))
-    else:
+    new = lock
+    if wanted != (lock.vllm.version, lock.vllm_ascend.version):
         new = resolve(*wanted, default_index())
-        write_atomically(known, dump_lock(new))
     if ascend is None:
         new = replace(lock, vllm=new.vllm)
     return NewUpstream(vllm, new, pinned_trees(paths, new))

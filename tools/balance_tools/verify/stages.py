@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from balance_tools.files import write_atomically
-from balance_tools.markdown import table
+from balance_tools.text import table
 from balance_tools.verify.pytest_file import count
 
 Data = dict[str, str]

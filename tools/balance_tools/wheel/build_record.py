@@ -9,8 +9,8 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, walk
+from balance_tools.run import git, output_of
 from balance_tools.wheel.plan import OURS, WheelPlan
-from balance_tools.wheel.source_state import source_state
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 
@@ -23,7 +23,7 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
     root = plan.paths.root
     kernels = plan.kernels
     made_from = (kernels and kernels.made_from()) or {}
-    state = source_state(root)
+    commit, dirty = _source_state(root)
     record = BuildInfo(
         wheel=plan.filename,
         distributions=plan.distributions,
@@ -35,8 +35,8 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         kernels=plan.choice.kernels if kernels else None,
         kernel_wheel=kernels.wheel.filename if kernels and kernels.wheel else None,
         toolchain=made_from.get("toolchain"),
-        commit=state.commit,
-        dirty=state.dirty,
+        commit=commit,
+        dirty=dirty,
         lock_sha256=lock_sha256(root),
         series_sha256={name: series_sha256(root, name) for name in PACKAGES},
         own_files={
@@ -46,6 +46,23 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         lock=(root / LOCK).read_text(encoding="utf-8"),
     )
     return json.dumps(asdict(record), indent=1) + "\n"
+
+
+def _source_state(root: Path) -> tuple[str | None, bool | None]:
+    """The commit, and whether the sources differ from it; None where git cannot say.
+
+    A file that git neither tracks nor ignores is a change.
+    """
+    if not (root / ".git").exists():
+        return None, None
+    try:
+        head = output_of(git(root, "rev-parse", "HEAD")).strip()
+        changes = output_of(git(root, "status", "--porcelain", "-unormal"))
+    except ToolError:
+        # No git here, a checkout of another user, no commit yet: the commit is a
+        # convenience, the hashes in the record are what identifies the sources.
+        return None, None
+    return head, bool(changes.strip())
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
