@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import has_newest, status_of
-from balance_tools.contract.typecheck import Finding
 from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.rebase.scan import ScannedRelease, scan_markdown
 

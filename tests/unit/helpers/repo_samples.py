@@ -45,7 +45,6 @@ Forwarded: no
 """
 IGNORE = """\
 /build/
-/.vendor-staging/
 /tools/
 /vllm_balance/
 __pycache__/

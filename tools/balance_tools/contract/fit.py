@@ -10,13 +10,14 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.check import (
+    Finding,
     changed_lines,
     missing,
     new_errors,
+    type_check,
     vanished_symbols,
 )
 from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Finding, type_check
 from balance_tools.contract.uses import Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
 from balance_tools.files import exclusive, remove_tree
@@ -75,7 +76,7 @@ def findings(
         pin: What we expect.
         series: As it is for the release.
         tree: Of the release.
-        folder: Scratch.
+        folder: Scratch, which is replaced.
         version: Of the release, or a name.
     """
     patched = patched_files(series, tree)
@@ -96,15 +97,12 @@ def misfits(
 
     `forward` says whether the release may have names that the pin has not.
     """
-    before, after = Names(Modules(pin.tree)), Names(Modules(tree))
+    after = Names(Modules(tree))
     ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
-    gone = missing(pin.uses, before, after, forward)
-    places = {(finding.file, finding.line) for finding in gone}
-    wrong = [
-        finding
-        for finding in new_errors(ours, pin.mistakes, type_check(folder, ours))
-        if (finding.file, finding.line) not in places
-    ]
+    gone = missing(pin.uses, Names(Modules(pin.tree)), after, forward)
+    places = {(one.file, one.line) for one in gone}
+    wrong = new_errors(ours, pin.mistakes, type_check(folder, ours))
+    wrong = [one for one in wrong if (one.file, one.line) not in places]
     return (*vanished_symbols(series.patches, after), *gone, *wrong)
 
 
@@ -137,14 +135,9 @@ def lay_out(
     source: Path,
     files: Sequence[str],
 ) -> Ours:
-    """Put a release with the series and our files together; return what is ours.
+    """Put `tree`, what the series makes of it, and our `files` together in `folder`.
 
-    Args:
-        folder: Where, which is replaced.
-        tree: Upstream.
-        patched: What the series makes of the files that it touches.
-        source: The repository.
-        files: Our Python files, relative to it.
+    `folder` is replaced, and `files` are relative to the repository, `source`.
     """
     remove_tree(folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")

@@ -12,7 +12,6 @@ from balance_tools.drift.symbols import Modules, imports, module_of
 
 _WORD = re.compile(r"[A-Za-z_]\w+")
 _CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
-_DEEPEST = 12  # bases of bases to look into
 
 
 @dataclass
@@ -46,25 +45,23 @@ class Names:
         if self.modules.module_path(dotted):
             return True
         owner, _, name = dotted.rpartition(".")
-        if not owner:
-            return False
-        return name in self.members(owner)
+        return bool(owner) and name in self.members(owner)
 
-    def members(self, owner: str, follow: int = _DEEPEST) -> frozenset[str]:
+    def members(self, owner: str) -> frozenset[str]:
         """Return the names that a module or class defines, imports or inherits."""
-        known = self._members.get(owner)
-        if known is None:
-            known = self._members[owner] = frozenset(self._read(owner, follow))
-        return known
+        if owner not in self._members:
+            self._members[owner] = frozenset()  # for who leads back to itself
+            self._members[owner] = frozenset(self._read(owner))
+        return self._members[owner]
 
-    def _read(self, owner: str, follow: int) -> Iterator[str]:
+    def _read(self, owner: str) -> Iterator[str]:
         path = self.modules.module_path(owner)
         if path is not None:
             tree = self.modules.parse(path)
             assert tree is not None
             yield from _defined(tree, in_class=False)
-            for star in _stars(tree, owner, path) if follow else ():
-                yield from self.members(star, follow - 1)
+            for star in _stars(tree, owner, path):
+                yield from self.members(star)
             return
         found = self.modules.find(owner)
         if found is None or not isinstance(found.node, ast.ClassDef):
@@ -74,12 +71,12 @@ class Names:
         assert tree is not None
         module = module_of(found.path)
         known = imports(tree, module, found.path)
-        for base in found.node.bases if follow else ():
+        for base in found.node.bases:
             first, _, rest = ast.unparse(base).split("[")[0].partition(".")
             origin = known.get(first, f"{module}.{first}")
             dotted = f"{origin}.{rest}" if rest else origin
-            if dotted.split(".")[0] == "vllm" and dotted != owner:
-                yield from self.members(dotted, follow - 1)
+            if dotted.split(".")[0] == "vllm":
+                yield from self.members(dotted)
 
     def elsewhere(self, owner: str) -> list[str]:
         """Return the dotted names of the classes with the same last name."""

@@ -76,18 +76,12 @@ def inventory(root: Path, ours: Ours, upstream: Names) -> tuple[Use, ...]:
         for use in found
         for name in use.names
     }
-    found |= {
-        use
-        for use in words
-        if use.names[0] not in own_words
-        and (use.file, use.line, use.names[0]) not in named
-        and use.names[0] in upstream.words
-    }
+    for use in words:
+        (word,) = use.names
+        known_here = word in own_words or (use.file, use.line, word) in named
+        if word in upstream.words and not known_here:
+            found.add(use)
     return tuple(sorted(found))
-
-
-def _is_of(owner: str, modules: frozenset[str]) -> bool:
-    return any(owner == module or owner.startswith(module + ".") for module in modules)
 
 
 @dataclass(frozen=True)
@@ -117,8 +111,8 @@ class _Reader:
 
     def is_upstream(self, name: str) -> bool:
         """Whether a dotted name is of upstream's package, and not of a file of ours."""
-        top = name.split(".")[0]
-        return top == "vllm" and not _is_of(name, self.mine)
+        own = any(name == one or name.startswith(one + ".") for one in self.mine)
+        return name.split(".")[0] == "vllm" and not own
 
     def _imported(self, node: ast.ImportFrom | ast.Import) -> Iterator[Use]:
         for alias in node.names:
@@ -141,9 +135,8 @@ class _Reader:
         return None
 
     def _overrides(self, node: ast.ClassDef) -> Iterator[Use]:
-        bases = [name for base in node.bases if (name := self._dotted(base))]
-        for base in bases:
-            if not self.is_upstream(base):
+        for base in map(self._dotted, node.bases):
+            if base is None or not self.is_upstream(base):
                 continue
             for name, line in _members(node):
                 if not name.startswith("__") and self.upstream.has(f"{base}.{name}"):
@@ -166,11 +159,8 @@ def _defined(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         if isinstance(node, ast.ClassDef):
-            for child in node.body:
-                if isinstance(child, ast.AnnAssign) and isinstance(
-                    child.target, ast.Name
-                ):
-                    yield child.target.id
+            fields = (n.target for n in node.body if isinstance(n, ast.AnnAssign))
+            yield from (name.id for name in fields if isinstance(name, ast.Name))
         elif (
             isinstance(node, ast.Attribute)
             and isinstance(node.ctx, ast.Store)
@@ -200,10 +190,9 @@ def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
 def _optional(file: str, tree: ast.AST) -> Iterator[Use]:
     """Yield the names that `hasattr` asks for."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
-            name = node.args[1]
-            if isinstance(name, ast.Constant):
-                yield Use(file, node.lineno, OPTIONAL, (str(name.value),))
+        match node:
+            case ast.Call(func=ast.Name("hasattr"), args=[_, ast.Constant(name)]):
+                yield Use(file, node.lineno, OPTIONAL, (str(name),))
 
 
 def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.drift.symbols import Modules, Symbol, module_of
+from balance_tools.drift.symbols import Modules, module_of
 from balance_tools.hooks.proof import placement_of
 from balance_tools.hooks.scopes import DEFINITIONS
 from balance_tools.series.apply import Series, patched_steps
@@ -49,12 +49,7 @@ class Drift:
 def drift_report(
     trees: Mapping[str, tuple[Path, Path]], series: Mapping[str, Series]
 ) -> dict[str, list[Drift]]:
-    """Compare by package what its series needs; what matters most comes first.
-
-    Args:
-        trees: By package, the old tree and the new one.
-        series: By package, for the old trees.
-    """
+    """Compare by package what its series needs, between its old and its new tree."""
     return {
         package: drift(series[package], Modules(old), Modules(new))
         for package, (old, new) in trees.items()
@@ -62,10 +57,13 @@ def drift_report(
 
 
 def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:
-    """Compare between two trees what a series touches and relies on."""
+    """Compare what a series touches and relies on; what matters most comes first."""
     rows = _subjects(series, old)
     for row in rows:
-        before, after = _find(old, row.symbol), _find(new, row.symbol)
+        before, after = (
+            next(filter(None, map(tree.find, row.symbol.split(OR))), None)
+            for tree in (old, new)
+        )
         if before is None or after is None:
             missing = old if before is None else new
             row.gone = f"not found in {missing.tree.name}"
@@ -103,10 +101,6 @@ def _subjects(series: Series, modules: Modules) -> list[Drift]:
     return list(found.values())
 
 
-def _find(modules: Modules, symbol: str) -> Symbol | None:
-    return next((s for s in map(modules.find, symbol.split(OR)) if s), None)
-
-
 def normalised(node: ast.AST) -> list[str]:
     """Return a definition's source in one form, without comments and docstrings.
 
@@ -135,9 +129,9 @@ def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
     columns = ("function", "the series", "change", "names of the hooks in it")
     for package, rows in packages.items():
         title = f"## {package}: drift of what the series touches or relies on"
-        cells = (
+        cells = [
             (r.symbol, r.how, r.change, ", ".join(r.named) or "–", ", ".join(r.patches))
             for r in rows
-        )
+        ]
         lines += ["", title, "", *table((*columns, "patches"), cells)]
     return "\n".join(lines) + "\n"

@@ -56,8 +56,7 @@ class Modules:
             if path is None or tree is None:
                 continue
             scope = ".".join(dotted[length:])
-            node = find_scope(tree, scope)
-            node = node or _attribute(tree, scope)
+            node = find_scope(tree, scope) or _attribute(tree, scope)
             if node is not None:
                 return Symbol(path, scope, node)
             origin = imports(tree, ".".join(dotted[:length]), path).get(dotted[length])
@@ -79,18 +78,13 @@ def _attribute(tree: ast.AST, scope: str) -> ast.AST | None:
     parent = find_scope(tree, owner)
     if parent is None:
         return None
-    in_method = {f"self.{name}"} if owner else set()
-    found = [
-        node
-        for node in (ast.walk(parent) if owner else ast.iter_child_nodes(parent))
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and {name, *in_method} & {ast.unparse(target) for target in _targets(node)}
-    ]
+    names, found = {name, f"self.{name}" if owner else name}, []
+    for node in ast.walk(parent) if owner else ast.iter_child_nodes(parent):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if names & set(map(ast.unparse, targets)):
+                found.append(node)
     return ast.Module(body=list(found), type_ignores=[]) if found else None
-
-
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:

@@ -20,7 +20,6 @@ class Status(Enum):
     ALREADY_UPSTREAM = ("already-upstream", 3)
     CONFLICT = ("conflict", 5)
     TARGET_DELETED = ("target-deleted", 6)
-    BROKEN = ("broken", 7)
     VANISHED = ("vanished", 8)
     MISFIT = ("does-not-fit", 9)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
 from balance_tools.drift.report import drift_report
@@ -17,7 +16,7 @@ from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
-from balance_tools.series.apply import load_series, patched_steps
+from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import dump_lock, load_lock
 
 PACKAGE = "vllm"
@@ -51,11 +50,6 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
     work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
     remove_tree(work.path)
     work.path.mkdir(parents=True)
-    if broken := _broken(paths, session):
-        session = replace(session, results=(broken,))
-        print(f"error: {broken.notes[0]}", file=sys.stderr)
-        print(f"{write_report(work.path, session)}: written")
-        return exit_code(session)
     return go_on(paths, work, session)
 
 
@@ -95,19 +89,6 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     work.journal.unlink(missing_ok=True)
     print(f"{said}{report}: written")
     return exit_code(session)
-
-
-def _broken(paths: Paths, session: Session) -> PatchResult | None:
-    """Return the first patch that does not fit the release it was made for."""
-    for plan in session.plans:
-        series, fits = load_series(paths.patches(plan.package)), 0
-        try:
-            for _ in patched_steps(series, plan.old_tree):
-                fits += 1
-        except ToolError as error:
-            name = series.patches[fits].name
-            return PatchResult(plan.package, name, Status.BROKEN, notes=(str(error),))
-    return None
 
 
 def _ask(work: Work, session: Session, waits: PatchResult) -> int:

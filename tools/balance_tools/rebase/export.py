@@ -96,18 +96,11 @@ def _prove(plan: Plan, series: Series) -> None:
 def install(paths: Paths, source: Path, packages: Iterable[str]) -> None:
     """Make series and lock those of a folder."""
     for package in packages:
-        series, target = source / "patches" / package, paths.patches(package)
+        target = paths.patches(package)
         new = target.with_name(f".{package}.new")
         remove_tree(new)
-        if _contents(series) != _contents(target):
-            shutil.copytree(series, new)
-            remove_tree(target)
-            new.rename(target)
+        shutil.copytree(source / "patches" / package, new)
+        remove_tree(target)
+        new.rename(target)
     with replacing(paths.lock) as part:
         shutil.copy2(source / paths.lock.name, part)
-
-
-def _contents(folder: Path) -> dict[str, bytes] | None:
-    if not folder.is_dir():
-        return None
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

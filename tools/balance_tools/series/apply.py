@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import replacing
 from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
 from balance_tools.text import split_lines
 
@@ -84,8 +82,8 @@ def patched_steps(
         for file in patch.files:
             where = f"{series.directory / patch.name}: {file.path}"
             old = contents.get(file.path)
-            if old is None:
-                old = _read(tree, file.path, where)
+            if old is None and (tree / file.path).is_file():
+                old = (tree / file.path).read_bytes()
             contents[file.path] = apply_to_bytes(file, old, where)
         yield patch, dict(contents)
 
@@ -129,34 +127,3 @@ def _expect(hunk: Hunk, lines: list[bytes], where: str) -> None:
 
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\n").decode("utf-8", "backslashreplace")
-
-
-def _read(tree: Path, path: str, where: str) -> bytes | None:
-    """Read a file of the tree; refuse links, which could lead out of it."""
-    current = tree
-    for part in Path(path).parts:
-        current = current / part
-        if current.is_symlink():
-            raise ToolError(
-                f"{where}: {current} is a symbolic link; a series may only touch "
-                "regular files of its tree"
-            )
-    return current.read_bytes() if current.is_file() else None
-
-
-def apply_series(series: Series, tree: Path) -> None:
-    """Apply the whole series to `tree`, with -p1, zero fuzz and zero offset.
-
-    Every hunk is checked in memory first and every new content is staged beside its
-    file before the first one is replaced, so an error leaves `tree` as it was. File
-    modes are kept.
-
-    Raises:
-        ToolError: a hunk does not apply; it names patch, file, hunk and line.
-        OSError: a file cannot be written.
-    """
-    with ExitStack() as staged:
-        for path, content in patched_files(series, tree).items():
-            part = staged.enter_context(replacing(tree / path))
-            part.write_bytes(content)
-            part.chmod((tree / path).stat().st_mode)

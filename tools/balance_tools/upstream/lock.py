@@ -155,33 +155,20 @@ def _entries(artifact: Artifact) -> str:
 
 def _artifact(entry: Any, where: str) -> Artifact:
     """Check one table of the lock; `where` names it in errors."""
-
-    def expect(holds: object, wanted: str, found: object) -> None:
-        if not holds:
-            raise ToolError(
-                f"{where}: expected {wanted}, found {found}; restore the lock"
-            )
-
-    names = [field.name for field in fields(Artifact)]
-    expect(isinstance(entry, dict), "a table", repr(entry))
-    keys = ", ".join(sorted(entry)) or "none"
-    expect(sorted(entry) == sorted(names), f"the keys {', '.join(names)}", keys)
-    typed = type(entry["size"]) is int and entry["size"] > 0
-    typed &= all(isinstance(entry[name], str) for name in names if name != "size")
-    expect(typed, "texts and a positive size in bytes", repr(entry))
-    file = Artifact(**entry)
-    digits = re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-    expect(digits, "sha256 as 64 hexadecimal digits", repr(file.sha256))
-    belongs = release_of(file.filename) == (file.project, _version(file.version))
-    expect(belongs, f"a file of {file.project} {file.version}", repr(file.filename))
-    return file
-
-
-def _version(text: str) -> Version | None:
     try:
-        return Version(text)
-    except InvalidVersion:
-        return None
+        file = Artifact(**entry)
+        release = (file.project, Version(file.version))
+        right = release_of(file.filename) == release and isinstance(file.size, int)
+        right &= file.size > 0 and bool(re.fullmatch(r"[0-9a-f]{64}", file.sha256))
+    except (TypeError, InvalidVersion):
+        right = False
+    if not right:
+        names = ", ".join(field.name for field in fields(Artifact))
+        raise ToolError(
+            f"{where}: expected {names} of one file, found {entry!r}; restore the lock "
+            "from git"
+        )
+    return file
 
 
 def release_of(filename: str) -> tuple[str, Version] | None:

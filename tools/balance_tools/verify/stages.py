@@ -32,13 +32,9 @@ class Ledger:
     folder: Path
 
     def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Entry:
-        """Return what a stage gives, doing it only if it was not done with `inputs`.
+        """Return what the stage `name` gives; do it only if `inputs` are new.
 
-        Args:
-            name: Of the stage, a relative path.
-            inputs: Everything that its result depends on.
-            work: Does it. If its result has a `path` that is gone later, the stage is
-                done again.
+        It is done again, too, if its result has a `path` that is gone.
         """
         file = self.folder / f"{name}.json"
         if file.is_file():
@@ -77,5 +73,4 @@ class Verdict:
         lines += table(("stage", "test files", "tests", "seconds"), rows)
         total = sum(stage.seconds for stage in self.stages)
         lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
-        lines += [f"- {one}" for one in self.failing]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *(f"- {one}" for one in self.failing)]) + "\n"

@@ -21,7 +21,7 @@ from balance_tools.upstream.lock import load_lock, parse_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
-from balance_tools.verify.model_cache import write_hub
+from balance_tools.verify import upstream_tests as upstream
 from balance_tools.verify.pytest_file import (
     FAILED,
     Setup,
@@ -30,15 +30,6 @@ from balance_tools.verify.pytest_file import (
     termination_interrupts,
 )
 from balance_tools.verify.stages import Data, Entry, Ledger, Verdict
-from balance_tools.verify.upstream_tests import (
-    OFF,
-    ON,
-    PLAIN,
-    SWITCH_ON,
-    copy_tests,
-    newly_failing,
-    select,
-)
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
@@ -80,15 +71,9 @@ class Bench:
 
 def pinned_release(paths: Paths) -> Bench:
     """The release that the repository is made from, with the series that it has."""
-    lock = load_lock(paths.lock)
-    return Bench(
-        paths=paths,
-        name="pin",
-        label=f"vllm {lock.vllm.version}",
-        lock=paths.lock.read_text(encoding="utf-8"),
-        series=paths.root / "patches",
-        tree=ensure_pristine(lock.vllm, paths),
-    )
+    text, lock = paths.lock.read_text(encoding="utf-8"), load_lock(paths.lock)
+    label, tree = f"vllm {lock.vllm.version}", ensure_pristine(lock.vllm, paths)
+    return Bench(paths, "pin", label, text, paths.root / "patches", tree)
 
 
 def verify(bench: Bench) -> Verdict:
@@ -121,21 +106,21 @@ def _verdict(bench: Bench) -> Verdict:
     ours = Setup("engine", _python(patched, wheels[0]), patched.root)
     found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in found]
-    plugin = series_sha256(patched.root, PLUGIN)
-    made_of = sha256_of(wheels[0]) + plugin
-    tests = _run(bench, [(ours, file) for file in files], made_of)
+    made_of = sha256_of(wheels[0]) + series_sha256(patched.root, PLUGIN)
+    tests = _run(bench, ours, files, made_of)
     failing = [
         f"{name}: {result} (our engine tests)"
         for stage in tests
         for name, result in stage.data.items()
         if result == FAILED
     ]
-    upstream = list(_upstream(bench, patched, wheels))
-    results: dict[str, dict[str, str]] = {PLAIN: {}, OFF: {}, ON: {}}
-    for stage in upstream:
+    theirs = list(_upstream(bench, patched, wheels))
+    names = (upstream.PLAIN, upstream.OFF, upstream.ON)
+    results: dict[str, dict[str, str]] = {name: {} for name in names}
+    for stage in theirs:
         results[stage.name.split("/")[0]].update(stage.data)
-    failing += newly_failing(results)
-    return Verdict(bench.label, [*stages, *tests, *upstream], failing)
+    failing += upstream.newly_failing(results)
+    return Verdict(bench.label, [*stages, *tests, *theirs], failing)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
@@ -176,30 +161,27 @@ def _python(root: Paths, wheel: Path) -> Path:
 
 def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
-    copy = bench.folder / "upstream"
-    copy_tests(bench.tree, copy)
-    write_hub(bench.folder / "hub")
-    variables = {"HF_HOME": str(bench.folder / "hub"), "PYTHONPATH": str(copy)}
-    files = select(bench.tree, load_series(bench.series / UPSTREAM).paths)
-    setups = (
-        (OFF, wheels[0], ()),
-        (ON, wheels[0], (SWITCH_ON,)),
-        (PLAIN, wheels[1], ()),
-    )
-    for name, wheel, plugins in setups:
+    copy, hub = bench.folder / "upstream", bench.folder / "hub"
+    upstream.copy_tests(bench.tree, copy)
+    upstream.write_hub(hub)
+    variables = {"HF_HOME": str(hub), "PYTHONPATH": str(copy)}
+    touched = load_series(bench.series / UPSTREAM).paths
+    files = upstream.select(bench.tree, touched)
+    for name, wheel, plugins in (
+        (upstream.OFF, wheels[0], ()),
+        (upstream.ON, wheels[0], (upstream.SWITCH_ON,)),
+        (upstream.PLAIN, wheels[1], ()),
+    ):
         setup = Setup(name, _python(root, wheel), copy, plugins, variables)
-        runs = [(setup, file) for file in files]
-        yield from _run(bench, runs, sha256_of(wheel))
+        yield from _run(bench, setup, files, sha256_of(wheel))
 
 
-def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Entry]:
+def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
     stages = []
-    if not runs:
-        return []
-    title = f"{runs[0][0].name}: {len(runs)} test files"
-    with progress(title, len(runs), "file") as report:
-        for done, (setup, file) in enumerate(runs, 1):
+    title = f"{setup.name}: {len(files)} test files"
+    with progress(title, len(files), "file") as report:
+        for done, file in enumerate(files, 1):
             inputs = [made_of, _file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
             stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
