@@ -52,13 +52,9 @@ class Finding:
 def missing(
     uses: Iterable[Use], old: Names, new: Names, forward: bool = True
 ) -> list[Finding]:
-    """Return the uses whose names the new tree does not have.
+    """Return the uses, found on the old tree, whose names the new one does not have.
 
-    Args:
-        uses: What our files use, found on the old tree.
-        old: The tree of the pin.
-        new: The tree of the target.
-        forward: Whether the target may have names that the pin has not.
+    `forward` says whether the new tree may have names that the old one has not.
     """
     found = []
     for use in uses:

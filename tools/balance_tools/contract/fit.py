@@ -72,12 +72,7 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Return everything of ours that does not fit a release, worst first.
 
-    Args:
-        pin: What we expect.
-        series: As it is for the release.
-        tree: Of the release.
-        folder: Scratch, which is replaced.
-        version: Of the release, or a name.
+    `series` is the one for the release of `tree`; `folder` is scratch, and replaced.
     """
     patched = patched_files(series, tree)
     lines = [path.name for path in pin.paths.root.glob("lines/*")]

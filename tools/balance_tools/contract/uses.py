@@ -50,10 +50,8 @@ class Ours:
 def inventory(root: Path, ours: Ours, upstream: Names) -> tuple[Use, ...]:
     """Return every use of a name that upstream defines, as the syntax shows it.
 
-    Args:
-        root: A tree with upstream, the hooks and our files.
-        ours: What of it is ours.
-        upstream: Names of the same release without us.
+    `root` is a tree with upstream, the hooks and our files; `upstream` are the names of
+    the same release without us.
     """
     found: set[Use] = set()
     mine = frozenset(map(module_of, ours.files))

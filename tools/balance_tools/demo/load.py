@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,12 +52,9 @@ def measure(
 ) -> Run:
     """Serve with `policy`, and send the requests with `vllm bench serve`.
 
-    Args:
-        python: The interpreter of an environment with the reference wheel.
-        folder: Gets the logs and the result; exists.
-        model: Any mixture-of-experts model; only its configuration and tokenizer count.
-        policy: Of `--data-parallel-balance`.
-        requests: How many; all policies get the same ones.
+    `python` is that of an environment with the reference wheel. `folder`, which exists,
+    gets the logs and the result. Of `model`, any mixture of experts, only configuration
+    and tokenizer count. All policies get the same requests.
 
     Raises:
         ToolError: A request failed, or the gate did not do what the policy says.
@@ -110,12 +106,8 @@ def send(
 ) -> dict[str, Any]:
     """Run `vllm bench serve` and keep its result, with `STEADY` and every request.
 
-    Args:
-        python: The interpreter of an environment with the reference wheel.
-        server: Gets the requests.
-        result: The file.
-        requests: How many.
-        load: Which ones, and when, as options.
+    `python` is that of an environment with the reference wheel; `load` are options that
+    say which requests are sent, and when.
     """
     call(
         result.parent,
@@ -187,6 +179,7 @@ def _logging(folder: Path, steps: Path) -> Path:
     """
     own = {"class": "logging.StreamHandler", "formatter": "own"}
     file = {"class": "logging.FileHandler", "filename": str(steps), "formatter": "file"}
+    logger = {"handlers": ["own", "file"], "level": "INFO", "propagate": False}
     config = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -195,13 +188,7 @@ def _logging(folder: Path, steps: Path) -> Path:
             "file": {"format": "%(created).4f %(processName)s %(message)s"},
         },
         "handlers": {"own": own, "file": file},
-        "loggers": {
-            "vllm": {
-                "handlers": ["own", "file"],
-                "level": logging.getLevelName(logging.INFO),
-                "propagate": False,
-            }
-        },
+        "loggers": {"vllm": logger},
     }
     path = folder / "logging.json"
     path.write_text(json.dumps(config), encoding="utf-8")

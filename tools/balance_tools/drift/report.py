@@ -14,8 +14,8 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from balance_tools.drift.symbols import Modules, module_of
+from balance_tools.hooks.elements import DEFINITIONS
 from balance_tools.hooks.proof import placement_of
-from balance_tools.hooks.scopes import DEFINITIONS
 from balance_tools.series.apply import Series, patched_steps
 from balance_tools.text import table
 

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from balance_tools.hooks.scopes import find_scope
+from balance_tools.hooks.elements import find_scope
 
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 

@@ -11,8 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from balance_tools.hooks.elements import DIFFERENT, Element, element, similarity
-from balance_tools.hooks.scopes import DEFINITIONS, join_scope
+from balance_tools.hooks.elements import (
+    DEFINITIONS,
+    DIFFERENT,
+    Element,
+    element,
+    join_scope,
+    similarity,
+)
 
 Nodes = tuple[ast.AST, ...]
 

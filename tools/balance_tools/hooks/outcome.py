@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.hooks.elements import find_scope
 from balance_tools.hooks.locate import Place, locate
 from balance_tools.hooks.model import FileVerdict, HookResult, Labels, Status, worst
 from balance_tools.hooks.placement import NotWholeLinesError, insert_hooks
@@ -23,7 +24,6 @@ from balance_tools.hooks.proof import (
     check_placement,
     placement_of,
 )
-from balance_tools.hooks.scopes import find_scope
 from balance_tools.run import capture
 from balance_tools.series.patchfile import FilePatch
 from balance_tools.text import parse_module, split_lines

@@ -51,7 +51,7 @@ class Hook:
 
 def dumps(nodes: Nodes) -> tuple[str, ...]:
     """Return the nodes without formatting and line numbers."""
-    return tuple(ast.dump(node) for node in nodes)
+    return tuple(map(ast.dump, nodes))
 
 
 def placement_of(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
@@ -95,8 +95,7 @@ def check_placement(
         name: The module's path, for messages.
 
     Returns:
-        One sentence for each hook that is missing or not at its place, and for each
-        change that is not one of the hooks.
+        A sentence for each hook that is not at its place, and each change that is none.
 
     Raises:
         ToolError: a source is not valid Python.

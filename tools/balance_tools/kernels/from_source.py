@@ -12,8 +12,7 @@ from balance_tools import run
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, remove_tree
-from balance_tools.kernels.socs import WITHOUT_AICORE_LIBRARY
-from balance_tools.kernels.stage import stage_of
+from balance_tools.kernels.stage import WITHOUT_AICORE_LIBRARY, stage_of
 from balance_tools.kernels.toolchain import Toolchain, find_toolchain
 from balance_tools.paths import Paths
 from balance_tools.progress import progress

@@ -1,38 +1,36 @@
-"""One bump, from the sources to the new series in its place."""
+"""One bump, from the sources to the new series in its place, and its report."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import drift_report
+from balance_tools.drift.report import Drift, drift_markdown, drift_report
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import PatchResult, Status
+from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.export import export, install
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
 from balance_tools.series.apply import load_series
+from balance_tools.text import table
 from balance_tools.upstream.lock import dump_lock, load_lock
 
 PACKAGE = "vllm"
 
 
 def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
-    """Begin a bump, and do all of it that needs no person.
+    """Begin a bump, and do all of it that needs no person; return the exit code.
 
-    Args:
-        paths: The repository.
-        new: Where to move the series to.
-        dry_run: Judge every patch, and change nothing.
-        line: Name of the line to write; "" replaces the pin.
-
-    Returns:
-        The exit code.
+    `dry_run` judges every patch and changes nothing. `line` is the name of the line to
+    write; "" replaces the pin.
 
     Raises:
         ToolError: another one is in progress, or the series cannot be read.
@@ -57,9 +55,6 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     """Do every step of a bump that is left; stop where a person must decide.
 
     Only the last step changes the repository. A bump that is killed begins again.
-
-    Returns:
-        The exit code.
     """
     series = {p.package: load_series(paths.patches(p.package)) for p in session.plans}
     # The patches one by one, from the old tree to the new one.
@@ -138,3 +133,85 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
         )
     install(paths, work.final, [plan.package for plan in session.plans])
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
+
+
+def exit_code(session: Session) -> int:
+    """Return the exit code of the worst status; that of a dropped patch is 0."""
+    return _worst(session).exit_code
+
+
+def _worst(session: Session) -> Status:
+    return worst(result.status for result in _all(session) if not result.dropped)
+
+
+def _all(session: Session) -> list[PatchResult]:
+    waiting = [session.pending] if session.pending else []
+    return [*session.results, *waiting]
+
+
+def write_report(
+    folder: Path,
+    session: Session,
+    drift: Mapping[str, Sequence[Drift]] | None = None,
+    wrong: Sequence[str] = (),
+) -> Path:
+    """Write report.md and report.json into `folder`; return the former.
+
+    `wrong` is what of ours does not fit the release.
+    """
+    data = {
+        "target": session.target,
+        "status": _worst(session).label,
+        "exit_code": exit_code(session),
+        "patches": [asdict(result) for result in _all(session)],
+        "waits_for": list(session.files),
+        "drift": {
+            name: list(map(asdict, rows)) for name, rows in (drift or {}).items()
+        },
+        "wrong": list(wrong),
+    }
+    text = json.dumps(data, indent=1, default=lambda status: status.label)
+    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    text = _markdown(session) + (drift_markdown(drift) if drift else "")
+    if wrong:
+        text += "\n## What does not fit\n\n" + "".join(f"- {one}\n" for one in wrong)
+    report = folder / "report.md"
+    report.write_text(text, encoding="utf-8")
+    return report
+
+
+def _markdown(session: Session) -> str:
+    moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
+    lines = [f"# Rebase to {session.target}", "", moves, ""]
+    rows = [
+        (
+            result.package,
+            result.name,
+            f"{result.status.label}{', left out' if result.dropped else ''}",
+            _how(result.hooks),
+        )
+        for result in _all(session)
+    ]
+    lines += table(("package", "patch", "status", "hooks placed by"), rows)
+    for result in _all(session):
+        lines += ["", f"## {result.package}: {result.name}", ""]
+        lines += [f"- {note}" for note in result.notes]
+        if result.hooks:
+            columns = ("file", "in", "line", "by", "remark")
+            lines += table(columns, map(_row, result.hooks))
+    if session.pending:
+        lines += ["", "## Waits for a decision", ""]
+        lines += [f"- edit {path}" for path in session.files]
+        lines.append("- then tools/rebase.sh continue; or skip; or abort")
+    return "\n".join(lines) + "\n"
+
+
+def _how(hooks: tuple[HookResult, ...]) -> str:
+    counts = placed_by(hooks).items()
+    return ", ".join(f"{how} {count}" for how, count in counts) or "–"
+
+
+def _row(hook: HookResult) -> tuple[str, ...]:
+    moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
+    note = hook.note.replace("|", "\\|")
+    return hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note

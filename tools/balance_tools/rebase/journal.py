@@ -66,10 +66,13 @@ class Session:
         """Return the plan of a package."""
         return next(plan for plan in self.plans if plan.package == package)
 
-    def with_plan(self, plan: Plan) -> Session:
-        """Return the session with one plan replaced."""
-        plans = tuple(plan if p.package == plan.package else p for p in self.plans)
-        return replace(self, plans=plans)
+    def after(self, result: PatchResult, contents: Contents) -> Session:
+        """Return the session with one patch more, and what that makes of files."""
+        old = self.plan(result.package)
+        new = replace(old, done=(*old.done, {**old.now, **contents}))
+        plans = tuple(new if plan is old else plan for plan in self.plans)
+        results = (*self.results, result)
+        return replace(self, plans=plans, results=results, pending=None, files=())
 
 
 @dataclass(frozen=True)
@@ -103,15 +106,14 @@ class Work:
             ToolError: it is damaged or of another version of the tools.
         """
         try:
-            session = pickle.loads(self.journal.read_bytes())
-            assert isinstance(session, Session)
-            return session
+            session: Session = pickle.loads(self.journal.read_bytes())
         # Of damaged bytes, unpickling may raise nearly anything.
         except Exception as error:
             raise ToolError(
                 f"{self.journal}: expected the journal of a bump, found {error!r}; "
                 f"remove {self.path} and begin again"
             ) from error
+        return session
 
     def save(self, session: Session) -> None:
         """Write the journal: either the old or the new one survives a crash."""

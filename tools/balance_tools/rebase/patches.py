@@ -60,7 +60,7 @@ def place_all(
                 if result.status.needs_human and not session.dry_run:
                     files = _leave_for_person(work, plan, found)
                     return replace(session, pending=result, files=files)
-            session = _done(session, result, contents)
+            session = session.after(result, contents)
             if not quiet:
                 status = result.status
                 said = status.label if status.needs_human else "placed"
@@ -91,34 +91,23 @@ def _result(package: str, patch: Patch, verdicts: list[FileVerdict]) -> PatchRes
     return PatchResult(package, patch.name, status, hooks, notes)
 
 
-def _done(session: Session, result: PatchResult, contents: Contents) -> Session:
-    """Return the session with one patch more; `contents` is what it makes of files."""
-    plan = session.plan(result.package)
-    plan = replace(plan, done=(*plan.done, {**plan.now, **contents}))
-    results = (*session.results, result)
-    return replace(session.with_plan(plan), results=results, pending=None, files=())
-
-
 def _leave_for_person(
     work: Work, plan: Plan, verdicts: list[FileVerdict]
 ) -> tuple[str, ...]:
     """Copy new upstream with what is placed and the conflicts; returns the latter."""
-    top, files = work.edited(plan.package), []
+    top, contents = work.edited(plan.package), dict(plan.now)
     remove_tree(top)
     shutil.copytree(plan.new_tree / plan.package, top / plan.package, symlinks=True)
-    contents = dict(plan.now)
     for verdict in verdicts:
-        if verdict.content is not None and not (top / verdict.path).is_symlink():
+        if verdict.content is not None:
             contents[verdict.path] = verdict.content
-        if verdict.status.needs_human:
-            files.append(verdict.path)
     for path, content in contents.items():
         if content is None:
             (top / path).unlink(missing_ok=True)
         else:
             (top / path).parent.mkdir(parents=True, exist_ok=True)
             (top / path).write_bytes(content)
-    return tuple(files)
+    return tuple(verdict.path for verdict in verdicts if verdict.status.needs_human)
 
 
 def accept(work: Work, session: Session) -> Session:
@@ -156,7 +145,7 @@ def accept(work: Work, session: Session) -> Session:
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
     status = Status.CONTENT_CHANGED
     result = replace(result, status=status, hooks=hooks, notes=notes)
-    return _done(session, result, contents)
+    return session.after(result, contents)
 
 
 def skip(work: Work, session: Session) -> Session:
@@ -166,4 +155,4 @@ def skip(work: Work, session: Session) -> Session:
             "skip: no patch waits for a decision; run tools/rebase.sh status"
         )
     notes = (*session.pending.notes, "left out by a person")
-    return _done(session, replace(session.pending, notes=notes, dropped=True), {})
+    return session.after(replace(session.pending, notes=notes, dropped=True), {})

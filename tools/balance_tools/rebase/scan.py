@@ -125,16 +125,10 @@ def releases(first: Version, last: Version) -> list[Artifact]:
 def scan(
     paths: Paths, lock: Lock, artifacts: Sequence[Artifact]
 ) -> list[ScannedRelease]:
-    """Rebase the series onto every release, two at a time.
+    """Rebase the series of the pin, `lock`, onto every release, two at a time.
 
-    Args:
-        paths: The repository.
-        lock: The pin, whose series is tried.
-        artifacts: The sdists of the releases.
-
-    Returns:
-        One row a release, in the order of `artifacts`. What a row's series makes of
-        the touched files lies below build/rebase/scan/VERSION/patched.
+    What the series of a row makes of the touched files lies below
+    build/rebase/scan/VERSION/patched.
     """
     pin = read_pin(paths, lock, load_series(paths.patches(PACKAGE)))
     rows: list[ScannedRelease] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
+from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 from balance_tools.text import split_lines
 
 SERIES = "series"
@@ -67,10 +67,8 @@ def patched_files(series: Series, tree: Path) -> dict[str, bytes]:
     Raises:
         ToolError: a hunk does not apply at exactly its line.
     """
-    contents: dict[str, bytes] = {}
-    for _, after in patched_steps(series, tree):
-        contents = after
-    return contents
+    steps = [{}, *(after for _, after in patched_steps(series, tree))]
+    return steps[-1]
 
 
 def patched_steps(
@@ -106,23 +104,19 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
         start = hunk.first_source_index
         if start < position:
             raise ToolError(f"{where}: hunk {number} overlaps the one before it")
-        _expect(hunk, lines, f"{where}, hunk {number}")
+        for index, expected in enumerate(hunk.source, start):
+            found = lines[index] if index < len(lines) else None
+            if found != expected:
+                seen = "the end of the file" if found is None else repr(_text(found))
+                raise ToolError(
+                    f"{where}, hunk {number}, line {index + 1}: expected "
+                    f"{_text(expected)!r}, found {seen}; this is not the tree that the "
+                    "series was made for, rebase it with tools/rebase.sh"
+                )
         result += lines[position:start]
         result += hunk.target
         position = start + len(hunk.source)
     return b"".join([*result, *lines[position:]])
-
-
-def _expect(hunk: Hunk, lines: list[bytes], where: str) -> None:
-    for index, expected in enumerate(hunk.source, hunk.first_source_index):
-        found = lines[index] if index < len(lines) else None
-        if found != expected:
-            seen = "the end of the file" if found is None else repr(_text(found))
-            raise ToolError(
-                f"{where}, line {index + 1}: expected {_text(expected)!r}, found "
-                f"{seen}; this is not the tree that the series was made for, rebase it "
-                "with tools/rebase.sh"
-            )
 
 
 def _text(line: bytes) -> str:

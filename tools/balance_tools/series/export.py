@@ -58,12 +58,7 @@ def sorted_paths(paths: Iterable[str]) -> list[str]:
 
 
 def export_series(series: Series, tree: Path) -> dict[str, bytes]:
-    """Apply `series` to the pristine `tree` in memory and write every patch anew.
-
-    Returns:
-        File name of each patch to its canonical bytes; equal to the bytes on disk for
-        a series that is canonical already.
-    """
+    """Return the canonical bytes of every patch by its name, on its pristine tree."""
     result: dict[str, bytes] = {}
     before: dict[str, bytes] = {}
     for patch, after in patched_steps(series, tree):

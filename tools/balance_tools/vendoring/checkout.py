@@ -21,13 +21,10 @@ LISTING = ".checkout"
 def make_checkout(
     paths: Paths, folder: Path, lock: str, patches: Mapping[str, Path | None]
 ) -> Paths:
-    """Make or update the source root at `folder`.
+    """Make or update the source root at `folder`; what was built there is kept.
 
-    Args:
-        paths: The repository to copy.
-        folder: Where; what was built there before is kept.
-        lock: Text of its upstream.toml.
-        patches: Folder of the series by package; None for an empty series.
+    `lock` is the text of its upstream.toml, `patches` the folder of the series by
+    package, None for an empty one.
 
     Raises:
         ToolError: git cannot list the files.
@@ -41,7 +38,7 @@ def make_checkout(
     _forget(folder, names)
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        _copy(paths.root / name, folder / name)
+        shutil.copy2(paths.root / name, folder / name)
     other.lock.write_text(lock, encoding="utf-8")
     for package, series in patches.items():
         remove_tree(other.patches(package))
@@ -66,10 +63,3 @@ def _forget(folder: Path, names: list[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     listing.write_text("\n".join(names) + "\n")
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, but leave an equal one alone."""
-    if target.is_file() and target.read_bytes() == source.read_bytes():
-        return
-    shutil.copy2(source, target)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive, sha256_of
+from balance_tools.files import exclusive, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
+from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock, parse_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
@@ -29,7 +33,6 @@ from balance_tools.verify.pytest_file import (
     run_file,
     termination_interrupts,
 )
-from balance_tools.verify.stages import Data, Entry, Ledger, Verdict
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
 
@@ -40,6 +43,68 @@ TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 # What of a checkout a wheel is made from, beside the upstream trees.
 _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
+
+Data = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished stage: what it gave, and how many seconds it took when it ran."""
+
+    name: str
+    data: Data
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One file below `folder` for each stage that is finished."""
+
+    folder: Path
+
+    def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Entry:
+        """Return what the stage `name` gives; do it only if `inputs` are new.
+
+        It is done again, too, if its result has a `path` that is gone.
+        """
+        file = self.folder / f"{name}.json"
+        if file.is_file():
+            known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if known.pop("inputs") == list(inputs):
+                stage = Entry(**known)
+                if Path(stage.data.get("path", "/")).exists():
+                    return stage
+        start = time.monotonic()
+        stage = Entry(name, work(), round(time.monotonic() - start, 1))
+        text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
+        write_atomically(file, text + "\n")
+        return stage
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The stages of a verification, and the tests that speak against the series."""
+
+    label: str
+    stages: Sequence[Entry]
+    failing: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return a table with a row for each kind of stage, and what fails."""
+        groups: dict[str, list[Entry]] = {}
+        for stage in self.stages:
+            groups.setdefault(stage.name.split("/")[0], []).append(stage)
+        rows = []
+        for name, stages in groups.items():
+            tests = [stage for stage in stages if "path" not in stage.data]
+            results = {k: v for stage in tests for k, v in stage.data.items()}
+            said = (str(len(tests)), count(results)) if tests else ("–", "–")
+            rows.append((name, *said, f"{sum(s.seconds for s in stages):.0f}"))
+        lines = [f"# Verification on {self.label}", ""]
+        lines += table(("stage", "test files", "tests", "seconds"), rows)
+        total = sum(stage.seconds for stage in self.stages)
+        lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
+        return "\n".join([*lines, *(f"- {one}" for one in self.failing)]) + "\n"
 
 
 @dataclass(frozen=True)

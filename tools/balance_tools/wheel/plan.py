@@ -76,22 +76,18 @@ class WheelPlan:
     """Where the kernels lie; None for a wheel without."""
 
     @property
-    def label(self) -> str:
-        """The end of the local version: the chip, where kernels were built for one.
-
-        Only dots may divide it.
-        """
-        return re.sub(r"[-_]", ".", self.choice.soc) or self.target.label
-
-    @property
     def version(self) -> str:
         """The distribution's version, with the local label."""
         return self.version_of(self.target.packages[0])
 
     def version_of(self, package: str) -> str:
-        """The version of the distribution that carries a package of upstream's."""
+        """The version of the distribution that carries a package of upstream's.
+
+        Its label is the chip, where kernels were built for one.
+        """
+        chip = re.sub(r"[-_]", ".", self.choice.soc)  # only dots may divide it
         upstream = self.upstreams[package].version
-        return self.settings.local_version(upstream, self.label)
+        return self.settings.local_version(upstream, chip or self.target.label)
 
     @property
     def filename(self) -> str:
@@ -117,22 +113,14 @@ class WheelPlan:
 
         Kernels from source are for this machine: nobody has checked which older
         systems they would load on.
-
-        Raises:
-            ToolError: the kernel wheel's name does not hold one tag.
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
         if self.kernels is None or self.kernels.wheel is None:
             return ("py3", "none", "any")
-        wheel = self.kernels.wheel
-        tags = sorted(wheel.tags, key=str)
-        if len(tags) != 1:
-            raise ToolError(
-                f"{wheel.filename}: expected one tag in the name of the "
-                f"kernel wheel, found {len(tags)}; lock a wheel with one tag"
-            )
-        return (tags[0].interpreter, tags[0].abi, tags[0].platform)
+        name = self.kernels.wheel.filename.removesuffix(".whl")
+        python, abi, platform = name.split("-")[-3:]
+        return (python, abi, platform)
 
     @property
     def entry_points(self) -> EntryPoints:
