@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from balance_tools.contract.check import Finding
-from balance_tools.contract.fit import has_newest, status_of
+from balance_tools.contract.fit import status_of
 from balance_tools.hooks.model import HookResult, PatchResult, Status
 from balance_tools.rebase.scan import ScannedRelease, scan_markdown
 
@@ -28,16 +28,6 @@ def test_a_vanished_symbol_is_not_the_same_as_a_misfit() -> None:
 
 def test_a_finding_says_where_what_and_what_upstream_did() -> None:
     assert str(NAME) == "vllm/gate.py:7: vllm.a.B.d is gone"
-
-
-def test_names_of_later_releases_are_asked_for_from_the_newest_line_on() -> None:
-    asked = ["0.24.0", "0.33.0", "0.34.0"]
-    assert [has_newest(v, "0.23.0", ["0.30", "0.33"]) for v in asked] == [0, 1, 1]
-    assert [has_newest(v, "0.23.0", []) for v in asked] == [1, 1, 1]
-    assert not has_newest("0.33.1", "0.33.0", ["0.30", "0.33"])
-    assert not has_newest("0.23.1", "0.23.0", [])
-    assert not has_newest("0.13.0", "0.23.0", [])
-    assert not has_newest("my-folder", "0.23.0", [])
 
 
 def test_placed_and_checked_are_two_numbers() -> None:

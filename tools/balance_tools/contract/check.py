@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from balance_tools.contract.names import Names
-from balance_tools.contract.uses import EITHER, OPTIONAL, WORD, Ours, Use
+from balance_tools.contract.uses import EITHER, WORD, Ours, Use
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 from balance_tools.series.patchfile import Patch
@@ -49,19 +49,10 @@ class Finding:
         return f"{self.file}:{self.line}: {self.text}" if self.file else self.text
 
 
-def missing(
-    uses: Iterable[Use], old: Names, new: Names, forward: bool = True
-) -> list[Finding]:
-    """Return the uses, found on the old tree, whose names the new one does not have.
-
-    `forward` says whether the new tree may have names that the old one has not.
-    """
+def missing(uses: Iterable[Use], new: Names) -> list[Finding]:
+    """Return the uses, found on the pin's tree, whose names the new one has not."""
     found = []
     for use in uses:
-        last = use.names[0].rpartition(".")[2]
-        # What the pin has not is of later releases, and must not go unnoticed there.
-        if use.kind == OPTIONAL and (last in old.words or not forward):
-            continue
         if any(_has(new, use, name) for name in use.names):
             continue
         gone = " and ".join(use.names)
@@ -71,7 +62,7 @@ def missing(
 
 
 def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind in (WORD, OPTIONAL, EITHER):
+    if use.kind in (WORD, EITHER):
         return name in names.words
     if names.has(name):
         return True

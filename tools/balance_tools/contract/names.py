@@ -57,20 +57,14 @@ class Names:
     def _read(self, owner: str) -> Iterator[str]:
         path = self.modules.module_path(owner)
         if path is not None:
-            tree = self.modules.parse(path)
-            assert tree is not None
-            yield from _defined(tree, in_class=False)
-            for star in _stars(tree, owner, path):
-                yield from self.members(star)
+            yield from _defined(self.modules.parse(path), in_class=False)
             return
         found = self.modules.find(owner)
         if found is None or not isinstance(found.node, ast.ClassDef):
             return
         yield from _defined(found.node, in_class=True)
-        tree = self.modules.parse(found.path)
-        assert tree is not None
         module = module_of(found.path)
-        known = imports(tree, module, found.path)
+        known = imports(self.modules.parse(found.path), module, found.path)
         for base in found.node.bases:
             first, _, rest = ast.unparse(base).split("[")[0].partition(".")
             origin = known.get(first, f"{module}.{first}")
@@ -82,15 +76,6 @@ class Names:
         """Return the dotted names of the classes with the same last name."""
         name = owner.rpartition(".")[2]
         return [f"{module}.{name}" for module in self._texts[1].get(name, ())]
-
-
-def _stars(tree: ast.Module, module: str, path: str) -> Iterator[str]:
-    """Yield the modules of which all names are imported."""
-    package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            parts = package.split(".")[: 1 - node.level or None] if node.level else []
-            yield ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _defined(node: ast.AST, in_class: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from balance_tools.contract.names import Names
 from balance_tools.drift.symbols import imports, module_of
 
 IMPORT, ATTRIBUTE, OVERRIDE = "import", "attribute", "override"
-EITHER, OPTIONAL, WORD = "either", "optional", "word"
+EITHER, WORD = "either", "word"
 # The function of ours that takes the first name of several that the release has.
 FIRST_OF = "first_of"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
@@ -28,9 +28,8 @@ class Use:
     """Of the use."""
     kind: str
     """IMPORT and ATTRIBUTE: `names` is one dotted name; OVERRIDE: a method of ours that
-    upstream calls; EITHER: words of which one must occur; OPTIONAL: what `hasattr` asks
-    for, because only some releases have it; WORD: of an object that the syntax does not
-    name, which must occur in upstream.
+    upstream calls; EITHER: words of which one must occur; WORD: of an object that the
+    syntax does not name, which must occur in upstream.
     """
     names: tuple[str, ...]
 
@@ -67,8 +66,6 @@ def inventory(root: Path, ours: Ours, upstream: Names) -> tuple[Use, ...]:
         if any(reader.is_upstream(origin) for origin in known.values()):
             seen = _words(file, tree, known)
             words |= {use for use in seen if ours.has(file, use.line)}
-            if file in ours.files:
-                found |= set(_optional(file, tree))
     named = {
         (use.file, use.line, name.rpartition(".")[2])
         for use in found
@@ -168,8 +165,14 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 
 def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
-    """Yield attributes, keyword arguments and names in strings, except of libraries."""
+    """Yield attributes, keyword arguments and names in strings, except of libraries.
+
+    What `hasattr` asks for need not be there.
+    """
+    asked: set[ast.expr] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+            asked.update(node.args)
         if isinstance(node, ast.Attribute) and not _of_library(node, known):
             yield Use(file, node.end_lineno or node.lineno, WORD, (node.attr,))
         elif isinstance(node, ast.Call) and not _of_library(node.func, known):
@@ -178,19 +181,12 @@ def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
                     yield Use(file, keyword.lineno, WORD, (keyword.arg,))
         elif (
             isinstance(node, ast.Constant)
+            and node not in asked
             and isinstance(node.value, str)
             and _IDENTIFIER.fullmatch(node.value)
             and "_" in node.value
         ):
             yield Use(file, node.lineno, WORD, (node.value,))
-
-
-def _optional(file: str, tree: ast.AST) -> Iterator[Use]:
-    """Yield the names that `hasattr` asks for."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name("hasattr"), args=[_, ast.Constant(name)]):
-                yield Use(file, node.lineno, OPTIONAL, (str(name),))
 
 
 def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:

@@ -25,14 +25,12 @@ class Modules:
     """The modules below one tree; parsed when they are asked for."""
 
     tree: Path
-    _parsed: dict[str, ast.Module | None] = field(default_factory=dict)
+    _parsed: dict[str, ast.Module] = field(default_factory=dict)
 
-    def parse(self, path: str) -> ast.Module | None:
-        """Return a file's syntax tree, None if there is no such file."""
+    def parse(self, path: str) -> ast.Module:
+        """Return the syntax tree of a file that is there."""
         if path not in self._parsed:
-            file = self.tree / path
-            parsed = ast.parse(file.read_bytes(), path) if file.is_file() else None
-            self._parsed[path] = parsed
+            self._parsed[path] = ast.parse((self.tree / path).read_bytes(), path)
         return self._parsed[path]
 
     def module_path(self, dotted: str) -> str | None:
@@ -52,9 +50,9 @@ class Modules:
         dotted = symbol.replace(":", ".").split(".")
         for length in range(len(dotted) - 1, 0, -1):
             path = self.module_path(".".join(dotted[:length]))
-            tree = self.parse(path) if path else None
-            if path is None or tree is None:
+            if path is None:
                 continue
+            tree = self.parse(path)
             scope = ".".join(dotted[length:])
             node = find_scope(tree, scope) or _attribute(tree, scope)
             if node is not None:

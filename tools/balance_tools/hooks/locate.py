@@ -38,8 +38,6 @@ class Anchor:
     """The node just before, None at the start of the list."""
     after: Element | None
     """The node just after the hook, None at the end of the list."""
-    removed: tuple[str, ...]
-    """Normalised nodes between the two that the patch takes out."""
     uses: frozenset[str]
     """Dotted names that the hook reads."""
     binds: frozenset[str]
@@ -55,12 +53,6 @@ class Anchor:
     def is_independent_of(self, nodes: Nodes) -> bool:
         """Whether it makes no difference to the names if the hook runs before these."""
         return not (self.uses & defined_names(nodes) or self.binds & used_names(nodes))
-
-    def opened(self, gap: Gap) -> Gap | None:
-        """Widen a gap by the nodes that the patch takes out; None if others follow."""
-        wide = replace(gap, width=len(self.removed))
-        inside = tuple(ast.dump(node) for node in wide.inside)
-        return wide if inside == self.removed else None
 
     def __str__(self) -> str:
         return f"{self.where}, between {_quoted(self.before)} and {_quoted(self.after)}"
@@ -113,10 +105,7 @@ def locate(anchor: Anchor, tree: ast.AST) -> Place | str:
                 f"{_quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
                 "release: it is not clear which of them the hook belongs to"
             )
-    blocks = [gap for gap in everywhere if _same_path(anchor.path, gap.path)]
-    candidates = [gap for gap in map(anchor.opened, blocks) if gap]
-    if anchor.removed and not candidates:
-        return f"the code that the hook replaces in {scope} has changed"
+    candidates = [gap for gap in everywhere if _same_path(anchor.path, gap.path)]
     both = [gap for gap in candidates if score(anchor, gap) == (EXACT, EXACT)]
     if len(both) == 1:
         return Place(both[0])

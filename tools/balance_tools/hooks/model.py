@@ -57,7 +57,7 @@ class HookResult:
     scope: str
     """Function or class that holds the hook, "" for the module."""
     old_line: int
-    """First line in the old patched file; 0 if the hook only takes out."""
+    """First line in the old patched file."""
     new_line: int
     """The same in the new one; 0 if it is not placed."""
     how: str

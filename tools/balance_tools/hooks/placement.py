@@ -24,8 +24,8 @@ class NotWholeLinesError(Exception):
         return f"{self.args[0]}; upstream formats this code otherwise"
 
 
-Edit = tuple[int, int, tuple[bytes, ...]]
-"""Replace `lines[start:end]` (0-based, end exclusive) by others."""
+Edit = tuple[int, tuple[bytes, ...]]
+"""Lines to put in before a line (0-based)."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def insert_hooks(
         for hook, place in hooks
     ]
     edits.sort(key=itemgetter(0))
-    for start, end, new in reversed(edits):
-        lines[start:end] = new
+    for start, new in reversed(edits):
+        lines[start:start] = new
     return b"".join(lines)
 
 
@@ -65,15 +65,8 @@ def _edit(
 ) -> Edit:
     indent = _indent_change(hook.old, place.gap, base, upstream)
     ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
-    if hook.old.width:
-        start, end = span(place.gap.inside)
-        if not start < end <= len(upstream):
-            raise NotWholeLinesError("the code to replace has no lines of its own")
-        first, last = span(hook.new.inside) if hook.new.width else (0, 0)
-        return start, end, _shifted(tuple(patched[first:last]), indent, ending)
     chunk = _chunk(hook, base, patched)
-    at = _line_of(place.gap, chunk, upstream)
-    return at, at, _shifted(chunk.lines, indent, ending)
+    return _line_of(place.gap, chunk, upstream), _shifted(chunk.lines, indent, ending)
 
 
 def span(nodes: Nodes) -> tuple[int, int]:
@@ -177,11 +170,7 @@ def _indent_change(
     old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
 ) -> tuple[bytes, bytes]:
     """Return the old and the new indentation of the list that holds the hook."""
-    for was, now in (
-        (old.before, new.before),
-        (old.after, new.after),
-        (old.inside[0] if old.inside else None, new.inside[0] if new.inside else None),
-    ):
+    for was, now in ((old.before, new.before), (old.after, new.after)):
         if was is not None and now is not None:
             return _indent(was, base), _indent(now, upstream)
     raise NotWholeLinesError("the block has no statement to align the hook with")

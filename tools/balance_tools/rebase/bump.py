@@ -19,7 +19,7 @@ from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
-from balance_tools.series.apply import load_series
+from balance_tools.series.apply import load_series, patched_files
 from balance_tools.text import table
 from balance_tools.upstream.lock import dump_lock, load_lock
 
@@ -110,8 +110,8 @@ def _misfits(paths: Paths, work: Work, session: Session) -> tuple[list[str], Sta
         return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / session.target
-    version = plan.new_label.rpartition(" ")[2]
-    found = findings(pin, series, plan.new_tree, scratch, version)
+    patched = patched_files(series, plan.new_tree)
+    found = findings(pin, series, patched, plan.new_tree, scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)

@@ -161,13 +161,14 @@ def _try(
     session = place_all(work, session, {PACKAGE: series}, quiet=True)
     session = export(work, session, {PACKAGE: series})
     moved = load_series(work.final_series(PACKAGE))
-    for path, content in patched_files(moved, new.tree).items():
+    patched = patched_files(moved, new.tree)
+    for path, content in patched.items():
         file = work.path / "patched" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     row = ScannedRelease(version, session.results, 0.0)
     if pin is not None and row.placed:
-        found = findings(pin, moved, new.tree, work.path / "contract", version)
+        found = findings(pin, moved, patched, new.tree, work.path / "contract")
         remove_tree(work.path / "contract")
         row = replace(row, fit=status_of(found), findings=tuple(map(str, found)))
     return replace(row, seconds=time.monotonic() - begun)

@@ -20,7 +20,10 @@ from balance_tools.upstream.pristine import ensure_pristine
 Limits = Mapping[str, int]
 """ADDED and REMOVED to the most lines that a series may add and remove."""
 
-LIMITS: dict[str, Limits] = {"vllm": {ADDED: 75, REMOVED: 0}, "vllm_ascend": {}}
+LIMITS: dict[str, Limits] = {
+    "vllm": {ADDED: 75, REMOVED: 0},
+    "vllm_ascend": {REMOVED: 0},
+}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
 

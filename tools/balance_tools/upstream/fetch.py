@@ -86,11 +86,12 @@ def _receive(
 def _write(
     body: Body, part: Path, artifact: Artifact, report: Callable[[int], object]
 ) -> None:
-    if body.size not in {None, artifact.size}:
-        raise RefusedError(f"it offers {body.size} bytes")
+    size, chunks = body
+    if size not in {None, artifact.size}:
+        raise RefusedError(f"it offers {size} bytes")
     digest, have = hashlib.sha256(), 0
     with part.open("wb") as file:
-        for chunk in body.chunks:
+        for chunk in chunks:
             have += len(chunk)
             digest.update(chunk)
             file.write(chunk)

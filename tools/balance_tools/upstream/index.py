@@ -64,13 +64,8 @@ class Link:
         return release_of(self.filename) or ("", None)
 
 
-@dataclass(frozen=True)
-class Body:
-    """What a link leads to."""
-
-    size: int | None
-    """Bytes; None if the server does not say."""
-    chunks: Iterable[bytes]
+Body = tuple[int | None, Iterable[bytes]]
+"""Size in bytes, None if the server does not say, and content."""
 
 
 class Index:
@@ -120,12 +115,12 @@ class Index:
         if url.startswith("file:"):
             with (path := local_path(url)).open("rb") as file:
                 chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-                yield Body(path.stat().st_size, chunks)
+                yield path.stat().st_size, chunks
             return
         with self._get(url, {"Accept-Encoding": "identity"}) as response:
             _refuse_status(response)
             length = response.headers.get("Content-Length")
-            yield Body(None if length is None else int(length), _chunks(response))
+            yield None if length is None else int(length), _chunks(response)
 
     def _page(self, source: Source, url: str, name: str) -> list[Link]:
         with self._get(url, {"Accept": ACCEPT_ANY}) as response:

@@ -115,11 +115,11 @@ def artifact_of_link(index: Index, link: Link) -> Artifact:
 
 def _measure(index: Index, link: Link) -> tuple[int, str]:
     """Size in bytes and sha256 of a file; the body is read when it must be."""
-    with index.open(link.url) as body:
-        if body.size is not None and link.sha256 is not None:
-            return body.size, link.sha256
+    with index.open(link.url) as (size, chunks):
+        if size is not None and link.sha256 is not None:
+            return size, link.sha256
         digest, size = hashlib.sha256(), 0
-        for chunk in body.chunks:
+        for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)
         return size, digest.hexdigest()
