@@ -100,23 +100,15 @@ def add_kernels(stage: Stage, wheel_root: Path) -> None:
     """Copy staged kernels into an unpacked wheel and generate what their build does.
 
     Raises:
-        ToolError: they are not staged, or one is already a file of the tree.
+        ToolError: they are not staged.
     """
     if stage.made_from() is None:
         raise ToolError(
             f"{stage.folder}: expected the kernels of the wheel here, found none or "
             "others; build with `make wheel`, which fetches or compiles them"
         )
-    files = [path for path in stage.folder.rglob("*") if path.is_file()]
-    for source in sorted(files):
-        target = wheel_root / source.relative_to(stage.folder)
-        if target.exists():
-            raise ToolError(
-                f"{target}: expected a compiled file to be new to the wheel, found it "
-                "in the sources too; see which of both upstream ships"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    copy = shutil.copyfile
+    shutil.copytree(stage.folder, wheel_root, copy_function=copy, dirs_exist_ok=True)
     build_info = wheel_root / BUILD_INFO
     build_info.write_text(build_info_text(stage.device_type), encoding="utf-8")
 
@@ -132,11 +124,7 @@ def known_socs(pristine: Path) -> dict[str, str]:
     """
     path = pristine / "setup.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == TABLE
-        ):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE:
             table: dict[str, str] = ast.literal_eval(node.value)
             return {soc: dev for soc, dev in table.items() if soc.startswith("ascend")}
     raise ToolError(

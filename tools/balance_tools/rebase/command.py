@@ -14,7 +14,7 @@ from balance_tools.rebase.bump import go_on, start
 from balance_tools.rebase.journal import in_progress, work_root
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.patches import accept, skip
-from balance_tools.rebase.scan import parse_range, releases, scan, write_scan
+from balance_tools.rebase.scan import parse_range, releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
@@ -108,9 +108,8 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
         line = find_line(paths, args.name)
         work, session = derive(paths, line)
         plan, series = session.plan("vllm"), work.final / "patches"
-        bench = Bench(
-            paths, line.name, plan.new_label, session.lock, series, plan.new_tree
-        )
+        where = (session.lock, series, plan.new_tree)
+        bench = Bench(paths, line.name, plan.new_label, *where)
     else:
         bench = pinned_release(paths)
     print(verify(bench).markdown(), end="")
@@ -120,7 +119,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
     rows = scan(paths, lock, releases(*parse_range(args.range)))
-    report = write_scan(work_root(paths) / "scan", rows, lock.vllm.version)
-    print(report.read_text(), end="")
-    print(f"{report}: written")
+    report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
+    report.write_text(text)
+    print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code

@@ -48,7 +48,13 @@ def _export_package(
     found = []
     for index, (patch, result) in enumerate(zip(series.patches, results, strict=True)):
         if not result.dropped:
-            raw = _diff(plan, patch, index)
+            # It leads from so many patches done to one more.
+            old, new = (
+                {path: plan.read(path, count) or b"" for path in plan.done[index]}
+                for count in (index, index + 1)
+            )
+            paths = sorted_paths(path for path in old if old[path] != new[path])
+            raw = export_patch(patch.header.raw, old, new, paths)
             (folder / patch.name).write_bytes(raw)
             result = _final(patch, raw, result)
         found.append(result)
@@ -56,16 +62,6 @@ def _export_package(
     (folder / SERIES).write_text(kept, encoding="utf-8")
     _prove(plan, load_series(folder))
     return found
-
-
-def _diff(plan: Plan, patch: Patch, index: int) -> bytes:
-    """Return the patch that leads from so many done to one more."""
-    old, new = (
-        {path: plan.read(path, count) or b"" for path in plan.done[index]}
-        for count in (index, index + 1)
-    )
-    paths = sorted_paths(path for path in old if old[path] != new[path])
-    return export_patch(patch.header.raw, old, new, paths)
 
 
 def _final(patch: Patch, raw: bytes, result: PatchResult) -> PatchResult:

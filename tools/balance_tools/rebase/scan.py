@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
@@ -194,10 +193,3 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
             lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
         lines += [f"- {row.version}: {finding}" for finding in row.findings]
     return "\n".join(lines) + "\n"
-
-
-def write_scan(folder: Path, rows: Sequence[ScannedRelease], pin: str) -> Path:
-    """Write scan.md; return its path."""
-    report = folder / "scan.md"
-    report.write_text(scan_markdown(rows, pin))
-    return report

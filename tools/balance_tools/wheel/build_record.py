@@ -20,8 +20,7 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
 
     `wheel_root` is the unpacked wheel, complete but for this record and compiled files.
     """
-    root = plan.paths.root
-    kernels = plan.kernels
+    root, kernels = plan.paths.root, plan.kernels
     made_from = (kernels and kernels.made_from()) or {}
     commit, dirty = _source_state(root)
     record = BuildInfo(
@@ -39,9 +38,7 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         dirty=dirty,
         lock_sha256=lock_sha256(root),
         series_sha256={name: series_sha256(root, name) for name in PACKAGES},
-        own_files={
-            name: sha256_of(wheel_root / name) for name in own_files(plan, wheel_root)
-        },
+        own_files={n: sha256_of(wheel_root / n) for n in own_files(plan, wheel_root)},
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
     )
@@ -80,19 +77,19 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]
         pristine = plan.paths.unpacked(artifact.project, artifact.version)
-        before = _hashes(plan.paths.unpacked_manifest(pristine))
-        after = _hashes(plan.paths.vendored(package) / MANIFEST_NAME)
-        for path, sha256 in sorted(after.items()):
+        before, after = (
+            Manifest.read(manifest) or Manifest({}, {})
+            for manifest in (
+                plan.paths.unpacked_manifest(pristine),
+                plan.paths.vendored(package) / MANIFEST_NAME,
+            )
+        )
+        for path, sha256 in sorted(after.files.items()):
             name = f"{package}/{path}"
-            changed = before.get(name, sha256) != sha256
+            changed = before.files.get(name, sha256) != sha256
             if changed and (wheel_root / name).is_file():
                 found[name] = _first_new_line(wheel_root / name, pristine / name)
     return found
-
-
-def _hashes(manifest: Path) -> dict[str, str]:
-    known = Manifest.read(manifest)
-    return dict(known.files) if known else {}
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:
