@@ -42,9 +42,7 @@ class Manifest:
 
     def describes(self, folder: Path) -> bool:
         """Whether the folder holds just what is recorded."""
-        return not (
-            self.missing(folder) or self.unknown(folder) or self.changed(folder)
-        )
+        return not any(f(folder) for f in (self.missing, self.unknown, self.changed))
 
     def write(self, path: Path) -> None:
         """Write the manifest, replacing an old one in one go."""

@@ -63,27 +63,6 @@ def capture(
     return Ended(run.returncode, run.stdout, run.stderr)
 
 
-def output_of(
-    command: Iterable[object],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> str:
-    """The output of a program.
-
-    Raises:
-        ToolError: it fails; quotes the end of what it wrote.
-    """
-    words = list(map(str, command))
-    outcome = capture(words, env=env, cwd=cwd)
-    if outcome.status != 0:
-        raise ToolError(
-            f"{' '.join(words[:4])}: expected it to succeed, found status "
-            f"{outcome.status}: {outcome.tail}"
-        )
-    return outcome.text
-
-
 def to_log(
     command: Iterable[object],
     log: Path,

@@ -12,8 +12,7 @@ import pytest
 
 from balance_tools.contract.check import missing, vanished_symbols
 from balance_tools.contract.fit import Pin, findings, read_pin
-from balance_tools.contract.names import Names
-from balance_tools.contract.uses import EITHER, Use
+from balance_tools.contract.names import EITHER, Names, Use
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series, patched_files
@@ -50,9 +49,7 @@ class RenamedNames(Names):
 
     def __init__(self, old: Names, word: str) -> None:
         super().__init__(Renamed(old.modules.tree, word=word))
-        words, classes = old._texts
-        classes = {n: m for n, m in classes.items() if n != word}
-        self.__dict__["_texts"] = (words - {word}, classes)
+        self.__dict__["words"] = old.words - {word}
 
 
 @pytest.fixture(scope="module")

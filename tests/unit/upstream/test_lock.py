@@ -60,7 +60,7 @@ def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock: Lock) ->
         ("0a0a0a", "0A0A0A", "expected project, version"),
         ("vllm-0.23.0.tar.gz", "../vllm-0.23.0.tar.gz", "expected project, version"),
         ("vllm-0.23.0.tar.gz", "vllm-0.24.0.tar.gz", "expected project, version"),
-        ("[vllm]", "[vlm]", "found 'vlm'"),
+        ("[vllm]", "[vlm]", "vllm: expected project"),
         ("[vllm]", "[vllm", "expected TOML"),
     ],
 )

@@ -5,9 +5,8 @@ import os
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index
+from balance_tools.upstream.index import Index, PipConfig, Source
 from balance_tools.upstream.lock import Lock, dump_lock
-from balance_tools.upstream.pip_config import PipConfig, Source
 from balance_tools.upstream.resolve import resolve
 from index_samples import SampleIndex
 from repo_samples import pip_config

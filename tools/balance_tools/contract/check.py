@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.contract.names import Names
-from balance_tools.contract.uses import EITHER, WORD, Ours, Use
+from balance_tools.contract.names import EITHER, WORD, Names, Ours, Use
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 from balance_tools.series.patchfile import Patch
@@ -53,24 +52,12 @@ def missing(uses: Iterable[Use], new: Names) -> list[Finding]:
     """Return the uses, found on the pin's tree, whose names the new one has not."""
     found = []
     for use in uses:
-        if any(_has(new, use, name) for name in use.names):
-            continue
-        gone = " and ".join(use.names)
-        text = f"{gone} is gone" if len(use.names) == 1 else f"none is left of {gone}"
-        found.append(Finding(use.file, use.line, text))
+        by_word = use.kind in (WORD, EITHER)
+        if not any(n in new.words if by_word else new.has(n) for n in use.names):
+            gone, many = " and ".join(use.names), len(use.names) > 1
+            text = f"none is left of {gone}" if many else f"{gone} is gone"
+            found.append(Finding(use.file, use.line, text))
     return sorted(found)
-
-
-def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind in (WORD, EITHER):
-        return name in names.words
-    if names.has(name):
-        return True
-    owner, _, last = name.rpartition(".")
-    if names.modules.find(owner) or names.modules.module_path(owner):
-        return False
-    # The class may have moved to another module, which only our imports care about.
-    return any(last in names.members(other) for other in names.elsewhere(owner))
 
 
 def type_check(root: Path, ours: Ours) -> tuple[Finding, ...]:

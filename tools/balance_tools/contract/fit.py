@@ -15,8 +15,7 @@ from balance_tools.contract.check import (
     type_check,
     vanished_symbols,
 )
-from balance_tools.contract.names import Names
-from balance_tools.contract.uses import Ours, Use, inventory
+from balance_tools.contract.names import Names, Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
 from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status

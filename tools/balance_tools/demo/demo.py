@@ -12,10 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from balance_tools.demo.answers import answers, compare
-from balance_tools.demo.load import DEVICE, POLICIES, STEADY, Run, call, measure
+from balance_tools.demo.load import (
+    DEVICE,
+    POLICIES,
+    STEADY,
+    Run,
+    answers,
+    call,
+    compare,
+    measure,
+    waiting_share,
+)
 from balance_tools.demo.picture import plot
-from balance_tools.demo.steps import between_steps_s, waiting_share
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
@@ -23,9 +31,6 @@ from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 
-SLOW_S = 0.02
-"""A machine that needs more than this between two steps hides a good part of the gain;
-the median step of the device is some 100 ms."""
 FIGURES = (
     ("output tokens per second", STEADY, 1.0, ".0f"),
     ("the same, to the last answer", "output_throughput", 1.0, ".0f"),
@@ -88,20 +93,15 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """What the figures say, and whether this machine was too slow to show more."""
+    """What the figures say."""
     off, on = runs[0], runs[-1]
     gain = on.bench[STEADY] / off.bench[STEADY]
     price = on.bench["median_ttft_ms"] / off.bench["median_ttft_ms"]
-    text = f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}"
-    text += f", and {price:.1f} times the median time to the first token."
-    own_s = max(between_steps_s(run.steps) for run in runs)
-    if own_s > SLOW_S:
-        text += (
-            f"\nThis machine needed {1000 * own_s:.0f} ms between two steps (up to "
-            f"{1000 * SLOW_S:.0f} is good): it was busy or\nhas few cores, and hides "
-            "part of the gain. The answers above do not depend on it."
-        )
-    return text
+    return (
+        f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}, and "
+        f"{price:.1f} times the median time to the first token.\n"
+        "A machine that is busy or has few cores hides part of the gain."
+    )
 
 
 def epilogue(python: Path) -> str:

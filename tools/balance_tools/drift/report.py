@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from pathlib import Path
 
 from balance_tools.drift.symbols import Modules, module_of
 from balance_tools.hooks.elements import DEFINITIONS
@@ -44,16 +43,6 @@ class Drift:
         """What became of it, in a word."""
         changed = self.added or self.removed
         return self.gone or (f"+{self.added} −{self.removed}" if changed else "none")
-
-
-def drift_report(
-    trees: Mapping[str, tuple[Path, Path]], series: Mapping[str, Series]
-) -> dict[str, list[Drift]]:
-    """Compare by package what its series needs, between its old and its new tree."""
-    return {
-        package: drift(series[package], Modules(old), Modules(new))
-        for package, (old, new) in trees.items()
-    }
 
 
 def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:

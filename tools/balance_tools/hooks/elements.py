@@ -84,7 +84,7 @@ def header(node: ast.AST) -> str:
         return f"{node.name} as {node.asname}" if node.asname else node.name
     if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
         return ast.dump(node)
-    if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+    if type(node).__name__ in _HEADERLESS:
         return "try"
     if not any(_block(node, field) for field in _BLOCKS):
         return ast.unparse(node)

@@ -40,15 +40,6 @@ def worst(statuses: Iterable[Status]) -> Status:
 
 
 @dataclass(frozen=True)
-class Labels:
-    """What the sides of a conflict are called."""
-
-    new: str
-    old: str
-    patch: str
-
-
-@dataclass(frozen=True)
 class HookResult:
     """What became of one hook of a patch."""
 

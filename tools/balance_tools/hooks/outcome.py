@@ -15,8 +15,8 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.hooks.elements import find_scope
 from balance_tools.hooks.locate import Place, locate
-from balance_tools.hooks.model import FileVerdict, HookResult, Labels, Status, worst
-from balance_tools.hooks.placement import NotWholeLinesError, insert_hooks
+from balance_tools.hooks.model import FileVerdict, HookResult, Status, worst
+from balance_tools.hooks.placement import insert_hooks
 from balance_tools.hooks.proof import (
     Hook,
     already_there,
@@ -41,8 +41,10 @@ class Sides:
     """The same with this patch."""
     upstream: bytes
     """New upstream with the patches before this one."""
-    labels: Labels
-    """Names of the sides, for conflict files."""
+    new: str
+    """What new upstream is called, old upstream, and the patch."""
+    old: str
+    patch: str
 
     def merge(self) -> tuple[bytes, bool]:
         """Let git merge the two changes of `base`; say if that is clean, too."""
@@ -51,7 +53,7 @@ class Sides:
             command = ["git", "merge-file", "-p", "--diff3"]
             for side, content in sides.items():
                 (Path(name) / side).write_bytes(content)
-                command += ["-L", getattr(self.labels, side)]
+                command += ["-L", getattr(self, side)]
             run = capture([*command, *sides], cwd=Path(name))
         if run.status > 127:  # else the number of conflicts
             raise ToolError(f"git merge-file: expected it to merge, found {run.tail}")
@@ -63,14 +65,14 @@ def decide(file: FilePatch, sides: Sides) -> FileVerdict:
     merged, clean = sides.merge()
     try:
         return _module(file, sides, merged, clean)
-    except (ToolError, NotWholeLinesError) as error:
+    except ToolError as error:
         content = sides.upstream if clean else merged
         status, notes = Status.CONFLICT, (str(error),)
         return FileVerdict(file.path, content, sides.upstream, status, notes=notes)
 
 
 def _module(file: FilePatch, sides: Sides, merged: bytes, clean: bool) -> FileVerdict:
-    path, upstream, new = file.path, sides.upstream, sides.labels.new
+    path, upstream, new = file.path, sides.upstream, sides.new
     hooks = placement_of(sides.base, sides.patched, path)
     tree = parse_module(upstream, path)
     there = [already_there(hook, tree) for hook in hooks]
@@ -104,14 +106,14 @@ def _module(file: FilePatch, sides: Sides, merged: bytes, clean: bool) -> FileVe
         how = "syntax"
         only = [hook for hook, _ in placed]
         if problems := _problems(only, upstream, content, path):
-            raise NotWholeLinesError(problems[0])
+            raise ToolError(problems[0])
     lines = [hook.line for hook in placement_of(upstream, content, path)]
     lines = lines if len(lines) == len(placed) else [0] * len(placed)
     good = [
         _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), how, line)
         for (hook, place), line in zip(placed, lines, strict=True)
     ]
-    marked = _mark(content, file, refused, sides.labels) if refused else content
+    marked = _mark(content, file, refused, sides) if refused else content
     status = worst([result.status for result in (*good, *bad)])
     return FileVerdict(path, marked, content, status, (*good, *bad))
 
@@ -132,7 +134,7 @@ def _problems(
 
 
 def _mark(
-    content: bytes, file: FilePatch, hooks: Sequence[tuple[Hook, str]], labels: Labels
+    content: bytes, file: FilePatch, hooks: Sequence[tuple[Hook, str]], sides: Sides
 ) -> bytes:
     """Put a conflict block into a file for each hook that has no place, and why.
 
@@ -147,12 +149,12 @@ def _mark(
         hunks = [h for h in file.hunks if h.target_start <= max(hook.line, 1)]
         hunk, scope = (hunks or file.hunks)[-1], hook.anchor.scope
         block = [
-            OURS + f" {labels.new}: {sentence}\n".encode(),
-            BASE + f" {labels.old}\n".encode(),
+            OURS + f" {sides.new}: {sentence}\n".encode(),
+            BASE + f" {sides.old}\n".encode(),
             *(line.rstrip(b"\r\n") + b"\n" for line in hunk.source),
             SPLIT + b"\n",
             *(line.rstrip(b"\r\n") + b"\n" for line in hunk.target),
-            THEIRS + f" {labels.patch}\n".encode(),
+            THEIRS + f" {sides.patch}\n".encode(),
         ]
         body = getattr(find_scope(tree, scope), "body", None)
         head = int(body[0].lineno) - 1 if scope and body else len(lines)

@@ -155,8 +155,6 @@ def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
 
 
 def _same_gap(one: Gap, other: Gap) -> bool:
-    return (
-        one.before is other.before
-        and one.after is other.after
-        and (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
-    )
+    around = one.before is other.before and one.after is other.after
+    same = (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
+    return around and same

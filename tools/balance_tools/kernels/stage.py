@@ -49,13 +49,10 @@ class Stage:
     def made_from(self) -> Mapping[str, str] | None:
         """All that the kernels were made from; None if they are not there as made."""
         manifest = Manifest.read(self.manifest_path)
-        if (
-            manifest is None
-            or not self.inputs.items() <= manifest.inputs.items()
-            or not manifest.describes(self.folder)
-        ):
+        if manifest is None or not manifest.describes(self.folder):
             return None
-        return manifest.inputs
+        known = manifest.inputs
+        return known if self.inputs.items() <= known.items() else None
 
     def clear(self) -> None:
         """Remove the kernels, so that a run that is stopped leaves none."""

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import Drift, drift_markdown, drift_report
+from balance_tools.drift.report import Drift, drift, drift_markdown
+from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
@@ -65,10 +66,12 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     # The new series as quilt writes it, applied to the new tree, and compared.
     session = export(work, session, series)
     # What upstream changed around it, and whether our files still fit.
-    trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
-    drift = drift_report(trees, series)
+    drifts = {
+        p.package: drift(series[p.package], Modules(p.old_tree), Modules(p.new_tree))
+        for p in session.plans
+    }
     wrong, misfit = _misfits(paths, work, session)
-    report = write_report(work.path, session, drift, wrong)
+    report = write_report(work.path, session, drifts, wrong)
     if misfit.needs_human:
         if not session.dry_run:
             work.save(session)
@@ -127,10 +130,8 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
             "lock can name, so patches/ and upstream.toml are as before\n"
         )
     if session.line:
-        folder = write_line(paths, session, work)
-        return (
-            f"{folder}: written; tools/rebase.sh line {folder.name} makes its sources\n"
-        )
+        line = write_line(paths, session, work)
+        return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
     install(paths, work.final, [plan.package for plan in session.plans])
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
 
@@ -152,7 +153,7 @@ def _all(session: Session) -> list[PatchResult]:
 def write_report(
     folder: Path,
     session: Session,
-    drift: Mapping[str, Sequence[Drift]] | None = None,
+    drifts: Mapping[str, Sequence[Drift]] | None = None,
     wrong: Sequence[str] = (),
 ) -> Path:
     """Write report.md and report.json into `folder`; return the former.
@@ -166,13 +167,13 @@ def write_report(
         "patches": [asdict(result) for result in _all(session)],
         "waits_for": list(session.files),
         "drift": {
-            name: list(map(asdict, rows)) for name, rows in (drift or {}).items()
+            name: list(map(asdict, rows)) for name, rows in (drifts or {}).items()
         },
         "wrong": list(wrong),
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    text = _markdown(session) + (drift_markdown(drift) if drift else "")
+    text = _markdown(session) + (drift_markdown(drifts) if drifts else "")
     if wrong:
         text += "\n## What does not fit\n\n" + "".join(f"- {one}\n" for one in wrong)
     report = folder / "report.md"
@@ -188,7 +189,7 @@ def _markdown(session: Session) -> str:
             result.package,
             result.name,
             f"{result.status.label}{', left out' if result.dropped else ''}",
-            _how(result.hooks),
+            ", ".join(f"{n} {c}" for n, c in placed_by(result.hooks).items()) or "–",
         )
         for result in _all(session)
     ]
@@ -204,11 +205,6 @@ def _markdown(session: Session) -> str:
         lines += [f"- edit {path}" for path in session.files]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
     return "\n".join(lines) + "\n"
-
-
-def _how(hooks: tuple[HookResult, ...]) -> str:
-    counts = placed_by(hooks).items()
-    return ", ".join(f"{how} {count}" for how, count in counts) or "–"
 
 
 def _row(hook: HookResult) -> tuple[str, ...]:

@@ -12,8 +12,13 @@ from balance_tools.files import remove_tree, replacing
 from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
-from balance_tools.series.apply import SERIES, Series, load_series, patched_files
-from balance_tools.series.export import export_patch, sorted_paths
+from balance_tools.series.apply import (
+    SERIES,
+    Series,
+    diff_file,
+    load_series,
+    patched_files,
+)
 from balance_tools.series.lint import lint_in_place
 from balance_tools.series.patchfile import Patch, parse_patch
 
@@ -53,8 +58,9 @@ def _export_package(
                 {path: plan.read(path, count) or b"" for path in plan.done[index]}
                 for count in (index, index + 1)
             )
-            paths = sorted_paths(path for path in old if old[path] != new[path])
-            raw = export_patch(patch.header.raw, old, new, paths)
+            paths = sorted((p for p in old if old[p] != new[p]), key=str.encode)
+            diffs = (diff_file(path, old[path], new[path]) for path in paths)
+            raw = patch.header.raw + b"".join(diffs)
             (folder / patch.name).write_bytes(raw)
             result = _final(patch, raw, result)
         found.append(result)

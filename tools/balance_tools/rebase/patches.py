@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import FileVerdict, Labels, PatchResult, Status, worst
+from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
 from balance_tools.rebase.journal import Contents, Plan, Session, Work
@@ -77,15 +77,12 @@ def _judge(
         note = f"{path} is gone in {plan.new_label}, or a symbolic link"
         return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
     base = before.get(path) or (plan.old_tree / path).read_bytes()
-    labels = Labels(plan.new_label, plan.old_label, patch.name)
-    return decide(file, Sides(base, after[path] or b"", upstream, labels))
+    names = (plan.new_label, plan.old_label, patch.name)
+    return decide(file, Sides(base, after[path] or b"", upstream, *names))
 
 
 def _result(package: str, patch: Patch, verdicts: list[FileVerdict]) -> PatchResult:
-    every = {verdict.status for verdict in verdicts}
-    status = worst(every)
-    if Status.ALREADY_UPSTREAM in every and len(every) > 1 and not status.needs_human:
-        status = Status.CONFLICT
+    status = worst(verdict.status for verdict in verdicts)
     hooks = tuple(hook for verdict in verdicts for hook in verdict.hooks)
     notes = tuple(note for verdict in verdicts for note in verdict.notes)
     return PatchResult(package, patch.name, status, hooks, notes)
@@ -151,8 +148,6 @@ def accept(work: Work, session: Session) -> Session:
 def skip(work: Work, session: Session) -> Session:
     """Leave the pending patch out of the series."""
     if session.pending is None:
-        raise ToolError(
-            "skip: no patch waits for a decision; run tools/rebase.sh status"
-        )
+        raise ToolError("skip: no patch waits; run tools/rebase.sh continue or abort")
     notes = (*session.pending.notes, "left out by a person")
     return session.after(replace(session.pending, notes=notes, dropped=True), {})

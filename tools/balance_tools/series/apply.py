@@ -1,16 +1,24 @@
-"""A patch series and its exact application: no fuzz, no offset, all or nothing."""
+"""A patch series: applied exactly (no fuzz, no offset), and written as quilt does."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.run import capture
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 from balance_tools.text import split_lines
 
 SERIES = "series"
+# GNU diff makes the hunks because quilt calls it: other programs place an inserted
+# block differently when its first line equals the line after it. The options are those
+# of tools/quiltrc.
+CONTEXT_LINES = 2
+_SAME, _DIFFERENT = 0, 1
 
 
 @dataclass(frozen=True)
@@ -121,3 +129,37 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
 
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\n").decode("utf-8", "backslashreplace")
+
+
+def diff_file(path: str, old: bytes, new: bytes) -> bytes:
+    """Return the diff of one file; b"" if equal.
+
+    Raises:
+        ToolError: GNU diff is missing, or the content is binary.
+    """
+    command = ["diff", f"-U{CONTEXT_LINES}"]
+    with tempfile.TemporaryDirectory() as name:
+        for prefix, content in (("a", old), ("b", new)):
+            (Path(name) / prefix).write_bytes(content)
+            command += ["--label", f"{prefix}/{path}"]
+        command += [f"{name}/a", f"{name}/b"]
+        run = capture(command, env={**os.environ, "LC_ALL": "C"})
+    if run.status not in (_SAME, _DIFFERENT):
+        raise ToolError(f"diff: {path}: {run.tail}")
+    if run.output.startswith(b"Binary files"):
+        raise ToolError(f"{path}: binary content cannot be patched; keep it out")
+    return run.output
+
+
+def export_series(series: Series, tree: Path) -> dict[str, bytes]:
+    """Return the canonical bytes of every patch by its name, on its pristine tree."""
+    result: dict[str, bytes] = {}
+    before: dict[str, bytes] = {}
+    for patch, after in patched_steps(series, tree):
+        paths = sorted((file.path for file in patch.files), key=str.encode)
+        for path in paths:
+            before.setdefault(path, (tree / path).read_bytes())
+        diffs = (diff_file(path, before[path], after[path]) for path in paths)
+        result[patch.name] = patch.header.raw + b"".join(diffs)
+        before = after
+    return result

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.series.apply import SERIES, Series, load_series, patched_steps
-from balance_tools.series.export import export_series
+from balance_tools.series.apply import (
+    SERIES,
+    Series,
+    export_series,
+    load_series,
+    patched_steps,
+)
 from balance_tools.series.patchfile import ADDED, REMOVED, Patch
 from balance_tools.text import parse_module
 from balance_tools.upstream.lock import load_lock

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from packaging.tags import Tag
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -54,20 +53,6 @@ class Artifact:
     size: int
     """Bytes."""
 
-    @property
-    def tags(self) -> frozenset[Tag]:
-        """The compatibility tags of a wheel; empty for an sdist."""
-        if not self.filename.endswith(".whl"):
-            return frozenset()
-        return parse_wheel_filename(self.filename)[3]
-
-    def fits(self, python: str, arch: str) -> bool:
-        """Whether this wheel is for that interpreter tag and machine."""
-        return any(
-            tag.interpreter == python and tag.platform.endswith(f"_{arch}")
-            for tag in self.tags
-        )
-
 
 @dataclass(frozen=True)
 class Lock:
@@ -89,11 +74,11 @@ class Lock:
         Raises:
             ToolError: none is locked.
         """
-        for wheel in self.kernel_wheels:
-            if wheel.fits(python, arch):
+        names = [wheel.filename.split("-", 2)[2] for wheel in self.kernel_wheels]
+        for wheel, name in zip(self.kernel_wheels, names, strict=True):
+            if name.startswith(f"{python}-") and name.endswith(f"_{arch}.whl"):
                 return wheel
-        tags = sorted(str(tag) for wheel in self.kernel_wheels for tag in wheel.tags)
-        have = ", ".join(tags) or "none"
+        have = ", ".join(name.removesuffix(".whl") for name in names) or "none"
         raise ToolError(
             f"upstream.toml: expected a kernel wheel for {python} on {arch}, found "
             f"{have}; choose another PYTHON and ARCH or lock a release that has one"
@@ -118,18 +103,12 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
         raise ToolError(
             f"{name}: expected TOML, found {error}; restore the file from git"
         ) from error
-    known = {field.name for field in fields(Lock)}
-    if unknown := sorted(set(data) - known):
-        raise ToolError(
-            f"{name}: expected only {', '.join(sorted(known))}, found {unknown[0]!r}; "
-            "remove that entry"
-        )
-    sdists = {"vllm", "vllm_ascend", *data} - {"kernel_wheels"}
+    names = ["vllm", "vllm_ascend", *({"kernel_sdist"} & {*data})]
+    wheels = enumerate(data.get("kernel_wheels", []))
     return Lock(
-        **{key: _artifact(data.get(key), f"{name}: {key}") for key in sorted(sdists)},
+        **{key: _artifact(data.get(key), f"{name}: {key}") for key in names},
         kernel_wheels=tuple(
-            _artifact(entry, f"{name}: kernel_wheels[{i}]")
-            for i, entry in enumerate(data.get("kernel_wheels", []))
+            _artifact(entry, f"{name}: kernel_wheels[{i}]") for i, entry in wheels
         ),
     )
 

@@ -35,7 +35,12 @@ def make_checkout(
         for name in listed_by_git(paths.root)
         if (paths.root / name).is_file() and not name.startswith("patches/")
     ]
-    _forget(folder, names)
+    folder.mkdir(parents=True, exist_ok=True)
+    listing = folder / LISTING  # what an earlier checkout copied
+    before = listing.read_text().splitlines() if listing.is_file() else []
+    for name in set(before) - set(names):
+        (folder / name).unlink(missing_ok=True)
+    listing.write_text("\n".join(names) + "\n")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(paths.root / name, folder / name)
@@ -53,13 +58,3 @@ def make_checkout(
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
     return other
-
-
-def _forget(folder: Path, names: list[str]) -> None:
-    """Remove what an earlier checkout copied and the repository no longer has."""
-    listing = folder / LISTING
-    if listing.is_file():
-        for name in set(listing.read_text().splitlines()) - set(names):
-            (folder / name).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    listing.write_text("\n".join(names) + "\n")

@@ -128,11 +128,6 @@ class Bench:
         """All that belongs to it."""
         return self.paths.build / "verify" / self.name
 
-    @property
-    def ledger(self) -> Ledger:
-        """What is done."""
-        return Ledger(self.folder / "stages")
-
 
 def pinned_release(paths: Paths) -> Bench:
     """The release that the repository is made from, with the series that it has."""
@@ -214,7 +209,7 @@ def _wheel(bench: Bench, root: Paths) -> Entry:
         return {"path": str(build_wheel(root, Choice(), root.dist))}
 
     name = f"wheel, {root.root.name}"
-    return bench.ledger.once(name, [digest.hexdigest()], build)
+    return Ledger(bench.folder / "stages").once(name, [digest.hexdigest()], build)
 
 
 def _python(root: Paths, wheel: Path) -> Path:
@@ -249,7 +244,9 @@ def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list
         for done, file in enumerate(files, 1):
             inputs = [made_of, _file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
-            stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
+            stage = Ledger(bench.folder / "stages").once(
+                f"{setup.name}/{file}", inputs, run
+            )
             stages.append(stage)
             report(done)
             said = f"{file}: {count(stage.data)}, {stage.seconds:.0f} s"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, walk
-from balance_tools.run import git, output_of
+from balance_tools.run import capture, git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
@@ -50,16 +51,15 @@ def _source_state(root: Path) -> tuple[str | None, bool | None]:
 
     A file that git neither tracks nor ignores is a change.
     """
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None, None
-    try:
-        head = output_of(git(root, "rev-parse", "HEAD")).strip()
-        changes = output_of(git(root, "status", "--porcelain", "-unormal"))
-    except ToolError:
-        # No git here, a checkout of another user, no commit yet: the commit is a
-        # convenience, the hashes in the record are what identifies the sources.
+    head = capture(git(root, "rev-parse", "HEAD"))
+    changes = capture(git(root, "status", "--porcelain", "-unormal"))
+    # A checkout of another user, no commit yet: the commit is a convenience, the hashes
+    # in the record are what identifies the sources.
+    if head.status or changes.status:
         return None, None
-    return head, bool(changes.strip())
+    return head.text.strip(), bool(changes.text.strip())
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:

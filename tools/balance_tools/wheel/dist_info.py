@@ -89,11 +89,6 @@ def render_record(files: Iterable[tuple[str, Path]], record_name: str) -> str:
     return text.getvalue()
 
 
-def further_dist_infos(plan: WheelPlan) -> list[DistInfo]:
-    """The dist-infos of a wheel beside its own."""
-    return [guard(plan), *([plugin(plan)] if plan.has_plugin else [])]
-
-
 def guard(plan: WheelPlan) -> DistInfo:
     """Ours: it stays visible where a stock vllm or vllm-ascend hides the others."""
     summary = f"Part of {plan.settings.name} {plan.version}: what was built, intact?"
