@@ -26,10 +26,7 @@ FAULT = "this is a fault of tools/rebase.sh, report it"
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
-    """Write the new series and lock into the work folder and prove them.
-
-    Returns:
-        The session with the final status of every patch.
+    """Write the new series and lock, prove them, and say what became of each patch.
 
     Raises:
         ToolError: what was written does not give the tree that was proven; a fault of

@@ -29,8 +29,7 @@ def place_all(
 ) -> Session:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
-    Each is merged by git, if the syntax tree proves the merge; else its hooks are
-    placed by syntax; else it waits. A dry run goes on behind it.
+    A dry run goes on behind a patch that waits for a person.
 
     Raises:
         ToolError: a series does not apply to the tree that it was made for, or a patch

@@ -238,7 +238,7 @@ def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Ent
 
 def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
-    stages = []
+    stages, ledger = [], Ledger(bench.folder / "stages")
     title = f"{setup.name}: {len(files)} test files"
     with progress(title, len(files), "file") as report:
         for done, file in enumerate(files, 1):
