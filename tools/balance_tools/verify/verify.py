@@ -244,9 +244,7 @@ def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list
         for done, file in enumerate(files, 1):
             inputs = [made_of, _file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
-            stage = Ledger(bench.folder / "stages").once(
-                f"{setup.name}/{file}", inputs, run
-            )
+            stage = ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
             report(done)
             said = f"{file}: {count(stage.data)}, {stage.seconds:.0f} s"
