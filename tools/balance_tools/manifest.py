@@ -53,9 +53,11 @@ class Manifest:
     def read(path: Path) -> Manifest | None:
         """The manifest at `path`; None if there is none that this version can use."""
         try:
-            found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
-            return found if dict(found.files) else None
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            data = (
+                json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            )
+            return Manifest(data["inputs"], dict(data["files"]))
+        except (LookupError, ValueError, TypeError):
             # Cut short or mangled is as good as none: the files are compared instead.
             return None
 
