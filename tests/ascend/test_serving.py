@@ -6,7 +6,6 @@ import signal
 import psutil
 import pytest
 
-from balance_tools.serving import serve_process
 from balance_tools.serving import server as server_module
 from balance_tools.serving.server import Server
 from conftest import PROGRAM_S
@@ -50,8 +49,8 @@ def _patience(monkeypatch):
     monkeypatch.setattr(server_module, "START_S", PROGRAM_S)
     monkeypatch.setattr(server_module, "REQUEST_S", PROGRAM_S)
     monkeypatch.setattr(server_module, "SETTLE_S", PROGRAM_S)
-    monkeypatch.setattr(serve_process, "STOP_S", 300)
-    monkeypatch.setattr(serve_process, "FOLLOW_S", 60)
+    monkeypatch.setattr(server_module, "STOP_S", 300)
+    monkeypatch.setattr(server_module, "FOLLOW_S", 60)
 
 
 @pytest.mark.timeout(3 * PROGRAM_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from balance_tools.demo import load as demo_load
-from balance_tools.demo.answers import COPIES, QUESTIONS, answers
+from balance_tools.demo.load import COPIES, QUESTIONS, answers
 
 
 @pytest.mark.timeout(600)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import requests
 
-from balance_tools.serving.serve_process import ServeProcess
-from balance_tools.serving.server import Server
+from balance_tools.serving.server import ServeProcess, Server
 from netns import INTERFACE, Host
 
 OPTIONS = (

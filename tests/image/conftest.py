@@ -18,7 +18,7 @@ import pytest
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.upstream.pip_config import PipConfig, read_pip_config
+from balance_tools.upstream.index import PipConfig, read_pip_config
 from balance_tools.wheel.build import build_wheel
 from containers import Podman, make_podman
 

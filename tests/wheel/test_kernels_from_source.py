@@ -22,8 +22,7 @@ import pytest
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.kernels.from_source import COPIED, build_kernels, run_superbuild
-from balance_tools.kernels.socs import device_of
-from balance_tools.kernels.stage import build_info_text
+from balance_tools.kernels.stage import build_info_text, device_of
 from balance_tools.kernels.toolchain import DISTRIBUTIONS, find_toolchain
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock

@@ -16,8 +16,8 @@ from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.paths import Paths
+from balance_tools.upstream.index import read_pip_config
 from balance_tools.upstream.lock import load_lock
-from balance_tools.upstream.pip_config import read_pip_config
 from conftest import ASCEND, ROOT, Build
 from stub_wheels import write_stub
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-from balance_tools.run import output_of
 from balance_tools.serving.server import Server
 
 TOKENS = 8
@@ -81,7 +81,12 @@ def serve(python: Path, work: Path, variables: Mapping[str, str]) -> None:
 
 
 def run(variables: Mapping[str, str], *command: object) -> str:
-    return output_of(command, env=variables, cwd=Path(variables["HOME"]))
+    home = variables["HOME"]
+    done = subprocess.run(
+        command, env=variables, cwd=home, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def files(folder: Path) -> set[str]:

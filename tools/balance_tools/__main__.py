@@ -21,10 +21,7 @@ COMMANDS = {
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
-    "env": (
-        "environment.reference",
-        "Install the reference wheel; print where.",
-    ),
+    "env": ("environment.reference", "Install the reference wheel; print where."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1

@@ -1,19 +1,13 @@
 """What is built: the settings of distribution.toml and the choice of one wheel.
 
-The choice comes from five environment variables, the only ones the build reads:
-
-VLLM_BALANCE_TARGET   `reference` (default) or `ascend`
-VLLM_BALANCE_PYTHON   `cp310`, `cp311` (default) or `cp312`; target ascend only
-VLLM_BALANCE_ARCH     `x86_64` or `aarch64`, default this machine's; target ascend only
-VLLM_BALANCE_KERNELS  `prebuilt` (default) or `source`; target ascend only
-VLLM_BALANCE_SOC      the chip, e.g. `ascend910b1`; kernels from source only
+The build reads the choice from one environment variable, which `make wheel` sets.
 """
 
 from __future__ import annotations
 
-import platform
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +21,7 @@ TARGETS = ("reference", "ascend")
 PYTHONS = ("cp310", "cp311", "cp312")
 ARCHES = ("x86_64", "aarch64")
 KERNELS = ("prebuilt", "source")
-VARIABLE_PREFIX = "VLLM_BALANCE_"
+VARIABLE = "VLLM_BALANCE_WHEEL"
 
 EntryPoints = Mapping[str, Mapping[str, str]]
 """Group to name to object reference, as in entry_points.txt."""
@@ -58,38 +52,13 @@ class Choice:
         return self.target == "ascend" and self.kernels == "source"
 
     def environment(self) -> dict[str, str]:
-        """The variables that make setup.py build this wheel."""
-        return {
-            VARIABLE_PREFIX + key.upper(): value for key, value in vars(self).items()
-        }
+        """What makes setup.py build this wheel."""
+        return {VARIABLE: json.dumps(asdict(self))}
 
 
 def choice_from(environment: Mapping[str, str]) -> Choice:
-    """Read the five variables, and refuse a value that means nothing."""
-    allowed = {
-        "target": TARGETS,
-        "python": PYTHONS,
-        "arch": ARCHES,
-        "kernels": KERNELS,
-    }
-    values = {"arch": platform.machine() if platform.machine() in ARCHES else "x86_64"}
-    for key, options in allowed.items():
-        variable = VARIABLE_PREFIX + key.upper()
-        if value := environment.get(variable):
-            if value not in options:
-                raise ToolError(
-                    f"{variable}: expected one of {', '.join(options)}, found "
-                    f"{value!r}; choose one of them"
-                )
-            values[key] = value
-    choice = Choice(**values, soc=environment.get(f"{VARIABLE_PREFIX}SOC", ""))
-    if choice.soc and not choice.from_source:
-        raise ToolError(
-            f"{VARIABLE_PREFIX}SOC: expected a chip only for an Ascend wheel with "
-            f"kernels from source, found {choice.soc!r}; add KERNELS=source, or leave "
-            "it out: the prebuilt kernels are for Atlas A2"
-        )
-    return choice
+    """Read the choice; without one it is the reference wheel."""
+    return Choice(**json.loads(environment.get(VARIABLE, "{}")))
 
 
 @dataclass(frozen=True)
@@ -136,28 +105,23 @@ def load_settings(path: Path) -> Settings:
     """Read distribution.toml."""
     try:
         data: dict[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
-        return _settings(data)
+        targets = {
+            name: _target(name, entry, data["entry-points"])
+            for name, entry in data["targets"].items()
+        }
+        guard = data["guard-entry-points"]
+        return Settings(
+            **data["distribution"], guard_entry_points=guard, targets=targets
+        )
     except TOMLKitError as error:
         raise ToolError(
             f"{path}: expected TOML, found {error}; correct that line"
         ) from error
-    except KeyError as error:
+    except (KeyError, TypeError) as error:
         raise ToolError(
-            f"{path}: expected an entry {error}, found none; restore it from git"
+            f"{path}: expected its entries, found that one is wrong or missing, "
+            f"{error}; restore it from git"
         ) from error
-
-
-def _settings(data: dict[str, Any]) -> Settings:
-    return Settings(
-        name=data["distribution"]["name"],
-        revision=data["distribution"]["revision"],
-        summary=data["distribution"]["summary"],
-        guard_entry_points=data["guard-entry-points"],
-        targets={
-            name: _target(name, entry, data["entry-points"])
-            for name, entry in data["targets"].items()
-        },
-    )
 
 
 def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
@@ -175,19 +139,9 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
 
 
 def merge_entry_points(*parts: EntryPoints) -> EntryPoints:
-    """Put groups together.
-
-    Raises:
-        ToolError: one name stands twice in a group.
-    """
+    """Put groups together."""
     merged: dict[str, dict[str, str]] = {}
     for part in parts:
         for group, entries in part.items():
-            names = merged.setdefault(group, {})
-            if twice := sorted(set(names) & set(entries)):
-                raise ToolError(
-                    f"{SETTINGS_NAME}: expected entry point {twice[0]!r} of {group} "
-                    "once, found it twice; rename ours"
-                )
-            names.update(entries)
+            merged.setdefault(group, {}).update(entries)
     return merged

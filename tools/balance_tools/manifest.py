@@ -11,7 +11,6 @@ from pathlib import Path
 
 from balance_tools.files import sha256_of, write_atomically
 
-FORMAT = 2
 MANIFEST_NAME = ".vendor.json"
 """The manifest of a vendored package, in its folder."""
 
@@ -23,16 +22,14 @@ class Manifest:
     inputs: Mapping[str, str]
     """What decides the content, e.g. the sha256 of an archive."""
     files: Mapping[str, str]
-    """Posix path below the folder to its sha256; that of a symbolic link is of its
-    target's name."""
-    format: int = FORMAT
+    """Posix path below the folder to its `content_sha256`."""
 
     def changed(self, folder: Path) -> list[str]:
         """The paths whose content is not the recorded one, missing files left out."""
         return [
             path
             for path, sha256 in self.files.items()
-            if os.path.lexists(folder / path) and _sha256(folder / path) != sha256
+            if content_sha256(folder / path) not in (sha256, None)
         ]
 
     def missing(self, folder: Path) -> list[str]:
@@ -45,30 +42,30 @@ class Manifest:
 
     def describes(self, folder: Path) -> bool:
         """Whether the folder holds just what is recorded."""
-        return not (
-            self.missing(folder) or self.unknown(folder) or self.changed(folder)
-        )
+        return not any(f(folder) for f in (self.missing, self.unknown, self.changed))
 
     def write(self, path: Path) -> None:
         """Write the manifest, replacing an old one in one go."""
-        write_atomically(
-            path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
-        )
+        text = json.dumps(asdict(self), indent=1, sort_keys=True)
+        write_atomically(path, text + "\n")
 
     @staticmethod
     def read(path: Path) -> Manifest | None:
         """The manifest at `path`; None if there is none that this version can use."""
         try:
-            found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
-            return found if found.format == FORMAT and dict(found.files) else None
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            data = (
+                json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            )
+            return Manifest(data["inputs"], dict(data["files"]))
+        except (LookupError, ValueError, TypeError):
             # Cut short or mangled is as good as none: the files are compared instead.
             return None
 
 
 def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
     """Hash every file below a folder."""
-    return Manifest(inputs, {path: _sha256(folder / path) for path in walk(folder)})
+    files = {path: content_sha256(folder / path) or "" for path in walk(folder)}
+    return Manifest(inputs, files)
 
 
 def walk(folder: Path) -> Iterator[str]:
@@ -90,13 +87,14 @@ def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str
     return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 
 
-def same_content(one: Path, other: Path) -> bool:
-    """Whether two files (or links) hold the same."""
-    return _sha256(one) == _sha256(other)
+def content_sha256(path: Path) -> str | None:
+    """The sha256 of a file, of the target's name for a link; None if it is not there.
 
-
-def _sha256(path: Path) -> str:
+    It is that of nothing for a folder.
+    """
     if path.is_symlink():
         target = os.fsencode(path.readlink())
         return hashlib.sha256(b"link:" + target).hexdigest()
-    return sha256_of(path) if path.is_file() else ""
+    if path.is_file():
+        return sha256_of(path)
+    return "" if path.exists() else None

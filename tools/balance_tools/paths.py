@@ -14,9 +14,6 @@ class Paths:
         self.root = root
         self.lock = root / LOCK_NAME
         """Which upstream files everything is made from."""
-        self.staging = root / ".vendor-staging"
-        """Where a new tree is put together: beside the vendored folders and not in
-        build/, which may be another disk, for the swap at the end is a rename."""
         self.dist = root / "dist"
         """Finished wheels."""
         self.build = root / "build"

@@ -1,6 +1,6 @@
 """Run other programs to their end, and quote the end of what they wrote.
 
-A program that goes on running has a class of its own: serving.serve_process, and
+A program that goes on running has a class of its own: serving.server, and
 verify.pytest_file.
 """
 
@@ -61,27 +61,6 @@ def capture(
             f"{PACKAGE_OF.get(name, name)}"
         ) from None
     return Ended(run.returncode, run.stdout, run.stderr)
-
-
-def output_of(
-    command: Iterable[object],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> str:
-    """The output of a program.
-
-    Raises:
-        ToolError: it fails; quotes the end of what it wrote.
-    """
-    words = list(map(str, command))
-    outcome = capture(words, env=env, cwd=cwd)
-    if outcome.status != 0:
-        raise ToolError(
-            f"{' '.join(words[:4])}: expected it to succeed, found status "
-            f"{outcome.status}: {outcome.tail}"
-        )
-    return outcome.text
 
 
 def to_log(

@@ -1,8 +1,9 @@
-"""The text of a patched file: its lines, and its syntax tree where it is Python."""
+"""Text: the lines and the syntax tree of a patched file, and tables in Markdown."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from balance_tools.errors import ToolError
 
@@ -27,3 +28,10 @@ def parse_module(source: bytes, name: str) -> ast.Module:
         raise ToolError(
             f"{name}, line {line}: not valid Python ({error}); correct the patch"
         ) from error
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    head = list(columns)
+    body = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
+    return [body[0], "|---" * len(head) + "|", *body[1:]]

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from balance_tools.contract.check import missing, vanished_symbols
-from balance_tools.contract.fit import Pin, misfits, read_pin
-from balance_tools.contract.names import Names
-from balance_tools.contract.uses import EITHER, OPTIONAL, Use
+from balance_tools.contract.fit import Pin, findings, read_pin
+from balance_tools.contract.names import EITHER, Names, Use
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series, patched_files
@@ -50,9 +49,7 @@ class RenamedNames(Names):
 
     def __init__(self, old: Names, word: str) -> None:
         super().__init__(Renamed(old.modules.tree, word=word))
-        words, classes = old._texts
-        classes = {n: m for n, m in classes.items() if n != word}
-        self.__dict__["_texts"] = (words - {word}, classes)
+        self.__dict__["words"] = old.words - {word}
 
 
 @pytest.fixture(scope="module")
@@ -77,28 +74,16 @@ def test_a_renamed_name_is_refused_by_name(pin: Pin, old: Names) -> None:
         assert use.line > 0
         there = [n for n in use.names if use.kind != EITHER or n in old.words]
         assert len(there) == 1, use
-        if use.kind != OPTIONAL:
-            name = there[0].rpartition(".")[2]
-            names.setdefault(name, []).append(use)
-            kinds.setdefault(use.kind, name)
+        name = there[0].rpartition(".")[2]
+        names.setdefault(name, []).append(use)
+        kinds.setdefault(use.kind, name)
     assert set(kinds) == {"import", "attribute", "override", "either", "word"}
-    assert missing(pin.uses, old, old, forward=False) == []
+    assert missing(pin.uses, old) == []
     for name in OF_THE_GATE | OF_THE_DISPATCH | {*kinds.values()}:
-        found = missing(names[name], old, RenamedNames(old, name))
+        found = missing(names[name], RenamedNames(old, name))
         assert len(found) == len(names[name]), name
         assert all(name in str(finding) for finding in found)
         assert all(finding.file and finding.line for finding in found)
-
-
-def test_a_name_of_later_releases_is_missed_there_alone(pin: Pin, old: Names) -> None:
-    optional = [use for use in pin.uses if use.kind == OPTIONAL]
-    assert {use.names[0] for use in optional} >= {
-        "skipped_waiting",
-        "prefill_capacity_bound",
-    }
-    found = missing(optional, old, old, forward=True)
-    assert sum("prefill_capacity_bound" in str(one) for one in found) == 1
-    assert missing(optional, old, old, forward=False) == []
 
 
 def test_each_relied_on_symbol_renamed_is_refused_by_name(old: Names) -> None:
@@ -140,7 +125,7 @@ def test_the_type_checker_sees_what_names_do_not_show(pin: Pin, tmp_path: Path) 
         text = (tree / path).read_text()
         assert before in text
         (tree / path).write_text(text.replace(before, after))
-    found = misfits(pin, series, patched, tree, tmp_path / "root")
+    found = findings(pin, series, patched, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
     assert any("liveness.py" in one and "kill_process_tree" in one for one in said)
     assert any("core.py" in one and "ready_msg" in one for one in said), said

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from balance_tools.contract.fit import has_newest, status_of
-from balance_tools.contract.typecheck import Finding
-from balance_tools.hooks.model import Status
-from balance_tools.rebase.scan_rows import (
-    ScannedPatch,
-    ScannedRelease,
-    scan_markdown,
-)
+from balance_tools.contract.check import Finding
+from balance_tools.contract.fit import status_of
+from balance_tools.hooks.model import HookResult, PatchResult, Status
+from balance_tools.rebase.scan import ScannedRelease, scan_markdown
 
 SYMBOL = Finding("", 0, "gate.patch: Relies-On vllm.a.B.c is gone")
 NAME = Finding("vllm/gate.py", 7, "vllm.a.B.d is gone")
-PLACED = ScannedPatch("gate.patch", "context-only", (), {"git": 1, "syntax": 2})
-CONFLICT = ScannedPatch("gate.patch", "conflict", ("a.py: no place",), {"nobody": 3})
+HOOKS = tuple(
+    HookResult("a.py", "f", 1, 2, how, Status.CONTEXT_ONLY)
+    for how in ("git", "syntax", "syntax")
+)
+PLACED = PatchResult("vllm", "gate.patch", Status.CONTEXT_ONLY, HOOKS)
+CONFLICT = PatchResult("vllm", "gate.patch", Status.CONFLICT, (), ("no place",))
 
 
 def test_a_vanished_symbol_is_not_the_same_as_a_misfit() -> None:
@@ -30,22 +30,12 @@ def test_a_finding_says_where_what_and_what_upstream_did() -> None:
     assert str(NAME) == "vllm/gate.py:7: vllm.a.B.d is gone"
 
 
-def test_names_of_later_releases_are_asked_for_from_the_newest_line_on() -> None:
-    asked = ["0.24.0", "0.33.0", "0.34.0"]
-    assert [has_newest(v, "0.23.0", ["0.30", "0.33"]) for v in asked] == [0, 1, 1]
-    assert [has_newest(v, "0.23.0", []) for v in asked] == [1, 1, 1]
-    assert not has_newest("0.33.1", "0.33.0", ["0.30", "0.33"])
-    assert not has_newest("0.23.1", "0.23.0", [])
-    assert not has_newest("0.13.0", "0.23.0", [])
-    assert not has_newest("my-folder", "0.23.0", [])
-
-
 def test_placed_and_checked_are_two_numbers() -> None:
     rows = [
         ScannedRelease("0.1", (CONFLICT,), 1.0),
-        ScannedRelease("0.2", (PLACED,), 1.0, "does-not-fit", (str(NAME),)),
-        ScannedRelease("0.3", (PLACED,), 1.0, "untouched"),
-        ScannedRelease("0.4", (PLACED,), 1.0, "untouched"),
+        ScannedRelease("0.2", (PLACED,), 1.0, Status.MISFIT, (str(NAME),)),
+        ScannedRelease("0.3", (PLACED,), 1.0, Status.UNTOUCHED),
+        ScannedRelease("0.4", (PLACED,), 1.0, Status.UNTOUCHED),
     ]
     assert [row.placed for row in rows] == [False, True, True, True]
     assert [row.checked for row in rows] == [False, False, True, True]

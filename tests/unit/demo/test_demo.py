@@ -10,19 +10,16 @@ import pytest
 from matplotlib import image
 
 from balance_tools.demo import demo, picture
-from balance_tools.demo.answers import compare
 from balance_tools.demo.load import (
     DEVICE,
     RANKS,
     STEADY,
     Run,
-    check,
-    steady_throughput,
-)
-from balance_tools.demo.steps import (
     Step,
-    between_steps_s,
+    check,
+    compare,
     read_steps,
+    steady_throughput,
     waiting_share,
 )
 from balance_tools.errors import ToolError
@@ -86,12 +83,6 @@ def test_a_log_without_steps_is_an_error(tmp_path: Path) -> None:
         read_steps(log, DEVICE)
 
 
-def test_a_pause_is_no_time_between_steps() -> None:
-    steps = a_run("off", 100).steps
-    later = replace(steps[-1], start=steps[-1].end + 60, end=steps[-1].end + 60.1)
-    assert between_steps_s([*steps, later]) == pytest.approx(0.005)
-
-
 def test_throughput_counts_until_the_last_request_is_sent() -> None:
     bench = {"start_times": [10.0, 14.0], "ttfts": [1.0, 1.0], "itls": [[1, 1, 2], []]}
     assert steady_throughput(bench) == 3 / 4  # at 11, 12 and 13 s; not at 15 s
@@ -113,20 +104,11 @@ def test_gain_and_price_are_said_together() -> None:
     text = demo.verdict([a_run("off", 200), a_run("adaptive", 260)])
     assert "1.30 times the tokens per second" in text
     assert "1.3 times the median time to the first token" in text
-    assert "This machine needed" not in text
-
-
-def test_a_machine_that_is_too_slow_is_named() -> None:
-    text = demo.verdict([a_run("off", 200), a_run("adaptive", 202, gap=0.09)])
-    assert "1.01 times" in text
-    assert "This machine needed 90 ms between two steps" in text
+    assert "hides part of the gain" in text
 
 
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path: Path) -> None:
     runs = [a_run("off", 200), a_run("adaptive", 260)]
-    assert picture.window(runs) == 10
-    short = replace(runs[1], steps=tuple(s for s in runs[1].steps if s.end < 12))
-    assert picture.window([runs[0], short]) == pytest.approx(2, abs=0.2)
     pixels = image.imread(picture.plot(runs, tmp_path / "demo.png"))
     assert pixels.shape[1] > 1000
     # Both colours of work are there.

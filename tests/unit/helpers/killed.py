@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-RENAMES = {"os.rename"}
-ALL = {*RENAMES, "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
+COPIES = {"shutil.copyfile", "os.remove"}
+ALL = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
 
 
 def killer(events: set[str]) -> str:

@@ -15,9 +15,9 @@ from balance_tools.__main__ import main
 from balance_tools.paths import Paths
 from balance_tools.rebase.command import VERBS
 from balance_tools.rebase.sources import artifact_of
-from balance_tools.series.apply import apply_series, load_series
+from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import Lock, dump_lock
-from series_samples import make_patch, pristine
+from series_samples import apply_series, make_patch, pristine
 
 Files = dict[str, bytes]
 

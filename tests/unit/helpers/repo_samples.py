@@ -14,9 +14,8 @@ from pathlib import Path
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import Index
+from balance_tools.upstream.index import Index, PipConfig, Source
 from balance_tools.upstream.lock import Lock, dump_lock
-from balance_tools.upstream.pip_config import PipConfig, Source
 from balance_tools.upstream.pristine import Fetch
 from balance_tools.vendoring.vendor import vendor
 from index_samples import SampleIndex, make_sdist
@@ -45,7 +44,6 @@ Forwarded: no
 """
 IGNORE = """\
 /build/
-/.vendor-staging/
 /tools/
 /vllm_balance/
 __pycache__/

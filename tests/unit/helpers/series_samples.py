@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from balance_tools.series.apply import Series, patched_files
+
 ROOT = Path(__file__).resolve().parents[3]
 QUILTRC = ROOT / "tools" / "quiltrc"
 
@@ -67,6 +69,12 @@ def pristine(tree: Path, patches: Path) -> None:
     """Take every patch off again and remove quilt's own folder."""
     quilt(patches, tree, "pop", "-a")
     shutil.rmtree(tree / ".pc")
+
+
+def apply_series(series: Series, tree: Path) -> None:
+    """Apply a whole series to a tree."""
+    for path, content in patched_files(series, tree).items():
+        (tree / path).write_bytes(content)
 
 
 def contents(tree: Path) -> dict[str, bytes]:

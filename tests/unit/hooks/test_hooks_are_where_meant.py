@@ -76,7 +76,7 @@ def test_every_line_follows_from_the_pin(line: Line) -> None:
 @pytest.mark.timeout(1200)  # scans: a minute on two quiet cores
 def test_a_scan_places_the_lines_and_finds_a_conflict() -> None:
     version = Version(CONFLICTING)
-    artifacts = [*releases(PATHS, version, version), *(o.lock.vllm for o in LINES)]
+    artifacts = [*releases(version, version), *(o.lock.vllm for o in LINES)]
     with exclusive(work_root(PATHS) / ".lock"):
         conflict, *rows = scan(PATHS, load_lock(PATHS.lock), artifacts)
     assert len(rows) > 1
@@ -85,6 +85,6 @@ def test_a_scan_places_the_lines_and_finds_a_conflict() -> None:
         patched = work_root(PATHS) / "scan" / row.version / "patched"
         for path in (CORE, SCHEDULER):
             assert misplaced(path, (patched / path).read_bytes()) == ""
-    bad = [cell.patch for cell in conflict.cells if cell.reasons]
+    bad = [patch.name for patch in conflict.patches if patch.reasons]
     assert bad == [f"data-parallel-balance-{name}.patch" for name in ("option", "gate")]
     assert (conflict.placed, conflict.checked) == (False, False)

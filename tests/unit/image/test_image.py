@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from balance_tools.distribution import SETTINGS_NAME, load_settings
-from balance_tools.kernels.socs import device_of, known_socs
+from balance_tools.kernels.stage import device_of, known_socs
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
 

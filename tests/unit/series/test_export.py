@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.series.apply import load_series
-from balance_tools.series.export import export_series
+from balance_tools.series.apply import export_series, load_series
 from series_samples import contents, make_patch, pristine
 
 

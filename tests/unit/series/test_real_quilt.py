@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from balance_tools.paths import Paths
-from balance_tools.series.apply import Series, apply_series, load_series
+from balance_tools.series.apply import Series, load_series
 from balance_tools.series.lint import LIMITS, lint_series
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
-from series_samples import contents, quilt
+from series_samples import apply_series, contents, quilt
 
 Made = tuple[Series, Path, Path]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.archive import extract_sdist
+from balance_tools.upstream.pristine import extract_sdist
 from index_samples import (
     Member,
     file_member,

@@ -10,9 +10,8 @@ import pytest
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import Index
+from balance_tools.upstream.index import Index, PipConfig, Source
 from balance_tools.upstream.lock import Artifact
-from balance_tools.upstream.pip_config import PipConfig, Source
 from index_samples import Fault, SampleIndex
 from repo_samples import get_from, pip_config
 

@@ -7,7 +7,7 @@ import pytest
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.pip_config import (
+from balance_tools.upstream.index import (
     PipConfig,
     Source,
     read_pip_config,

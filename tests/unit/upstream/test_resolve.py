@@ -5,9 +5,8 @@ import os
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index
+from balance_tools.upstream.index import Index, PipConfig, Source
 from balance_tools.upstream.lock import Lock, dump_lock
-from balance_tools.upstream.pip_config import PipConfig, Source
 from balance_tools.upstream.resolve import resolve
 from index_samples import SampleIndex
 from repo_samples import pip_config
@@ -84,17 +83,6 @@ def test_a_source_that_is_down_is_an_error_even_if_another_answers(
     )
     with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):
         resolve("0.23.0", "0.23.0", Index(PipConfig(sources, retries=0)))
-
-
-def test_two_sources_that_disagree_are_an_error(
-    index: SampleIndex, releases: Lock
-) -> None:
-    other = SampleIndex()
-    other.add("vllm-0.23.0.tar.gz", b"something else")
-    config = pip_config(index, other)
-    with pytest.raises(ToolError, match=r"^vllm-0\.23\.0\.tar\.gz: expected one sha"):
-        resolve("0.23.0", "0.23.0", Index(config))
-    other.stop()
 
 
 def test_the_written_lock_is_canonical(index: SampleIndex, releases: Lock) -> None:

@@ -83,7 +83,6 @@ def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None
     with pytest.raises(ToolError, match=r"four\.patch"):
         repo.vendor()
     assert repo.tree() == before
-    assert not repo.paths.staging.exists()
 
 
 def test_a_file_of_the_user_survives(repo: SampleRepo) -> None:
@@ -229,9 +228,3 @@ def test_what_a_build_reads_is_unpacked_again_after_a_clean(repo: SampleRepo) ->
     shutil.rmtree(repo.paths.pristine)
     assert repo.vendor() == ["vllm 0.23.0: up to date"]
     assert (repo.paths.pristine / "vllm-0.23.0" / "vllm").is_dir()
-
-
-def test_an_sdist_without_the_package_is_refused(repo: SampleRepo) -> None:
-    repo.upgrade({"other/__init__.py": ""})
-    with pytest.raises(ToolError, match=r"^vllm-0\.24\.0\.tar\.gz: .* folder vllm/"):
-        repo.vendor()

@@ -1,17 +1,15 @@
-"""Whatever stops a run, the tree is the old or the new one; the next run works."""
+"""Whatever stops a run, nothing of ours is lost, and the next run finishes it."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 
 from index_samples import Fault
-from killed import RENAMES, killer
+from killed import COPIES, killer
 from repo_samples import OURS, SampleRepo
 
 MINE = "vllm/mine.py"
@@ -44,52 +42,32 @@ def check_new(repo: SampleRepo) -> None:
         "mine.py": "mine\n",
         "v1/core/sched/balance/gate.py": "# ours\n",
     }
-    assert not repo.paths.staging.exists()
     assert repo.git("status", "--porcelain", OURS) == ""
 
 
 def killed(repo: SampleRepo, at: int) -> tuple[int, str]:
-    child = repo.python("-c", killer(RENAMES), str(at), *COMMAND)
+    child = repo.python("-c", killer(COPIES), str(at), *COMMAND)
     out, _ = child.communicate()
     return child.returncode, out
 
 
 @pytest.mark.timeout(900)
-def test_after_kill_9_before_any_rename_the_next_run_succeeds(
+def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
     upgrade: SampleRepo,
 ) -> None:
     saved = upgrade.root.with_name("saved")
     subprocess.run(["cp", "-a", str(upgrade.root), str(saved)], check=True)
     code, out = killed(upgrade, 0)
     assert code == 0
-    renames = int(out.split()[-1])
-    for at in range(1, renames + 1):
+    effects = int(out.split()[-1])
+    assert effects > 2
+    for at in range(1, effects + 1):
         subprocess.run(["rm", "-r", str(upgrade.root)], check=True)
         subprocess.run(["cp", "-a", str(saved), str(upgrade.root)], check=True)
         assert killed(upgrade, at)[0] == -signal.SIGKILL
-        # Only before the last one, of the new tree to its place, there is none.
-        assert (upgrade.root / "vllm").exists() == (at < renames)
-        if at < renames:
-            assert is_old(upgrade)
-            assert upgrade.read(MINE) == "mine\n"
+        assert upgrade.read(MINE) == "mine\n"
         upgrade.vendor()
         check_new(upgrade)
-
-
-def test_a_tree_that_cannot_be_renamed_is_replaced(
-    upgrade: SampleRepo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on an overlay file system, which needs root."""
-    rename, tree = os.rename, upgrade.root / "vllm"
-
-    def no_rename(one: Path, other: Path) -> None:
-        if Path(one) == tree:
-            raise OSError(18, os.strerror(18), str(one))
-        rename(one, other)
-
-    monkeypatch.setattr(os, "rename", no_rename)
-    upgrade.vendor()
-    check_new(upgrade)
 
 
 def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
-from balance_tools.verify.stages import Entry, Ledger, Verdict
 from balance_tools.verify.upstream_tests import (
     NEED_A_GPU,
     OFF,
@@ -22,6 +21,7 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
+from balance_tools.verify.verify import Entry, Ledger, Verdict
 from rebase_samples import write_tree
 
 SAMPLE = b"""\

@@ -2,54 +2,84 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 
-from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Finding
-from balance_tools.contract.uses import EITHER, OPTIONAL, WORD, Ours, Use
+from balance_tools.contract.names import EITHER, WORD, Names, Ours, Use
+from balance_tools.errors import ToolError
+from balance_tools.run import capture
 from balance_tools.series.patchfile import Patch
 
+# Upstream's requirements are not installed where the tools are; its own mistakes are
+# not ours.
+CONFIGURATION = """\
+[mypy]
+python_version = 3.11
+ignore_missing_imports = True
+follow_imports = silent
+check_untyped_defs = True
+namespace_packages = True
+explicit_package_bases = True
+show_error_codes = True
+"""
+_CRASHED = 2  # mypy's exit status when it could not check
+_LINE = re.compile(r"\bline \d+")
 
-def missing(
-    uses: Iterable[Use],
-    old: Names,
-    new: Names,
-    forward: bool = True,
-) -> list[Finding]:
-    """Return the uses whose names the new tree does not have.
 
-    Args:
-        uses: What our files use, found on the old tree.
-        old: The tree of the pin.
-        new: The tree of the target.
-        forward: Whether the target may have names that the pin has not.
-    """
+@dataclass(frozen=True, order=True)
+class Finding:
+    """Something that is wrong with code of ours on a release."""
+
+    file: str
+    """Of ours, or the patched one; "" for a Relies-On line."""
+    line: int
+    """0 for a Relies-On line."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}" if self.file else self.text
+
+
+def missing(uses: Iterable[Use], new: Names) -> list[Finding]:
+    """Return the uses, found on the pin's tree, whose names the new one has not."""
     found = []
     for use in uses:
-        last = use.names[0].rpartition(".")[2]
-        # What the pin has not is of later releases, and must not go unnoticed there.
-        if use.kind == OPTIONAL and (last in old.words or not forward):
-            continue
-        if any(_has(new, use, name) for name in use.names):
-            continue
-        gone = " and ".join(use.names)
-        text = f"{gone} is gone" if len(use.names) == 1 else f"none is left of {gone}"
-        found.append(Finding(use.file, use.line, text))
+        by_word = use.kind in (WORD, EITHER)
+        if not any(n in new.words if by_word else new.has(n) for n in use.names):
+            gone, many = " and ".join(use.names), len(use.names) > 1
+            text = f"none is left of {gone}" if many else f"{gone} is gone"
+            found.append(Finding(use.file, use.line, text))
     return sorted(found)
 
 
-def _has(names: Names, use: Use, name: str) -> bool:
-    if use.kind in (WORD, OPTIONAL, EITHER):
-        return name in names.words
-    if names.has(name):
-        return True
-    owner, _, last = name.rpartition(".")
-    if names.modules.find(owner) or names.modules.module_path(owner):
-        return False
-    # The class may have moved to another module, which only our imports care about.
-    return any(last in names.members(other) for other in names.elsewhere(owner))
+def type_check(root: Path, ours: Ours) -> tuple[Finding, ...]:
+    """Run mypy on the files of a tree that are ours, or hold lines of ours.
+
+    Raises:
+        ToolError: mypy did not get to the end.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        configuration = Path(name) / "mypy.ini"
+        configuration.write_text(CONFIGURATION)
+        command = [sys.executable, "-m", "mypy", "--config-file", str(configuration)]
+        command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
+        run = capture([*command, *ours.files, *ours.hooks], cwd=root)
+    said = [line for line in run.text.splitlines() if line.startswith("{")]
+    if run.status >= _CRASHED or (run.status and not said):
+        raise ToolError(
+            f"{root}: expected mypy to check our files, found that it "
+            f"stopped with {run.status}: {run.tail}; is this tree whole?"
+        )
+    errors = [one for one in map(json.loads, said) if one["severity"] == "error"]
+    return tuple(sorted(Finding(e["file"], e["line"], e["message"]) for e in errors))
 
 
 def new_errors(
@@ -57,31 +87,30 @@ def new_errors(
 ) -> list[Finding]:
     """Return what the type checker finds in code of ours on the target alone.
 
-    The old tree's findings do not count: what is loose in our own types is `make
-    lint`'s business.
+    The old tree's findings do not count, on whatever line: what is loose in our own
+    types is `make lint`'s business.
     """
-    known = Counter(error.without_place for error in old)
-    found = []
+
+    def without_place(error: Finding) -> tuple[str, str]:
+        return error.file, _LINE.sub("line", error.text)
+
+    known, found = Counter(map(without_place, old)), []
     for error in new:
-        if not ours.has(error.file, error.line):
-            continue
-        if known[error.without_place]:
-            known[error.without_place] -= 1
-            continue
-        found.append(error)
+        if ours.has(error.file, error.line):
+            known[without_place(error)] -= 1
+            if known[without_place(error)] < 0:
+                found.append(error)
     return found
 
 
 def vanished_symbols(patches: Iterable[Patch], new: Names) -> list[Finding]:
     """Return the Relies-On lines of which no symbol is left."""
-    found = []
-    for patch in patches:
-        for symbols in patch.header.relies_on:
-            if not any(new.modules.find(name) or new.has(name) for name in symbols):
-                gone = " | ".join(symbols)
-                text = f"{patch.name}: Relies-On {gone} is gone"
-                found.append(Finding("", 0, text))
-    return found
+    return [
+        Finding("", 0, f"{patch.name}: Relies-On {' | '.join(symbols)} is gone")
+        for patch in patches
+        for symbols in patch.header.relies_on
+        if not any(new.modules.find(name) or new.has(name) for name in symbols)
+    ]
 
 
 def changed_lines(old: bytes, new: bytes) -> frozenset[int]:
@@ -90,6 +119,6 @@ def changed_lines(old: bytes, new: bytes) -> frozenset[int]:
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     lines: set[int] = set()
     for tag, _, _, first, last in matcher.get_opcodes():
-        if tag in ("insert", "replace"):
+        if tag != "equal":
             lines.update(range(first + 1, last + 1))
     return frozenset(lines)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
-
 from balance_tools.contract.check import (
+    Finding,
     changed_lines,
     missing,
     new_errors,
+    type_check,
     vanished_symbols,
 )
-from balance_tools.contract.names import Names
-from balance_tools.contract.typecheck import Finding, type_check
-from balance_tools.contract.uses import Ours, Use, inventory
+from balance_tools.contract.names import Names, Ours, Use, inventory
 from balance_tools.drift.symbols import Modules
 from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
@@ -36,7 +34,6 @@ class Pin:
     """What our files and the series expect, read from the release of the pin."""
 
     paths: Paths
-    version: str
     tree: Path
     files: tuple[str, ...]
     """Ours."""
@@ -63,64 +60,24 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
         ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
         mistakes = type_check(folder, ours)
         uses = inventory(folder, ours, Names(Modules(tree)))
-    return Pin(paths, lock.vllm.version, tree, tuple(files), uses, mistakes)
+    return Pin(paths, tree, tuple(files), uses, mistakes)
 
 
 def findings(
-    pin: Pin, series: Series, tree: Path, folder: Path, version: str
+    pin: Pin, series: Series, patched: Mapping[str, bytes], tree: Path, folder: Path
 ) -> tuple[Finding, ...]:
     """Return everything of ours that does not fit a release, worst first.
 
-    Args:
-        pin: What we expect.
-        series: As it is for the release.
-        tree: Of the release.
-        folder: Scratch.
-        version: Of the release, or a name.
+    `patched` is what `series` makes of the files of `tree`, the release, that it
+    touches; `folder` is scratch, and replaced.
     """
-    patched = patched_files(series, tree)
-    lines = [path.name for path in pin.paths.root.glob("lines/*")]
-    forward = has_newest(version, pin.version, lines)
-    return misfits(pin, series, patched, tree, folder, forward)
-
-
-def misfits(
-    pin: Pin,
-    series: Series,
-    patched: Mapping[str, bytes],
-    tree: Path,
-    folder: Path,
-    forward: bool = True,
-) -> tuple[Finding, ...]:
-    """As `findings`; `patched` is what the series makes of the files that it touches.
-
-    `forward` says whether the release may have names that the pin has not.
-    """
-    before, after = Names(Modules(pin.tree)), Names(Modules(tree))
+    after = Names(Modules(tree))
     ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
-    gone = missing(pin.uses, before, after, forward)
-    places = {(finding.file, finding.line) for finding in gone}
-    wrong = [
-        finding
-        for finding in new_errors(ours, pin.mistakes, type_check(folder, ours))
-        if (finding.file, finding.line) not in places
-    ]
+    gone = missing(pin.uses, after)
+    places = {(one.file, one.line) for one in gone}
+    wrong = new_errors(ours, pin.mistakes, type_check(folder, ours))
+    wrong = [one for one in wrong if (one.file, one.line) not in places]
     return (*vanished_symbols(series.patches, after), *gone, *wrong)
-
-
-def has_newest(version: str, pin: str, lines: Iterable[str]) -> bool:
-    """Whether a release must have every name that our files know.
-
-    That is from the newest line on. Those before it have some of what came after the
-    pin; a patch release has the names of the release that it mends, and what is no
-    version those of none.
-    """
-    try:
-        minor = Version(version).release[:2]
-    except InvalidVersion:
-        return False
-    known = [Version(line).release[:2] for line in lines]
-    return minor > Version(pin).release[:2] and minor >= max(known, default=minor)
 
 
 def status_of(found: tuple[Finding, ...]) -> Status:
@@ -137,14 +94,9 @@ def lay_out(
     source: Path,
     files: Sequence[str],
 ) -> Ours:
-    """Put a release with the series and our files together; return what is ours.
+    """Put `tree`, what the series makes of it, and our `files` together in `folder`.
 
-    Args:
-        folder: Where, which is replaced.
-        tree: Upstream.
-        patched: What the series makes of the files that it touches.
-        source: The repository.
-        files: Our Python files, relative to it.
+    `folder` is replaced, and `files` are relative to the repository, `source`.
     """
     remove_tree(folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")

@@ -7,14 +7,23 @@ balance changes no answer, and the emulated device with four ranks what it gains
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from balance_tools.demo.answers import answers, compare
-from balance_tools.demo.load import DEVICE, POLICIES, STEADY, Run, call, measure
+from balance_tools.demo.load import (
+    DEVICE,
+    POLICIES,
+    STEADY,
+    Run,
+    answers,
+    call,
+    compare,
+    measure,
+    waiting_share,
+)
 from balance_tools.demo.picture import plot
-from balance_tools.demo.steps import between_steps_s, waiting_share
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
@@ -22,9 +31,15 @@ from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 
-SLOW_S = 0.02
-"""A machine that needs more than this between two steps hides a good part of the gain;
-the median step of the device is some 100 ms."""
+FIGURES = (
+    ("output tokens per second", STEADY, 1.0, ".0f"),
+    ("the same, to the last answer", "output_throughput", 1.0, ".0f"),
+    ("ms between tokens (mean TPOT)", "mean_tpot_ms", 1.0, ".0f"),
+    ("seconds a request takes (mean)", "mean_e2el_ms", 1e-3, ".1f"),
+    ("seconds to first token (p50)", "median_ttft_ms", 1e-3, ".2f"),
+    ("seconds to first token (p99)", "p99_ttft_ms", 1e-3, ".2f"),
+)
+"""Of the table: title, name in the result, scale and format."""
 
 
 def say(text: str) -> None:
@@ -47,43 +62,29 @@ def demo(paths: Paths) -> None:
     (model,) = (folder / "models").iterdir()
     compare({policy: answers(python, folder, model, policy) for policy in POLICIES})
     say("2 of 2: the gain. Four ranks on an emulated device, a minute for each policy")
-    runs = [_measure(python, folder, model, policy) for policy in POLICIES]
+    runs = []
+    for policy in POLICIES:
+        (folder / policy).mkdir()
+        print(f"vllm serve --data-parallel-size 4 --data-parallel-balance {policy} …")
+        runs.append(measure(python, folder / policy, model, policy))
     picture = plot(runs, folder / "demo.png")
     say(f"The same {runs[0].bench['completed']} requests, balance off and adaptive")
     print(table(runs))
     print(f"\n{verdict(runs)}\n\nPicture: {picture}\n\n{epilogue(python)}")
 
 
-def _measure(python: Path, folder: Path, model: Path, policy: str) -> Run:
-    work = folder / policy
-    work.mkdir()
-    print(f"vllm serve --data-parallel-size 4 --data-parallel-balance {policy} …")
-    return measure(python, work, model, policy)
-
-
 def table(runs: Sequence[Run]) -> str:
     """The figures of every run side by side, and the change to the first."""
-    rows: list[tuple[str, Callable[[Run], float], str]] = [
-        ("output tokens per second", lambda r: r.bench[STEADY], ".0f"),
-        ("the same, to the last answer", lambda r: r.bench["output_throughput"], ".0f"),
-        ("ms between tokens (mean TPOT)", lambda r: r.bench["mean_tpot_ms"], ".0f"),
-        (
-            "seconds a request takes (mean)",
-            lambda r: _seconds(r, "mean_e2el_ms"),
-            ".1f",
-        ),
-        (
-            "seconds to first token (p50)",
-            lambda r: _seconds(r, "median_ttft_ms"),
-            ".2f",
-        ),
-        ("seconds to first token (p99)", lambda r: _seconds(r, "p99_ttft_ms"), ".2f"),
-        ("ranks wait for the slowest", lambda r: waiting_share(r.steps), ".0%"),
-        ("steps that held a prompt", lambda r: sum(r.held_steps.values()), ".0f"),
+    rows: list[tuple[str, list[float], str]] = [
+        (title, [run.bench[name] * scale for run in runs], form)
+        for title, name, scale, form in FIGURES
     ]
+    waits = [waiting_share(run.steps) for run in runs]
+    held = [sum(run.held_steps.values()) for run in runs]
+    rows.append(("ranks wait for the slowest", waits, ".0%"))
+    rows.append(("steps that held a prompt", held, ".0f"))
     lines = [f"{'':32}" + "".join(f"{run.policy:>12}" for run in runs)]
-    for title, value, form in rows:
-        values = [value(run) for run in runs]
+    for title, values, form in rows:
         cells = "".join(f"{format(v, form):>12}" for v in values)
         is_ratio = form != ".0%" and values[0]
         change = f"{values[-1] / values[0] - 1:>+10.0%}" if is_ratio else ""
@@ -91,32 +92,21 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _seconds(run: Run, name: str) -> float:
-    return float(run.bench[name]) / 1000
-
-
 def verdict(runs: Sequence[Run]) -> str:
-    """What the figures say, and whether this machine was too slow to show more."""
+    """What the figures say."""
     off, on = runs[0], runs[-1]
     gain = on.bench[STEADY] / off.bench[STEADY]
     price = on.bench["median_ttft_ms"] / off.bench["median_ttft_ms"]
-    text = f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}"
-    text += f", and {price:.1f} times the median time to the first token."
-    own_s = max(between_steps_s(run.steps) for run in runs)
-    if own_s > SLOW_S:
-        text += (
-            f"\nThis machine needed {1000 * own_s:.0f} ms between two steps (up to "
-            f"{1000 * SLOW_S:.0f} is good): it was busy or\nhas few cores, and hides "
-            "part of the gain. The answers above do not depend on it."
-        )
-    return text
+    return (
+        f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}, and "
+        f"{price:.1f} times the median time to the first token.\n"
+        "A machine that is busy or has few cores hides part of the gain."
+    )
 
 
 def epilogue(python: Path) -> str:
     """What was emulated, and what to try next."""
-    vllm = python.parent / "vllm"
-    if vllm.is_relative_to(Path.cwd()):
-        vllm = vllm.relative_to(Path.cwd())
+    vllm = os.path.relpath(python.parent / "vllm")
     return (
         f"Emulated: how long a step takes on the device ({DEVICE['t0'] * 1000:.0f} ms, "
         f"{DEVICE['a'] * 1000:.0f} ms a decode, {DEVICE['b'] * 1000:.1f} ms a prompt\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from balance_tools.demo.load import STEADY, Run
-from balance_tools.demo.steps import Step, waiting_share
+from balance_tools.demo.load import STEADY, Run, Step, waiting_share
 
 mpl.use("Agg")
 
@@ -38,9 +37,8 @@ def plot(runs: Sequence[Run], path: Path) -> Path:
     left = figure.add_subfigure(halves[0])
     right = figure.add_subfigure(halves[1])
     bands = left.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
-    start = window(runs)
     for axes, run in zip(bands, runs, strict=True):
-        _bands(axes, run, start)
+        _bands(axes, run)
     bands[-1].set_xlabel("seconds")
     left.suptitle("What four ranks do in the same ten seconds", fontsize=13)
     handles = [
@@ -58,17 +56,15 @@ def plot(runs: Sequence[Run], path: Path) -> Path:
     return path
 
 
-def window(runs: Sequence[Run]) -> float:
-    """When the ten seconds begin: earlier only if a run is shorter than that."""
-    shortest = min(max(step.end for step in run.steps) for run in runs)
-    return max(0.0, min(FROM_S, shortest - SECONDS))
-
-
-def _bands(axes: Axes, run: Run, start: float) -> None:
+def _bands(axes: Axes, run: Run) -> None:
     ranks = sorted({step.rank for step in run.steps})
     for row, rank in enumerate(ranks):
-        mine = [s for s in run.steps if s.rank == rank and _is_seen(s, start)]
-        for colour, parts in _parts(mine, start).items():
+        mine = [
+            step
+            for step in run.steps
+            if step.rank == rank and step.end > FROM_S and step.start < FROM_S + SECONDS
+        ]
+        for colour, parts in _parts(mine).items():
             axes.broken_barh(parts, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     axes.set_xlim(0, SECONDS)
     axes.set_ylim(len(ranks) - 0.5, -0.5)
@@ -83,19 +79,15 @@ def _bands(axes: Axes, run: Run, start: float) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _is_seen(step: Step, start: float) -> bool:
-    return step.end > start and step.start < start + SECONDS
-
-
-def _parts(steps: Sequence[Step], start: float) -> dict[str, list[tuple[float, float]]]:
+def _parts(steps: Sequence[Step]) -> dict[str, list[tuple[float, float]]]:
     """By colour, (begin, width) of what a rank did."""
     parts: dict[str, list[tuple[float, float]]] = {PROMPT: [], TOKENS: [], WAITS: []}
     for step in steps:
         own = step.end - step.start - step.waits_s
         if step.prefill or step.decodes:
             colour = PROMPT if step.prefill else TOKENS
-            parts[colour].append((step.start - start, own))
-        parts[WAITS].append((step.start - start + own, step.waits_s))
+            parts[colour].append((step.start - FROM_S, own))
+        parts[WAITS].append((step.start - FROM_S + own, step.waits_s))
     return parts
 
 

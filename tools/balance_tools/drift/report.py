@@ -11,13 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from pathlib import Path
 
-from balance_tools.drift.symbols import Modules, Symbol, module_of
+from balance_tools.drift.symbols import Modules, module_of
+from balance_tools.hooks.elements import DEFINITIONS
 from balance_tools.hooks.proof import placement_of
-from balance_tools.hooks.scopes import DEFINITIONS
-from balance_tools.markdown import table
 from balance_tools.series.apply import Series, patched_steps
+from balance_tools.text import table
 
 TOUCHED, RELIED_ON = "touched", "relied on"
 OR = " | "
@@ -46,26 +45,14 @@ class Drift:
         return self.gone or (f"+{self.added} −{self.removed}" if changed else "none")
 
 
-def drift_report(
-    trees: Mapping[str, tuple[Path, Path]], series: Mapping[str, Series]
-) -> dict[str, list[Drift]]:
-    """Compare by package what its series needs; what matters most comes first.
-
-    Args:
-        trees: By package, the old tree and the new one.
-        series: By package, for the old trees.
-    """
-    return {
-        package: drift(series[package], Modules(old), Modules(new))
-        for package, (old, new) in trees.items()
-    }
-
-
 def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:
-    """Compare between two trees what a series touches and relies on."""
+    """Compare what a series touches and relies on; what matters most comes first."""
     rows = _subjects(series, old)
     for row in rows:
-        before, after = _find(old, row.symbol), _find(new, row.symbol)
+        before, after = (
+            next(filter(None, map(tree.find, row.symbol.split(OR))), None)
+            for tree in (old, new)
+        )
         if before is None or after is None:
             missing = old if before is None else new
             row.gone = f"not found in {missing.tree.name}"
@@ -103,10 +90,6 @@ def _subjects(series: Series, modules: Modules) -> list[Drift]:
     return list(found.values())
 
 
-def _find(modules: Modules, symbol: str) -> Symbol | None:
-    return next((s for s in map(modules.find, symbol.split(OR)) if s), None)
-
-
 def normalised(node: ast.AST) -> list[str]:
     """Return a definition's source in one form, without comments and docstrings.
 
@@ -135,9 +118,9 @@ def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
     columns = ("function", "the series", "change", "names of the hooks in it")
     for package, rows in packages.items():
         title = f"## {package}: drift of what the series touches or relies on"
-        cells = (
+        cells = [
             (r.symbol, r.how, r.change, ", ".join(r.named) or "–", ", ".join(r.patches))
             for r in rows
-        )
+        ]
         lines += ["", title, "", *table((*columns, "patches"), cells)]
     return "\n".join(lines) + "\n"

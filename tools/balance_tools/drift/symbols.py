@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from balance_tools.hooks.scopes import find_scope
+from balance_tools.hooks.elements import find_scope
 
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
@@ -25,14 +25,12 @@ class Modules:
     """The modules below one tree; parsed when they are asked for."""
 
     tree: Path
-    _parsed: dict[str, ast.Module | None] = field(default_factory=dict)
+    _parsed: dict[str, ast.Module] = field(default_factory=dict)
 
-    def parse(self, path: str) -> ast.Module | None:
-        """Return a file's syntax tree, None if there is no such file."""
+    def parse(self, path: str) -> ast.Module:
+        """Return the syntax tree of a file that is there."""
         if path not in self._parsed:
-            file = self.tree / path
-            parsed = ast.parse(file.read_bytes(), path) if file.is_file() else None
-            self._parsed[path] = parsed
+            self._parsed[path] = ast.parse((self.tree / path).read_bytes(), path)
         return self._parsed[path]
 
     def module_path(self, dotted: str) -> str | None:
@@ -52,12 +50,11 @@ class Modules:
         dotted = symbol.replace(":", ".").split(".")
         for length in range(len(dotted) - 1, 0, -1):
             path = self.module_path(".".join(dotted[:length]))
-            tree = self.parse(path) if path else None
-            if path is None or tree is None:
+            if path is None:
                 continue
+            tree = self.parse(path)
             scope = ".".join(dotted[length:])
-            node = find_scope(tree, scope)
-            node = node or _attribute(tree, scope)
+            node = find_scope(tree, scope) or _attribute(tree, scope)
             if node is not None:
                 return Symbol(path, scope, node)
             origin = imports(tree, ".".join(dotted[:length]), path).get(dotted[length])
@@ -79,18 +76,13 @@ def _attribute(tree: ast.AST, scope: str) -> ast.AST | None:
     parent = find_scope(tree, owner)
     if parent is None:
         return None
-    in_method = {f"self.{name}"} if owner else set()
-    found = [
-        node
-        for node in (ast.walk(parent) if owner else ast.iter_child_nodes(parent))
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and {name, *in_method} & {ast.unparse(target) for target in _targets(node)}
-    ]
+    names, found = {name, f"self.{name}" if owner else name}, []
+    for node in ast.walk(parent) if owner else ast.iter_child_nodes(parent):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if names & set(map(ast.unparse, targets)):
+                found.append(node)
     return ast.Module(body=list(found), type_ignores=[]) if found else None
-
-
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:

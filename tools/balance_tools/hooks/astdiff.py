@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from balance_tools.hooks.elements import (
+    DEFINITIONS,
     DIFFERENT,
     Element,
     element,
+    join_scope,
     similarity,
 )
-from balance_tools.hooks.scopes import DEFINITIONS, join_scope
 
 Nodes = tuple[ast.AST, ...]
 
@@ -115,7 +116,7 @@ def gaps(tree: ast.AST, scope: str) -> Iterator[Gap]:
 def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
     for name, value in ast.iter_fields(cursor.node):
         scope, path = cursor.field(name)
-        if scope != wanted and not _leads_to(scope, wanted):
+        if scope and scope != wanted and not wanted.startswith(f"{scope}."):
             continue
         nodes = _nodes(value if isinstance(value, list) else [value])
         if scope == wanted and (nodes or isinstance(value, list) or value is None):
@@ -128,10 +129,6 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
 def some(node: ast.AST | None) -> Nodes:
     """Return a node as nodes, none for None."""
     return (node,) if node is not None else ()
-
-
-def _leads_to(scope: str, wanted: str) -> bool:
-    return not scope or wanted.startswith(f"{scope}.")
 
 
 def ast_differences(old: ast.AST, new: ast.AST) -> list[Difference]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 EXACT, SIMILAR, DIFFERENT = 2, 1, 0
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -83,7 +84,7 @@ def header(node: ast.AST) -> str:
         return f"{node.name} as {node.asname}" if node.asname else node.name
     if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
         return ast.dump(node)
-    if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+    if type(node).__name__ in _HEADERLESS:
         return "try"
     if not any(_block(node, field) for field in _BLOCKS):
         return ast.unparse(node)
@@ -168,3 +169,26 @@ def used_names(nodes: tuple[ast.AST, ...]) -> frozenset[str]:
 def _walk(nodes: tuple[ast.AST, ...]) -> Iterator[ast.AST]:
     for node in nodes:
         yield from ast.walk(node)
+
+
+def join_scope(scope: str, name: str) -> str:
+    """Return the qualified name of a definition inside `scope`."""
+    return f"{scope}.{name}" if scope else name
+
+
+def find_scope(tree: ast.AST, scope: str) -> ast.AST | None:
+    """Return the first definition with this qualified name, the tree itself for ""."""
+    if not scope:
+        return tree
+    return next((node for name, node in definitions(tree) if name == scope), None)
+
+
+def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Yield qualified name and node of every definition of a module."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, DEFINITIONS):
+            name = join_scope(prefix, node.name)
+            yield name, node
+            yield from definitions(node, name)
+        else:
+            yield from definitions(node, prefix)

@@ -38,8 +38,6 @@ class Anchor:
     """The node just before, None at the start of the list."""
     after: Element | None
     """The node just after the hook, None at the end of the list."""
-    removed: tuple[str, ...]
-    """Normalised nodes between the two that the patch takes out."""
     uses: frozenset[str]
     """Dotted names that the hook reads."""
     binds: frozenset[str]
@@ -47,20 +45,17 @@ class Anchor:
     copies: tuple[int, int]
     """How often each neighbour occurs in the scope."""
 
+    @property
+    def where(self) -> str:
+        """The scope, for people."""
+        return self.scope or "the module"
+
     def is_independent_of(self, nodes: Nodes) -> bool:
         """Whether it makes no difference to the names if the hook runs before these."""
         return not (self.uses & defined_names(nodes) or self.binds & used_names(nodes))
 
-    def opened(self, gap: Gap) -> Gap | None:
-        """Widen a gap by the nodes that the patch takes out; None if others follow."""
-        wide = replace(gap, width=len(self.removed))
-        inside = tuple(ast.dump(node) for node in wide.inside)
-        return wide if inside == self.removed else None
-
     def __str__(self) -> str:
-        names = [quoted(n) for n in (self.before, self.after)]
-        where = self.scope or "the module"
-        return f"{where}, between {names[0]} and {names[1]}"
+        return f"{self.where}, between {_quoted(self.before)} and {_quoted(self.after)}"
 
 
 @dataclass(frozen=True)
@@ -75,14 +70,7 @@ class Place:
     also: tuple[Gap, ...] = ()
 
 
-@dataclass(frozen=True)
-class NoPlace:
-    """Why the anchor is nowhere, in a sentence."""
-
-    reason: str
-
-
-def quoted(neighbour: Element | None) -> str:
+def _quoted(neighbour: Element | None) -> str:
     """Return the first line of a neighbour for a message."""
     if neighbour is None:
         return "the edge of the block"
@@ -90,116 +78,106 @@ def quoted(neighbour: Element | None) -> str:
     return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
 
 
-def count_exact(nodes: Sequence[Gap], wanted: Element | None) -> int:
-    """Count how often a neighbour stands right before one of the gaps."""
-    if wanted is None or wanted.is_trivial:
-        return 0
-    befores = (gap.before for gap in nodes)
-    return sum(
-        node is not None and similarity(element(node), wanted) == EXACT
-        for node in befores
-    )
+def copies(
+    gaps: Sequence[Gap], before: Element | None, after: Element | None
+) -> tuple[int, int]:
+    """Count how often each of two neighbours stands right before one of the gaps."""
+    found = [element(gap.before) for gap in gaps if gap.before is not None]
+
+    def count(wanted: Element | None) -> int:
+        if wanted is None or wanted.is_trivial:
+            return 0
+        return sum(similarity(one, wanted) == EXACT for one in found)
+
+    return count(before), count(after)
 
 
-def locate(anchor: Anchor, tree: ast.AST) -> Place | NoPlace:
-    """Find the one gap of `tree` that the anchor describes."""
-    scope = anchor.scope or "the module"
+def locate(anchor: Anchor, tree: ast.AST) -> Place | str:
+    """Find the one gap of `tree` that the anchor describes, or say why none is."""
+    scope, neighbours = anchor.where, (anchor.before, anchor.after)
     everywhere = list(gaps(tree, anchor.scope))
     if not everywhere:
-        return NoPlace(f"{scope} does not exist any more")
-    found = (
-        count_exact(everywhere, anchor.before),
-        count_exact(everywhere, anchor.after),
-    )
-    neighbours = (anchor.before, anchor.after)
+        return f"{scope} does not exist any more"
+    found = copies(everywhere, *neighbours)
     for neighbour, was, now in zip(neighbours, anchor.copies, found, strict=True):
         if now > was > 0:
-            return NoPlace(
-                f"{quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
+            return (
+                f"{_quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
                 "release: it is not clear which of them the hook belongs to"
             )
-    blocks = [gap for gap in everywhere if _same_path(anchor.path, gap.path)]
-    candidates = [gap for gap in map(anchor.opened, blocks) if gap]
-    if anchor.removed and not candidates:
-        return NoPlace(f"the code that the hook replaces in {scope} has changed")
+    candidates = [gap for gap in everywhere if _same_path(anchor.path, gap.path)]
     both = [gap for gap in candidates if score(anchor, gap) == (EXACT, EXACT)]
     if len(both) == 1:
         return Place(both[0])
     if both:
-        return NoPlace(f"{len(both)} places in {scope} look like the hook's")
+        return f"{len(both)} places in {scope} look like the hook's"
     alike = [gap for gap in candidates if DIFFERENT not in score(anchor, gap)]
     if len(alike) == 1:
         return Place(alike[0], _changes(anchor, alike[0]))
     return _by_one_neighbour(anchor, candidates)
 
 
-def _by_one_neighbour(anchor: Anchor, candidates: list[Gap]) -> Place | NoPlace:
+def _by_one_neighbour(anchor: Anchor, candidates: list[Gap]) -> Place | str:
     """Place the hook next to the neighbour that is left, or that it belongs to."""
-    scope = anchor.scope or "the module"
-    after_before = _next_to(
-        anchor.before, [g for g in candidates if g.before], "before"
-    )
-    before_after = _next_to(anchor.after, [g for g in candidates if g.after], "after")
-    if len(after_before) > 1 or len(before_after) > 1:
-        return NoPlace(f"several places in {scope} look like the hook's")
-    if not after_before and not before_after:
-        return NoPlace(_lost(anchor))
-    if after_before and before_after and after_before[0] != before_after[0]:
-        first, second = after_before[0], before_after[0]
+    scope, neighbours = anchor.where, [_quoted(anchor.before), _quoted(anchor.after)]
+    lost = f"neither {neighbours[0]} nor {neighbours[1]} is in {scope} any more"
+    behind = _next_to(anchor.before, [(g, g.before) for g in candidates])
+    ahead = _next_to(anchor.after, [(g, g.after) for g in candidates])
+    if len(behind) > 1 or len(ahead) > 1:
+        return f"several places in {scope} look like the hook's"
+    if not behind and not ahead:
+        return lost
+    if behind and ahead and behind[0] != ahead[0]:
+        first, second = behind[0], ahead[0]
         if first.siblings is not second.siblings or first.index > second.index:
-            return NoPlace(
-                f"{quoted(anchor.before)} and {quoted(anchor.after)} have changed "
-                f"places in {scope}"
-            )
-        between = [element(n) for n in first.siblings[first.index : second.index]]
+            return f"{' and '.join(neighbours)} have changed places in {scope}"
+        between = first.siblings[first.index : second.index]
         note = f"upstream put {_listed(between)} between the hook's neighbours"
         if _order_is_free(anchor, between):
             others = range(first.index + 1, second.index + 1)
-            return Place(
-                first, (note,), tuple(replace(first, index=index) for index in others)
-            )
-        if anchor.is_independent_of(first.siblings[first.index : second.index]):
+            also = tuple(replace(first, index=index) for index in others)
+            return Place(first, (note,), also)
+        if anchor.is_independent_of(between):
             return Place(first, (f"{note}; it went right behind the first",))
-        return NoPlace(f"{note} in {scope}, and they share names with the hook")
-    gap = (after_before or before_after)[0]
+        return f"{note} in {scope}, and they share names with the hook"
+    gap = (behind or ahead)[0]
     levels = score(anchor, gap)
     if DIFFERENT in levels and EXACT not in levels:
-        return NoPlace(_lost(anchor))
+        return lost
     return Place(gap, _changes(anchor, gap))
 
 
 def _changes(anchor: Anchor, gap: Gap) -> tuple[str, ...]:
     """Say which neighbours are not what they were."""
-    scope = anchor.scope or "the module"
     return tuple(
-        f"in {scope}, {quoted(wanted)} is now {quoted(element(node) if node else None)}"
+        f"in {anchor.where}, {_quoted(wanted)} is now "
+        f"{_quoted(element(node) if node else None)}"
         for wanted, node in ((anchor.before, gap.before), (anchor.after, gap.after))
         if _level(wanted, node) != EXACT
     )
 
 
-def _next_to(wanted: Element | None, candidates: list[Gap], side: str) -> list[Gap]:
+def _next_to(
+    wanted: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
+) -> list[Gap]:
     """Return the gaps beside the wanted neighbour: exact ones, else similar ones."""
     if wanted is None or wanted.is_trivial:
         return []
     for level in (EXACT, SIMILAR):
-        found = [gap for gap in candidates if _level(wanted, _at(gap, side)) == level]
+        found = [gap for gap, node in candidates if _level(wanted, node) == level]
         if found:
             return found
     return []
 
 
-def _at(gap: Gap, side: str) -> ast.AST | None:
-    return gap.before if side == "before" else gap.after
-
-
-def _order_is_free(anchor: Anchor, between: list[Element]) -> bool:
+def _order_is_free(anchor: Anchor, between: Nodes) -> bool:
     """Whether the list is one of like things whose order says nothing.
 
     Imports, keyword arguments, annotated fields, and calls of one function that differ
     in their first argument (`add_argument`).
     """
-    all_of_them = [*between, *(n for n in (anchor.before, anchor.after) if n)]
+    edges = [one for one in (anchor.before, anchor.after) if one]
+    all_of_them = [*map(element, between), *edges]
     kinds = {one.kind for one in all_of_them}
     if kinds <= {"Import", "ImportFrom"} or kinds in ({"keyword"}, {"alias"}):
         return True
@@ -229,14 +207,6 @@ def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
     )
 
 
-def _lost(anchor: Anchor) -> str:
-    scope = anchor.scope or "the module"
-    return (
-        f"neither {quoted(anchor.before)} nor {quoted(anchor.after)} is in {scope} "
-        "any more"
-    )
-
-
-def _listed(nodes: list[Element]) -> str:
-    shown = ", ".join(quoted(node) for node in nodes[:3])
+def _listed(nodes: Nodes) -> str:
+    shown = ", ".join(_quoted(element(node)) for node in nodes[:3])
     return shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

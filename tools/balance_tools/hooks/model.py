@@ -18,10 +18,8 @@ class Status(Enum):
     CONTEXT_ONLY = ("context-only", 0)
     CONTENT_CHANGED = ("content-changed", 0)
     ALREADY_UPSTREAM = ("already-upstream", 3)
-    TARGET_MOVED = ("target-moved", 4)
     CONFLICT = ("conflict", 5)
     TARGET_DELETED = ("target-deleted", 6)
-    BROKEN = ("broken", 7)
     VANISHED = ("vanished", 8)
     MISFIT = ("does-not-fit", 9)
 
@@ -34,28 +32,11 @@ class Status(Enum):
         """Whether a person must decide before the rebase can go on."""
         return self.exit_code != 0
 
-    @classmethod
-    def of(cls, label: str) -> Status:
-        """Return the status with this label."""
-        for status in cls:
-            if status.label == label:
-                return status
-        raise ValueError(label)
 
-
-def worst(statuses: list[Status]) -> Status:
+def worst(statuses: Iterable[Status]) -> Status:
     """Return the status that decides over the others."""
     order = list(Status)
     return max(statuses, key=order.index, default=Status.UNTOUCHED)
-
-
-@dataclass(frozen=True)
-class Labels:
-    """What the sides of a conflict are called."""
-
-    new: str
-    old: str
-    patch: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,7 @@ class HookResult:
     scope: str
     """Function or class that holds the hook, "" for the module."""
     old_line: int
-    """First line in the old patched file; 0 if the hook only takes out."""
+    """First line in the old patched file."""
     new_line: int
     """The same in the new one; 0 if it is not placed."""
     how: str
@@ -78,9 +59,9 @@ class HookResult:
     """What upstream changed around it, or why it has no place."""
 
 
-def placed_by(hooks: Iterable[HookResult]) -> dict[str, int]:
+def placed_by(hooks: Iterable[HookResult]) -> Counter[str]:
     """Count the hooks by who placed them."""
-    return dict(Counter(hook.how or "nobody" for hook in hooks))
+    return Counter(hook.how or "nobody" for hook in hooks)
 
 
 @dataclass(frozen=True)
@@ -94,15 +75,20 @@ class PatchResult:
     notes: tuple[str, ...] = ()
     dropped: bool = False
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why a person must decide; empty if nobody must."""
+        bad = (f"{h.path}: {h.note}" for h in self.hooks if h.status.needs_human)
+        return (*bad, *self.notes) if self.status.needs_human else ()
+
 
 @dataclass(frozen=True)
 class FileVerdict:
     """What to do with one file of a patch."""
 
     path: str
-    """Where the patch wants it."""
     content: bytes | None
-    """The new content, with conflict markers if `status` needs a human; None deletes
+    """The new content, with conflict blocks if `status` needs a human; None deletes
     the file.
     """
     partial: bytes | None
@@ -110,5 +96,4 @@ class FileVerdict:
     status: Status
     """Of this file alone."""
     hooks: tuple[HookResult, ...] = ()
-    """Results of its hooks."""
     notes: tuple[str, ...] = ()

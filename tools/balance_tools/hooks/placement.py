@@ -6,35 +6,24 @@ the neighbours decide on which side of them the hook goes, as they do in the old
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
+from balance_tools.errors import ToolError
 from balance_tools.hooks.astdiff import Gap, Nodes, some
 from balance_tools.hooks.locate import Place
 from balance_tools.hooks.proof import Hook
 from balance_tools.text import split_lines
 
 
-class NotWholeLinesError(Exception):
-    """The place exists as syntax but not between two lines; the text says where."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}; upstream formats this code otherwise"
+def _not_whole(why: str) -> ToolError:
+    """The place exists as syntax but not between two lines."""
+    return ToolError(f"{why}; upstream formats this code otherwise")
 
 
-Edit = tuple[int, int, tuple[bytes, ...]]
-"""Replace `lines[start:end]` (0-based, end exclusive) by others."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The hook's own lines, and the comments and blank lines on both sides of it."""
-
-    lines: tuple[bytes, ...]
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
+Lines = tuple[bytes, ...]
+Chunk = tuple[Lines, Lines, Lines]
+"""The hook's own lines, and the comments and blank lines before and after it."""
 
 
 def insert_hooks(
@@ -43,7 +32,7 @@ def insert_hooks(
     """Return `upstream` with the hooks that turned `base` into `patched`.
 
     Raises:
-        NotWholeLinesError: a place shares its line with other code.
+        ToolError: a place shares its line with other code.
     """
     lines = split_lines(upstream)
     edits = [
@@ -51,8 +40,8 @@ def insert_hooks(
         for hook, place in hooks
     ]
     edits.sort(key=itemgetter(0))
-    for start, end, new in reversed(edits):
-        lines[start:end] = new
+    for start, new in reversed(edits):
+        lines[start:start] = new
     return b"".join(lines)
 
 
@@ -62,33 +51,24 @@ def _edit(
     base: list[bytes],
     patched: list[bytes],
     upstream: list[bytes],
-) -> Edit:
+) -> tuple[int, Lines]:
     indent = _indent_change(hook.old, place.gap, base, upstream)
     ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
-    if hook.old.width:
-        start, end = span(place.gap.inside)
-        if not start < end <= len(upstream):
-            raise NotWholeLinesError("the code to replace has no lines of its own")
-        first, last = span(hook.new.inside) if hook.new.width else (0, 0)
-        return start, end, _shifted(tuple(patched[first:last]), indent, ending)
     chunk = _chunk(hook, base, patched)
-    at = _line_of(place.gap, chunk, upstream)
-    return at, at, _shifted(chunk.lines, indent, ending)
+    return _line_of(place.gap, chunk, upstream), _shifted(chunk[0], indent, ending)
 
 
 def span(nodes: Nodes) -> tuple[int, int]:
     """Return the 0-based first line of the nodes and the line behind the last one.
 
     Raises:
-        NotWholeLinesError: the nodes have no line of their own.
+        ToolError: the nodes have no line of their own.
     """
     starts, ends = [], []
     for node in nodes:
         for part in (node, *getattr(node, "decorator_list", ())):
             if not isinstance(getattr(part, "lineno", None), int):
-                raise NotWholeLinesError(
-                    f"{type(part).__name__} has no line of its own"
-                )
+                raise _not_whole(f"{type(part).__name__} has no line of its own")
             starts.append(part.lineno)
             ends.append(part.end_lineno or part.lineno)
     return min(starts) - 1, max(ends)
@@ -114,7 +94,7 @@ def _around(gap: Gap, lines: list[bytes]) -> tuple[int, int]:
         while end < len(lines) and _is_trivia(lines[end]):
             end += 1
     if start > end:
-        raise NotWholeLinesError(f"line {end + 1} holds both neighbours of the hook")
+        raise _not_whole(f"line {end + 1} holds both neighbours of the hook")
     return start, end
 
 
@@ -133,23 +113,21 @@ def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
     splits.sort(key=lambda k: (not region[k].strip(), k))
     if not splits:
         own_first, own_last = span(hook.new.inside)
-        return Chunk(tuple(patched[own_first:own_last]), (), tuple(trivia))
+        return tuple(patched[own_first:own_last]), (), tuple(trivia)
     k = splits[0]
-    return Chunk(tuple(region[k : k + extra]), tuple(trivia[:k]), tuple(trivia[k:]))
+    return tuple(region[k : k + extra]), tuple(trivia[:k]), tuple(trivia[k:])
 
 
 def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
     """Return the line before which the chunk goes."""
     start, end = _around(gap, lines)
-    here = tuple(lines[start:end])
+    here, (_, before, after) = tuple(lines[start:end]), chunk
     _check_line_is_whole(gap, lines)
-    if not chunk.before or (
-        gap.after is None and here[: len(chunk.before)] != chunk.before
-    ):
+    if not before or (gap.after is None and here[: len(before)] != before):
         return start
-    if here[: len(chunk.before)] == chunk.before:
-        return start + len(chunk.before)
-    if not chunk.after:
+    if here[: len(before)] == before:
+        return start + len(before)
+    if not after:
         return end
     # The comment right above the next statement stays with it.
     while end > start and lines[end - 1].strip():
@@ -163,33 +141,28 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
         column = getattr(gap.before, "end_col_offset", 0) or 0
         rest = lines[last - 1][column:].split(b"#")[0].strip()
         if rest.strip(b",;"):
-            raise NotWholeLinesError(f"line {last} goes on with {rest.decode()!r}")
+            raise _not_whole(f"line {last} goes on with {rest.decode()!r}")
     if gap.after is not None:
         first = span(some(gap.after))[0]
         column = 0
         if not getattr(gap.after, "decorator_list", ()):
             column = getattr(gap.after, "col_offset", 0)
         if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
-            raise NotWholeLinesError(f"line {first + 1} starts with other code")
+            raise _not_whole(f"line {first + 1} starts with other code")
 
 
 def _indent_change(
     old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
 ) -> tuple[bytes, bytes]:
     """Return the old and the new indentation of the list that holds the hook."""
-    for was, now in (
-        (old.before, new.before),
-        (old.after, new.after),
-        (old.inside[0] if old.inside else None, new.inside[0] if new.inside else None),
-    ):
+    for was, now in ((old.before, new.before), (old.after, new.after)):
         if was is not None and now is not None:
-            return _indent(was, base), _indent(now, upstream)
-    raise NotWholeLinesError("the block has no statement to align the hook with")
-
-
-def _indent(node: ast.AST, lines: list[bytes]) -> bytes:
-    first = lines[span(some(node))[0]]
-    return first[: len(first) - len(first.lstrip(b" \t"))]
+            lines = base[span((was,))[0]], upstream[span((now,))[0]]
+            old_indent, new_indent = (
+                x[: len(x) - len(x.lstrip(b" \t"))] for x in lines
+            )
+            return old_indent, new_indent
+    raise _not_whole("the block has no statement to align the hook with")
 
 
 def _shifted(

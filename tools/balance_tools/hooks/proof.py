@@ -12,13 +12,8 @@ import ast
 import re
 from dataclasses import dataclass, replace
 
-from balance_tools.hooks.astdiff import (
-    Difference,
-    Gap,
-    Nodes,
-    ast_differences,
-    gaps,
-)
+from balance_tools.errors import ToolError
+from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
 from balance_tools.hooks.elements import (
     DIFFERENT,
     EXACT,
@@ -26,7 +21,7 @@ from balance_tools.hooks.elements import (
     element,
     used_names,
 )
-from balance_tools.hooks.locate import Anchor, NoPlace, count_exact, locate, score
+from balance_tools.hooks.locate import Anchor, copies, locate, score
 from balance_tools.text import parse_module
 
 _WORD = re.compile(rb"[A-Za-z_]\w+")
@@ -34,10 +29,9 @@ _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 @dataclass(frozen=True)
 class Hook:
-    """One coherent change that a patch makes to a module.
+    """Code that a patch puts into a module at one place.
 
-    `old` is the gap in the base with the nodes that the patch takes out, `new` the gap
-    in the patched module with those that it puts in.
+    `old` is the gap in the base, `new` the one in the patched module with the code.
     """
 
     anchor: Anchor
@@ -51,43 +45,45 @@ class Hook:
 
     @property
     def line(self) -> int:
-        """First line of the hook in the patched module, 0 if it only takes out."""
-        return min((getattr(n, "lineno", 0) for n in self.new.inside), default=0)
+        """First line of the hook in the patched module."""
+        return min(getattr(node, "lineno", 0) for node in self.new.inside)
 
 
 def dumps(nodes: Nodes) -> tuple[str, ...]:
     """Return the nodes without formatting and line numbers."""
-    return tuple(ast.dump(node) for node in nodes)
+    return tuple(map(ast.dump, nodes))
 
 
 def placement_of(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
     """Return the hooks that turn `base` into `patched`, in the order of the lines.
 
     Raises:
-        ToolError: one of the two is not valid Python.
+        ToolError: one of the two is not valid Python, or code is taken out.
     """
     old, new = parse_module(base, name), parse_module(patched, name)
-    return [
-        Hook(_anchor(found, old), found.old, found.new)
-        for found in ast_differences(old, new)
-    ]
+    hooks = []
+    for found in ast_differences(old, new):
+        if found.old.width:
+            raise ToolError(
+                f"{name}: expected hooks that only add code, found one that takes out "
+                f"or replaces some ({_where(found)}); add it beside upstream's code"
+            )
+        hooks.append(Hook(_anchor(found, old), found.old, found.new))
+    return hooks
 
 
 def _anchor(found: Difference, tree: ast.AST) -> Anchor:
     old, new = found.old, found.new
     before = element(old.before) if old.before else None
     after = element(old.after) if old.after else None
-    uses, binds = used_names(new.inside), defined_names(new.inside)
-    everywhere = list(gaps(tree, old.scope))
     return Anchor(
         scope=old.scope,
         path=old.path,
         before=before,
         after=after,
-        removed=dumps(old.inside),
-        uses=uses,
-        binds=binds,
-        copies=(count_exact(everywhere, before), count_exact(everywhere, after)),
+        uses=used_names(new.inside),
+        binds=defined_names(new.inside),
+        copies=copies(list(gaps(tree, old.scope)), before, after),
     )
 
 
@@ -103,8 +99,7 @@ def check_placement(
         name: The module's path, for messages.
 
     Returns:
-        One sentence for each hook that is missing or not at its place, and for each
-        change that is not one of the hooks.
+        A sentence for each hook that is not at its place, and each change that is none.
 
     Raises:
         ToolError: a source is not valid Python.
@@ -115,8 +110,8 @@ def check_placement(
     for hook in hooks:
         same = [one for one in found if dumps(one.new.inside) == hook.inserted]
         place = locate(hook.anchor, old)
-        if isinstance(place, NoPlace):
-            problems.append(f"the hook meant for {hook.anchor}: {place.reason}")
+        if isinstance(place, str):
+            problems.append(f"the hook meant for {hook.anchor}: {place}")
             found = [one for one in found if one not in same]
             continue
         allowed = (place.gap, *place.also)
@@ -136,20 +131,13 @@ def _where(found: Difference) -> str:
 
 
 def already_there(hook: Hook, upstream: ast.AST) -> bool:
-    """Whether the unpatched module has exactly the hook's code at the hook's place.
-
-    For a hook that only takes out: whether its neighbours now follow each other.
-    """
+    """Whether the unpatched module has exactly the hook's code at the hook's place."""
     anchor, width = hook.anchor, len(hook.inserted)
-    for gap in gaps(upstream, anchor.scope):
-        wide = replace(gap, width=width)
-        if len(gap.path) != len(anchor.path) or dumps(wide.inside) != hook.inserted:
-            continue
-        levels = score(anchor, wide)
-        if width and (EXACT in levels or DIFFERENT not in levels):
-            return True
-        # Nothing but the neighbours speaks for a hook that takes out.
-        if levels == (EXACT, EXACT) and anchor.before and anchor.after:
+    for gap in (replace(gap, width=width) for gap in gaps(upstream, anchor.scope)):
+        levels = score(anchor, gap)
+        alike = EXACT in levels or DIFFERENT not in levels
+        same = len(gap.path) == len(anchor.path) and dumps(gap.inside) == hook.inserted
+        if same and alike:
             return True
     return False
 
@@ -167,8 +155,6 @@ def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
 
 
 def _same_gap(one: Gap, other: Gap) -> bool:
-    return (
-        one.before is other.before
-        and one.after is other.after
-        and (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
-    )
+    around = one.before is other.before and one.after is other.after
+    same = (one.scope, one.path, one.width) == (other.scope, other.path, other.width)
+    return around and same

@@ -6,16 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from balance_tools import run
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, remove_tree
-from balance_tools.kernels.socs import WITHOUT_AICORE_LIBRARY
-from balance_tools.kernels.stage import stage_of
-from balance_tools.kernels.toolchain import Toolchain, find_toolchain, python_tag
+from balance_tools.kernels.stage import WITHOUT_AICORE_LIBRARY, stage_of
+from balance_tools.kernels.toolchain import Toolchain, find_toolchain
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.lock import Lock
@@ -48,11 +46,6 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
         shutil.move(source / "vllm_ascend", stage.folder / "vllm_ascend")
         stage.finish(toolchain=toolchain.description)
         remove_tree(work)
-
-
-def for_python3(choice: Choice) -> Choice:
-    """The same wheel for the `python3` on PATH, which upstream's build calls."""
-    return replace(choice, python=python_tag())
 
 
 def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:
@@ -111,17 +104,13 @@ def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
         return source
     remove_tree(work)
+    (source / "vllm_ascend").mkdir(parents=True)
+    no_cache = shutil.ignore_patterns("__pycache__")  # of a Python that ran there
     for name in COPIED:
         if (pristine / name).is_dir():
-            # A Python that ran there may have left its cache.
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(
-                pristine / name, source / name, symlinks=True, ignore=ignore
-            )
+            shutil.copytree(pristine / name, source / name, ignore=no_cache)
         elif (pristine / name).is_file():
-            source.mkdir(parents=True, exist_ok=True)
             shutil.copy2(pristine / name, source / name)
-    (source / "vllm_ascend").mkdir()
     stamp.write_text(text, encoding="utf-8")
     return source
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, named_in_part, sha256_of
+from balance_tools.files import disk_errors, named_in_part
 from balance_tools.kernels.stage import BUILD_INFO, build_info_text, stage_of
-from balance_tools.manifest import walk
+from balance_tools.manifest import take_manifest, walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact, Lock
@@ -38,20 +38,21 @@ class KernelWheel:
     """Python files that its build wrote; ours has to write its own."""
 
 
-def tree_hashes(folder: Path) -> dict[str, str]:
-    """The sha256 of every file below a folder, by its posix path."""
-    return {path: sha256_of(folder / path) for path in sorted(walk(folder))}
-
-
-def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> None:
-    """Show that the kernels' csrc is the pinned one.
+def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> Path:
+    """Show that the kernels' csrc is the pinned one; returns the sdist they are of.
 
     Raises:
         ToolError: it is not, or the lock has no kernel wheels.
     """
-    built_from = kernel_sdist(lock)
-    one = tree_hashes(ensure_pristine(lock.vllm_ascend, paths, get) / "csrc")
-    other = tree_hashes(ensure_pristine(built_from, paths, get) / "csrc")
+    if lock.kernel_sdist is None:
+        raise ToolError(
+            "upstream.toml: expected kernel wheels to be locked, found none, for "
+            f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
+            "source"
+        )
+    both = (lock.vllm_ascend, lock.kernel_sdist)
+    folders = [ensure_pristine(one, paths, get) for one in both]
+    one, other = (take_manifest(folder / "csrc", {}).files for folder in folders)
     if not one:
         raise ToolError(
             f"{lock.vllm_ascend.filename}: expected a folder csrc/ with the kernels' "
@@ -63,25 +64,11 @@ def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> None:
     if differing:
         raise ToolError(
             f"{named_in_part([f'csrc/{path}' for path in differing])}: expected the "
-            f"same in {lock.vllm_ascend.filename} and {built_from.filename}, found "
-            f"{len(differing)} files that differ; the prebuilt kernels do not belong "
-            "to the pinned sources, build the kernels from source instead"
+            f"same in {lock.vllm_ascend.filename} and {lock.kernel_sdist.filename}, "
+            f"found {len(differing)} files that differ; the prebuilt kernels do not "
+            "belong to the pinned sources, build the kernels from source instead"
         )
-
-
-def kernel_sdist(lock: Lock) -> Artifact:
-    """The sdist of the kernel wheels' release.
-
-    Raises:
-        ToolError: no kernel wheels are locked.
-    """
-    if lock.kernel_sdist is None:
-        raise ToolError(
-            "upstream.toml: expected kernel wheels to be locked, found none, for "
-            f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
-            "source"
-        )
-    return lock.kernel_sdist
+    return folders[1]
 
 
 def fetch_kernels(
@@ -99,11 +86,35 @@ def fetch_kernels(
             sources.
     """
     paths = paths or Paths.find()
-    prove_same_csrc(lock, paths, get)
+    sdist = prove_same_csrc(lock, paths, get)
     artifact = lock.kernel_wheel(python, arch)
     wheel = get(artifact, paths)
-    sdist = ensure_pristine(kernel_sdist(lock), paths, get)
-    return _inspect(artifact, wheel, sdist)
+    compiled: list[str] = []
+    generated: list[str] = []
+    with zipfile.ZipFile(wheel) as archive:
+        found = set(archive.namelist())
+        theirs = {f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE)}
+        differing = [n for n in theirs - found if n.endswith(".py")]
+        for name in sorted(found):
+            if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
+                continue
+            is_python = name.endswith(".py") and not name.startswith(OPERATORS)
+            if name not in theirs:
+                (generated if is_python else compiled).append(name)
+            elif is_python and archive.read(name) != (sdist / name).read_bytes():
+                differing.append(name)
+    if differing:
+        raise ToolError(
+            f"{artifact.filename}: expected the Python files of {sdist.name}, found "
+            f"others, or none, of {named_in_part(sorted(differing))}; the wheel was "
+            "not built from that sdist, build the kernels from source"
+        )
+    if not any(name.endswith(".so") for name in compiled):
+        raise ToolError(
+            f"{artifact.filename}: expected compiled kernels, found no shared object; "
+            "lock a release whose wheels have them"
+        )
+    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated))
 
 
 def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
@@ -117,39 +128,6 @@ def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
             path.chmod(0o755 if mode & 0o111 else 0o644)
             written.append(path)
     return written
-
-
-def _inspect(artifact: Artifact, wheel: Path, sdist: Path) -> KernelWheel:
-    """Sort the wheel's files, and compare its Python files with the sdist's."""
-    compiled: list[str] = []
-    generated: list[str] = []
-    differing: list[str] = []
-    python = {
-        f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE) if path.endswith(".py")
-    }
-    with zipfile.ZipFile(wheel) as archive:
-        for name in sorted(archive.namelist()):
-            if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
-                continue
-            original = sdist / name
-            is_python = name.endswith(".py") and not name.startswith(OPERATORS)
-            if not original.is_file():
-                (generated if is_python else compiled).append(name)
-            elif is_python and archive.read(name) != original.read_bytes():
-                differing.append(name)
-        differing += sorted(python - set(archive.namelist()))
-    if differing:
-        raise ToolError(
-            f"{artifact.filename}: expected the Python files of {sdist.name}, found "
-            f"others, or none, of {named_in_part(differing)}; the wheel was not built "
-            "from that sdist, build the kernels from source"
-        )
-    if not any(name.endswith(".so") for name in compiled):
-        raise ToolError(
-            f"{artifact.filename}: expected compiled kernels, found no shared object; "
-            "lock a release whose wheels have them"
-        )
-    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated))
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:

@@ -6,6 +6,8 @@ compiled; the build itself has no network and no compiler and only reads.
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +16,16 @@ from pathlib import Path
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.kernels.socs import device_of
 from balance_tools.manifest import Manifest, take_manifest
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import Artifact, Lock
 
 BUILD_INFO = "vllm_ascend/_build_info.py"
+TABLE = "soc_to_device"
+OPEN_FAMILY, OPEN_DEVICE = "ascend950", "A5"
+"""The plugin takes any name of this family without listing it."""
+WITHOUT_AICORE_LIBRARY = ("ascend310p", OPEN_FAMILY)
+"""For these the plugin's CMakeLists.txt builds no libvllm_ascend_kernels.so."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,10 @@ class Stage:
     def made_from(self) -> Mapping[str, str] | None:
         """All that the kernels were made from; None if they are not there as made."""
         manifest = Manifest.read(self.manifest_path)
-        if (
-            manifest is None
-            or not self.inputs.items() <= manifest.inputs.items()
-            or not manifest.describes(self.folder)
-        ):
+        if manifest is None or not manifest.describes(self.folder):
             return None
-        return manifest.inputs
+        known = manifest.inputs
+        return known if self.inputs.items() <= known.items() else None
 
     def clear(self) -> None:
         """Remove the kernels, so that a run that is stopped leaves none."""
@@ -67,11 +70,7 @@ def stage_of(
 ) -> Stage | None:
     """The stage of the kernels of one wheel; None for a wheel without.
 
-    Args:
-        paths: The repository.
-        lock: Names the sources and the kernel wheels.
-        choice: The wheel.
-        device_type: Of prebuilt kernels; the sources know it for the chip otherwise.
+    `device_type` is that of prebuilt kernels; else the sources know it for the chip.
 
     Raises:
         ToolError: the chip is unknown, or no kernel wheel is locked.
@@ -98,22 +97,51 @@ def add_kernels(stage: Stage, wheel_root: Path) -> None:
     """Copy staged kernels into an unpacked wheel and generate what their build does.
 
     Raises:
-        ToolError: they are not staged, or one is already a file of the tree.
+        ToolError: they are not staged.
     """
     if stage.made_from() is None:
         raise ToolError(
             f"{stage.folder}: expected the kernels of the wheel here, found none or "
             "others; build with `make wheel`, which fetches or compiles them"
         )
-    files = [path for path in stage.folder.rglob("*") if path.is_file()]
-    for source in sorted(files):
-        target = wheel_root / source.relative_to(stage.folder)
-        if target.exists():
-            raise ToolError(
-                f"{target}: expected a compiled file to be new to the wheel, found it "
-                "in the sources too; see which of both upstream ships"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    copy = shutil.copyfile
+    shutil.copytree(stage.folder, wheel_root, copy_function=copy, dirs_exist_ok=True)
     build_info = wheel_root / BUILD_INFO
     build_info.write_text(build_info_text(stage.device_type), encoding="utf-8")
+
+
+def known_socs(pristine: Path) -> dict[str, str]:
+    """Chip to device type (`A2`), read from the sdist's setup.py without running it.
+
+    The short names (`910b`) are left out: csrc/build_aclnn.sh does not know them and
+    would build no operators, without an error.
+
+    Raises:
+        ToolError: upstream has moved the table.
+    """
+    path = pristine / "setup.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE:
+            table: dict[str, str] = ast.literal_eval(node.value)
+            return {soc: dev for soc, dev in table.items() if soc.startswith("ascend")}
+    raise ToolError(
+        f"{path}: expected a dictionary {TABLE!r} of the chips, found none; see how "
+        "upstream names them now and fix tools/balance_tools/kernels/stage.py"
+    )
+
+
+def device_of(soc: str, pristine: Path) -> str:
+    """The device type that the plugin's build gives this chip.
+
+    Raises:
+        ToolError: it knows no such chip.
+    """
+    known = known_socs(pristine)
+    if re.fullmatch(rf"{OPEN_FAMILY}[a-z0-9_]*", soc):
+        return OPEN_DEVICE
+    if soc not in known:
+        raise ToolError(
+            f"SOC: expected one of {', '.join(known)}, or a name that starts with "
+            f"{OPEN_FAMILY}, found {soc!r}; choose the chip of your devices"
+        )
+    return known[soc]

@@ -63,36 +63,30 @@ class Toolchain:
     """The versions, for a person and for the record in the wheel."""
 
 
-def python_tag() -> str:
-    """The tag of the `python3` on PATH, which upstream's build calls throughout.
-
-    Raises:
-        ToolError: there is none that runs.
-    """
-    return str(_ask_python()["tag"])
-
-
 def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     """Everything that compiling the kernels for `choice` needs, from the environment.
 
-    Args:
-        pristine: The plugin's unpacked sdist, which says what it needs.
-        choice: The wheel.
+    `pristine` is the plugin's unpacked sdist, which says what it needs.
 
     Raises:
         ToolError: names all that is missing.
     """
-    python = _ask_python()
+    python = ask_python3()
     home = Path(os.environ.get("ASCEND_HOME_PATH", "/unset"))
     info = home / f"{choice.arch}-linux" / "ascend_toolkit_install.info"
-    cann = _value(info, "version")
     cmake = _says("cmake", "--version").rpartition(" ")[2]
-    versions = {**python["versions"], "CANN": cann, "cmake": cmake}
+    versions = {**python["versions"], "CANN": _value(info, "version"), "cmake": cmake}
     missing = [*_of_machine(choice, python["tag"])]
-    for wanted in _wanted(pristine):
-        found = versions[wanted.name] = versions.get(wanted.name) or "none"
-        if found == "none" or not wanted.specifier.contains(found, prereleases=True):
-            missing.append(f"{wanted}: expected, found {found}")
+    # The versions that the plugin declares that its build requires.
+    cann = f"CANN=={_value(pristine / 'csrc/version.info', 'Version')}.*"
+    data = tomlkit.parse((pristine / "pyproject.toml").read_text()).unwrap()
+    for wanted in map(Requirement, [cann, *data["build-system"]["requires"]]):
+        name = wanted.name if wanted.name == "CANN" else canonicalize_name(wanted.name)
+        if name in {"CANN", "cmake", *DISTRIBUTIONS}:
+            found = versions[name] = versions.get(name) or "none"
+            fits = wanted.specifier.contains(found, prereleases=True)
+            if found == "none" or not fits:
+                missing.append(f"{name}{wanted.specifier}: expected, found {found}")
     if "failed" in python and not missing:
         missing.append(f"torch, pybind11: expected to import, found {python['failed']}")
     if missing:
@@ -130,20 +124,13 @@ def _of_machine(choice: Choice, python: str) -> Iterator[str]:
             yield f"{name}: expected this program on PATH, found none"
 
 
-def _wanted(pristine: Path) -> Iterator[Requirement]:
-    """The versions that the plugin declares that its build requires."""
-    yield Requirement(f"CANN=={_value(pristine / 'csrc/version.info', 'Version')}.*")
-    data = tomlkit.parse((pristine / "pyproject.toml").read_text()).unwrap()
-    for line in map(Requirement, data["build-system"]["requires"]):
-        line.name = canonicalize_name(line.name)
-        if line.name in {"cmake", *DISTRIBUTIONS}:
-            yield line
-
-
-def _ask_python() -> dict[str, Any]:
-    """What the `python3` on PATH says of itself.
+def ask_python3() -> dict[str, Any]:
+    """What the `python3` on PATH says of itself, which upstream's build calls.
 
     The tools' own environment is not it, although make starts them from there.
+
+    Raises:
+        ToolError: there is none that runs.
     """
     try:
         facts: dict[str, Any] = json.loads(_says("python3", "-c", PROBE))

@@ -1,39 +1,37 @@
-"""One bump, from the sources to the new series in its place."""
+"""One bump, from the sources to the new series in its place, and its report."""
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import Drift, drift_report
+from balance_tools.drift.report import Drift, drift, drift_markdown
+from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import PatchResult, Status
+from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.export import export, install
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.report import exit_code, write_report
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
-from balance_tools.series.apply import load_series, patched_steps
+from balance_tools.series.apply import load_series, patched_files
+from balance_tools.text import table
 from balance_tools.upstream.lock import dump_lock, load_lock
 
 PACKAGE = "vllm"
 
 
 def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
-    """Begin a bump, and do all of it that needs no person.
+    """Begin a bump, and do all of it that needs no person; return the exit code.
 
-    Args:
-        paths: The repository.
-        new: Where to move the series to.
-        dry_run: Judge every patch, and change nothing.
-        line: Name of the line to write; "" replaces the pin.
-
-    Returns:
-        The exit code.
+    `dry_run` judges every patch and changes nothing. `line` is the name of the line to
+    write; "" replaces the pin.
 
     Raises:
         ToolError: another one is in progress, or the series cannot be read.
@@ -44,19 +42,13 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
             f"{other.load().target}; finish it with tools/rebase.sh continue or drop "
             "it with tools/rebase.sh abort"
         )
-    lock = load_lock(paths.lock)
-    old = pinned_trees(paths, lock)
+    old = pinned_trees(paths, load_lock(paths.lock))
     text = dump_lock(new.lock) if new.lock else ""
     plans = plans_between(old, new.trees)
     session = Session(new.name, plans, text, dry_run=dry_run, line=line)
     work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
     remove_tree(work.path)
     work.path.mkdir(parents=True)
-    if broken := _broken(paths, session):
-        session = replace(session, done=True, results=(broken,))
-        print(f"error: {broken.notes[0]}", file=sys.stderr)
-        print(f"{write_report(work.path, session)}: written")
-        return exit_code(session)
     return go_on(paths, work, session)
 
 
@@ -64,98 +56,68 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
     """Do every step of a bump that is left; stop where a person must decide.
 
     Only the last step changes the repository. A bump that is killed begins again.
-
-    Returns:
-        The exit code.
     """
     series = {p.package: load_series(paths.patches(p.package)) for p in session.plans}
     # The patches one by one, from the old tree to the new one.
     session = place_all(work, session, series)
     if session.pending:
         work.save(session)
-        return _ask(work, session)
+        return _ask(work, session, session.pending)
     # The new series as quilt writes it, applied to the new tree, and compared.
     session = export(work, session, series)
     # What upstream changed around it, and whether our files still fit.
-    trees = {plan.package: (plan.old_tree, plan.new_tree) for plan in session.plans}
-    drift = drift_report(trees, series)
-    misfit = _misfit(paths, work, session)
+    drifts = {
+        p.package: drift(series[p.package], Modules(p.old_tree), Modules(p.new_tree))
+        for p in session.plans
+    }
+    wrong, misfit = _misfits(paths, work, session)
+    report = write_report(work.path, session, drifts, wrong)
     if misfit.needs_human:
         if not session.dry_run:
             work.save(session)
-        return _refuse(work, session, drift, misfit)
+        print(
+            f"{report}: {misfit.label}: {len(wrong)} findings; correct our files and "
+            "run tools/rebase.sh continue, or abort, correct the Relies-On lines and "
+            "begin again; nothing is replaced",
+            file=sys.stderr,
+        )
+        return misfit.exit_code
     # One last step puts it in place.
     said = _put_in_place(paths, work, session)
-    session = replace(session, done=True)
-    report = write_report(work.path, session, drift)
     work.journal.unlink(missing_ok=True)
     print(f"{said}{report}: written")
     return exit_code(session)
 
 
-def _broken(paths: Paths, session: Session) -> PatchResult | None:
-    """Return the first patch that does not fit the release it was made for."""
-    for plan in session.plans:
-        series, fits = load_series(paths.patches(plan.package)), 0
-        try:
-            for _ in patched_steps(series, plan.old_tree):
-                fits += 1
-        except ToolError as error:
-            name = series.patches[fits].name
-            return PatchResult(plan.package, name, Status.BROKEN, notes=(str(error),))
-    return None
-
-
-def _ask(work: Work, session: Session) -> int:
+def _ask(work: Work, session: Session, waits: PatchResult) -> int:
     """Say what waits for a person, and where."""
-    assert session.pending is not None
-    report, result = write_report(work.path, session), session.pending
-    print(f"{report}: {result.name}: {result.status.label}", file=sys.stderr)
-    why = [hook.note for hook in result.hooks if hook.status.needs_human]
-    for note in (*result.notes, *why):
-        print(f"  {note}", file=sys.stderr)
+    report = write_report(work.path, session)
+    print(f"{report}: {waits.name}: {waits.status.label}", file=sys.stderr)
+    for reason in waits.reasons:
+        print(f"  {reason}", file=sys.stderr)
     for path in session.files:
-        print(f"  edit {work.edited(result.package) / path}", file=sys.stderr)
+        print(f"  edit {work.edited(waits.package) / path}", file=sys.stderr)
     print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
     return exit_code(session)
 
 
-def _misfit(paths: Paths, work: Work, session: Session) -> Status:
-    """Hold our files against the release; the findings go into the work folder."""
+def _misfits(paths: Paths, work: Work, session: Session) -> tuple[list[str], Status]:
+    """Hold our files against the release: what does not fit, and how bad that is."""
     if exit_code(session) != 0:  # a dry run that got stuck
-        return Status.UNTOUCHED
+        return [], Status.UNTOUCHED
     plan = session.plan(PACKAGE)
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
     pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
-        return Status.UNTOUCHED
+        return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / session.target
-    version = plan.new_label.rpartition(" ")[2]
-    found = findings(pin, series, plan.new_tree, scratch, version)
-    (work.path / "findings.txt").write_text("".join(f"{one}\n" for one in found))
+    patched = patched_files(series, plan.new_tree)
+    found = findings(pin, series, patched, plan.new_tree, scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
-    return status_of(found)
-
-
-def _refuse(
-    work: Work, session: Session, drift: dict[str, list[Drift]], misfit: Status
-) -> int:
-    """Stop before anything is replaced: the hooks have places, and will not work."""
-    report = write_report(work.path, session, drift)
-    found = (work.path / "findings.txt").read_text().splitlines()
-    with report.open("a", encoding="utf-8") as file:
-        file.write(f"\n## What does not fit: {misfit.label}\n\n")
-        file.write("".join(f"- {line}\n" for line in found))
-    print(
-        f"{report}: {misfit.label}: {len(found)} findings; correct our files and run "
-        "tools/rebase.sh continue, or abort, correct the Relies-On lines and begin "
-        "again; nothing is replaced",
-        file=sys.stderr,
-    )
-    return misfit.exit_code
+    return list(map(str, found)), status_of(found)
 
 
 def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
@@ -168,9 +130,84 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
             "lock can name, so patches/ and upstream.toml are as before\n"
         )
     if session.line:
-        folder = write_line(paths, session, work)
-        return (
-            f"{folder}: written; tools/rebase.sh line {folder.name} makes its sources\n"
-        )
+        line = write_line(paths, session, work)
+        return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
     install(paths, work.final, [plan.package for plan in session.plans])
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
+
+
+def exit_code(session: Session) -> int:
+    """Return the exit code of the worst status; that of a dropped patch is 0."""
+    return _worst(session).exit_code
+
+
+def _worst(session: Session) -> Status:
+    return worst(result.status for result in _all(session) if not result.dropped)
+
+
+def _all(session: Session) -> list[PatchResult]:
+    waiting = [session.pending] if session.pending else []
+    return [*session.results, *waiting]
+
+
+def write_report(
+    folder: Path,
+    session: Session,
+    drifts: Mapping[str, Sequence[Drift]] | None = None,
+    wrong: Sequence[str] = (),
+) -> Path:
+    """Write report.md and report.json into `folder`; return the former.
+
+    `wrong` is what of ours does not fit the release.
+    """
+    data = {
+        "target": session.target,
+        "status": _worst(session).label,
+        "exit_code": exit_code(session),
+        "patches": [asdict(result) for result in _all(session)],
+        "waits_for": list(session.files),
+        "drift": {
+            name: list(map(asdict, rows)) for name, rows in (drifts or {}).items()
+        },
+        "wrong": list(wrong),
+    }
+    text = json.dumps(data, indent=1, default=lambda status: status.label)
+    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    text = _markdown(session) + (drift_markdown(drifts) if drifts else "")
+    if wrong:
+        text += "\n## What does not fit\n\n" + "".join(f"- {one}\n" for one in wrong)
+    report = folder / "report.md"
+    report.write_text(text, encoding="utf-8")
+    return report
+
+
+def _markdown(session: Session) -> str:
+    moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
+    lines = [f"# Rebase to {session.target}", "", moves, ""]
+    rows = [
+        (
+            result.package,
+            result.name,
+            f"{result.status.label}{', left out' if result.dropped else ''}",
+            ", ".join(f"{n} {c}" for n, c in placed_by(result.hooks).items()) or "–",
+        )
+        for result in _all(session)
+    ]
+    lines += table(("package", "patch", "status", "hooks placed by"), rows)
+    for result in _all(session):
+        lines += ["", f"## {result.package}: {result.name}", ""]
+        lines += [f"- {note}" for note in result.notes]
+        if result.hooks:
+            columns = ("file", "in", "line", "by", "remark")
+            lines += table(columns, map(_row, result.hooks))
+    if session.pending:
+        lines += ["", "## Waits for a decision", ""]
+        lines += [f"- edit {path}" for path in session.files]
+        lines.append("- then tools/rebase.sh continue; or skip; or abort")
+    return "\n".join(lines) + "\n"
+
+
+def _row(hook: HookResult) -> tuple[str, ...]:
+    moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
+    note = hook.note.replace("|", "\\|")
+    return hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note

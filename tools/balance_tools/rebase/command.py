@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -10,12 +11,10 @@ from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.hooks.model import worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.bump import go_on, start
-from balance_tools.rebase.journal import Work, in_progress, work_root
+from balance_tools.rebase.journal import in_progress, work_root
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.patches import accept, skip
-from balance_tools.rebase.report import exit_code, markdown
-from balance_tools.rebase.scan import parse_range, releases, scan
-from balance_tools.rebase.scan_rows import write_scan
+from balance_tools.rebase.scan import parse_range, releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_hand, by_version
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
@@ -27,7 +26,6 @@ VERBS = {
     "continue": "Go on with a bump after an edit.",
     "skip": "Leave the patch that waits out of the series, and go on.",
     "abort": "Drop the bump that waits; nothing is changed by it.",
-    "status": "Say what is done and what waits.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
     "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
     "scan": "Try the series on every final release in a range; write scan.md.",
@@ -66,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
         if args.verb in does:
             return does[args.verb](paths, args)
         work = in_progress(paths)
-        if args.verb == "status":
-            return _status(work)
         if work is None:
             raise ToolError(
                 f"{root}: expected a bump in progress, found none; start one with "
@@ -83,29 +79,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
-    name = args.version or ""
-    if not name.replace(".", "").replace("-", "").replace("_", "").isalnum() and not (
-        not name and (args.sdist or args.ascend_sdist)
-    ):
+    name, by_file = args.version or "", args.sdist or args.ascend_sdist
+    if not re.fullmatch(r"\w[\w.-]*" + "|" * bool(by_file), name):
         raise ToolError(
             "version: expected a release such as 0.30.0, of letters, digits, dots and "
             f"hyphens, found {name!r}; see tools/rebase.sh bump --help"
         )
     lock = load_lock(paths.lock)
-    if args.sdist or args.ascend_sdist:
+    if by_file:
         new = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
     else:
         new = by_version(paths, lock, args.version, args.ascend)
     return start(paths, new, args.dry_run, args.line)
-
-
-def _status(work: Work | None) -> int:
-    if work is None:
-        print("no bump in progress")
-        return 0
-    session = work.load()
-    print(markdown(session), end="")
-    return exit_code(session)
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
@@ -123,9 +108,8 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
         line = find_line(paths, args.name)
         work, session = derive(paths, line)
         plan, series = session.plan("vllm"), work.final / "patches"
-        bench = Bench(
-            paths, line.name, plan.new_label, session.lock, series, plan.new_tree
-        )
+        where = (session.lock, series, plan.new_tree)
+        bench = Bench(paths, line.name, plan.new_label, *where)
     else:
         bench = pinned_release(paths)
     print(verify(bench).markdown(), end="")
@@ -134,9 +118,8 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
-    artifacts = releases(paths, *parse_range(args.range))
-    rows = scan(paths, lock, artifacts)
-    report = write_scan(work_root(paths) / "scan", rows, lock.vllm.version)
-    print(report.read_text(), end="")
-    print(f"{report}: written")
-    return worst([row.status for row in rows]).exit_code
+    rows = scan(paths, lock, releases(*parse_range(args.range)))
+    report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
+    report.write_text(text)
+    print(f"{text}{report}: written")
+    return worst(row.status for row in rows).exit_code

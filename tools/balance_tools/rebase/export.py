@@ -9,12 +9,16 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree, replacing
-from balance_tools.hooks.model import HookResult, PatchResult, Status
-from balance_tools.hooks.proof import placement_of
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan, Session, Work
-from balance_tools.series.apply import SERIES, Series, load_series, patched_files
-from balance_tools.series.export import export_patch, sorted_paths
+from balance_tools.series.apply import (
+    SERIES,
+    Series,
+    diff_file,
+    load_series,
+    patched_files,
+)
 from balance_tools.series.lint import lint_in_place
 from balance_tools.series.patchfile import Patch, parse_patch
 
@@ -22,10 +26,7 @@ FAULT = "this is a fault of tools/rebase.sh, report it"
 
 
 def export(work: Work, session: Session, series: Mapping[str, Series]) -> Session:
-    """Write the new series and lock into the work folder and prove them.
-
-    Returns:
-        The session with the final status of every patch.
+    """Write the new series and lock, prove them, and say what became of each patch.
 
     Raises:
         ToolError: what was written does not give the tree that was proven; a fault of
@@ -49,9 +50,16 @@ def _export_package(
     found = []
     for index, (patch, result) in enumerate(zip(series.patches, results, strict=True)):
         if not result.dropped:
-            raw = _diff(plan, patch, index)
+            # It leads from so many patches done to one more.
+            old, new = (
+                {path: plan.read(path, count) or b"" for path in plan.done[index]}
+                for count in (index, index + 1)
+            )
+            paths = sorted((p for p in old if old[p] != new[p]), key=str.encode)
+            diffs = (diff_file(path, old[path], new[path]) for path in paths)
+            raw = patch.header.raw + b"".join(diffs)
             (folder / patch.name).write_bytes(raw)
-            result = _final(plan, patch, raw, result, index)
+            result = _final(patch, raw, result)
         found.append(result)
     kept = "".join(f"{result.name}\n" for result in found if not result.dropped)
     (folder / SERIES).write_text(kept, encoding="utf-8")
@@ -59,42 +67,17 @@ def _export_package(
     return found
 
 
-def _diff(plan: Plan, patch: Patch, index: int) -> bytes:
-    """Return the patch that leads from so many done to one more."""
-    old, new = (
-        {path: plan.read(path, count) or b"" for path in plan.done[index]}
-        for count in (index, index + 1)
-    )
-    paths = sorted_paths(path for path in old if old[path] != new[path])
-    return export_patch(patch.header.raw, old, new, paths)
-
-
-def _final(
-    plan: Plan, patch: Patch, raw: bytes, result: PatchResult, index: int
-) -> PatchResult:
-    """Say how much of the patch's text changed, and where its hooks are now."""
+def _final(patch: Patch, raw: bytes, result: PatchResult) -> PatchResult:
+    """Say how much of the patch's text changed."""
     if result.status.needs_human:  # of a dry run
         return result
-    new = parse_patch(patch.name, raw)
     if raw == patch.raw:
         status = Status.UNTOUCHED
-    elif new.changes == patch.changes:
+    elif parse_patch(patch.name, raw).changes == patch.changes:
         status = Status.CONTEXT_ONLY
     else:
         status = Status.CONTENT_CHANGED
-    hooks = result.hooks
-    if any(hook.how == "hand" for hook in hooks):
-        hooks = tuple(
-            HookResult(file.path, hook.anchor.scope, 0, hook.line, "hand", status)
-            for file in new.files
-            for hook in placement_of(
-                plan.read(file.path, index) or b"",
-                plan.read(file.path, index + 1) or b"",
-                file.path,
-            )
-        )
-    else:
-        hooks = tuple(replace(hook, status=status) for hook in hooks)
+    hooks = tuple(replace(hook, status=status) for hook in result.hooks)
     return replace(result, status=status, hooks=hooks)
 
 
@@ -112,18 +95,11 @@ def _prove(plan: Plan, series: Series) -> None:
 def install(paths: Paths, source: Path, packages: Iterable[str]) -> None:
     """Make series and lock those of a folder."""
     for package in packages:
-        series, target = source / "patches" / package, paths.patches(package)
+        target = paths.patches(package)
         new = target.with_name(f".{package}.new")
         remove_tree(new)
-        if _contents(series) != _contents(target):
-            shutil.copytree(series, new)
-            remove_tree(target)
-            new.rename(target)
+        shutil.copytree(source / "patches" / package, new)
+        remove_tree(target)
+        new.rename(target)
     with replacing(paths.lock) as part:
         shutil.copy2(source / paths.lock.name, part)
-
-
-def _contents(folder: Path) -> dict[str, bytes] | None:
-    if not folder.is_dir():
-        return None
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -59,7 +59,6 @@ class Session:
     files: tuple[str, ...] = ()
     """The files to look at for it."""
     dry_run: bool = False
-    done: bool = False
     line: str = ""
     """Name of the line to write; "" replaces the pin."""
 
@@ -67,10 +66,13 @@ class Session:
         """Return the plan of a package."""
         return next(plan for plan in self.plans if plan.package == package)
 
-    def with_plan(self, plan: Plan) -> Session:
-        """Return the session with one plan replaced."""
-        plans = tuple(plan if p.package == plan.package else p for p in self.plans)
-        return replace(self, plans=plans)
+    def after(self, result: PatchResult, contents: Contents) -> Session:
+        """Return the session with one patch more, and what that makes of files."""
+        old = self.plan(result.package)
+        new = replace(old, done=(*old.done, {**old.now, **contents}))
+        plans = tuple(new if plan is old else plan for plan in self.plans)
+        results = (*self.results, result)
+        return replace(self, plans=plans, results=results, pending=None, files=())
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,14 @@ class Work:
             ToolError: it is damaged or of another version of the tools.
         """
         try:
-            session = pickle.loads(self.journal.read_bytes())
-            assert isinstance(session, Session)
-            return session
+            session: Session = pickle.loads(self.journal.read_bytes())
         # Of damaged bytes, unpickling may raise nearly anything.
         except Exception as error:
             raise ToolError(
                 f"{self.journal}: expected the journal of a bump, found {error!r}; "
                 f"remove {self.path} and begin again"
             ) from error
+        return session
 
     def save(self, session: Session) -> None:
         """Write the journal: either the old or the new one survives a crash."""
@@ -127,9 +128,5 @@ def work_root(paths: Paths) -> Path:
 
 def in_progress(paths: Paths) -> Work | None:
     """Return the bump that is not finished, if there is one."""
-    for journal in sorted(work_root(paths).glob("*/journal")):
-        work = Work(journal.parent)
-        session = work.load()
-        if not session.done:
-            return work
-    return None
+    journals = sorted(work_root(paths).glob("*/journal"))
+    return Work(journals[0].parent) if journals else None

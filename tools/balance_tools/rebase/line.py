@@ -35,12 +35,12 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """That of the folder."""
         return self.folder.name
 
     @property
     def lock(self) -> Lock:
-        """Its lock."""
+        """Of its releases."""
         return load_lock(self.folder / LOCK_NAME)
 
     def own_patches(self) -> dict[tuple[str, str], Patch]:
@@ -53,9 +53,8 @@ class Line:
 
 def all_lines(paths: Paths) -> list[Line]:
     """Return every line of the repository."""
-    return [
-        Line(path.parent) for path in sorted(paths.root.glob(f"lines/*/{LOCK_NAME}"))
-    ]
+    locks = sorted(paths.root.glob(f"lines/*/{LOCK_NAME}"))
+    return [Line(lock.parent) for lock in locks]
 
 
 def find_line(paths: Paths, name: str) -> Line:
@@ -117,10 +116,9 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
     session = place_all(work, session, series, own)
     for result in session.results:
         if result.status.needs_human:
-            why = [hook.note for hook in result.hooks if hook.status.needs_human]
             raise ToolError(
                 f"lines/{line.name}: {result.name} does not follow from the pin any "
-                f"more, {result.status.label} ({'; '.join(why or result.notes)}); "
+                f"more, {result.status.label} ({'; '.join(result.reasons)}); "
                 f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
                 f"{lock.vllm_ascend.version} --line {line.name}"
             )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import FileVerdict, Labels, PatchResult, Status, worst
+from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
 from balance_tools.rebase.journal import Contents, Plan, Session, Work
-from balance_tools.run import capture
 from balance_tools.series.apply import Series, apply_to_bytes, patched_steps
 from balance_tools.series.patchfile import FilePatch, Patch
 
@@ -32,119 +29,81 @@ def place_all(
 ) -> Session:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
-    Each is merged by git, if the syntax tree proves the merge; else its hooks are
-    placed by syntax; else it waits. A dry run goes on behind it.
+    A dry run goes on behind a patch that waits for a person.
 
     Raises:
         ToolError: a series does not apply to the tree that it was made for, or a patch
             of `own` does not apply.
     """
     for package, patches in series.items():
-        placing = _Placing(session.plan(package), patches)
-        while len(placing.plan.done) < len(patches.patches):
-            patch = patches.patches[len(placing.plan.done)]
+        old_tree = session.plan(package).old_tree
+        steps: list[Contents] = [{}]
+        steps += [after for _, after in patched_steps(patches, old_tree)]
+        while len((plan := session.plan(package)).done) < len(patches.patches):
+            count = len(plan.done)
+            patch = patches.patches[count]
             contents: Contents
             if mine := (own or {}).get((package, patch.name)):
-                contents = {f.path: placing.applied(f, mine.name) for f in mine.files}
-                status = Status.CONTENT_CHANGED
-                result = PatchResult(package, patch.name, status)
+                contents = {
+                    f.path: apply_to_bytes(
+                        f, plan.read(f.path), f"{mine.name}: {f.path}"
+                    )
+                    for f in mine.files
+                }
+                result = PatchResult(package, patch.name, Status.CONTENT_CHANGED)
             else:
-                verdicts = [placing.verdict(patch, file) for file in patch.files]
-                contents = {verdict.path: verdict.partial for verdict in verdicts}
-                result = _result(package, patch, verdicts)
+                before, after = steps[count : count + 2]
+                found = [_judge(plan, patch, f, before, after) for f in patch.files]
+                contents = {verdict.path: verdict.partial for verdict in found}
+                result = _result(package, patch, found)
                 if result.status.needs_human and not session.dry_run:
-                    files = _leave_for_person(work, placing.plan, verdicts)
+                    files = _leave_for_person(work, plan, found)
                     return replace(session, pending=result, files=files)
-            session = _done(session, result, contents)
-            placing.plan = session.plan(package)
+            session = session.after(result, contents)
             if not quiet:
-                found = result.status
-                said = found.label if found.needs_human else "placed"
+                status = result.status
+                said = status.label if status.needs_human else "placed"
                 print(f"{package}: {patch.name}: {said}", file=sys.stderr, flush=True)
     return session
 
 
-class _Placing:
-    """One package: its old tree patch by patch, and new upstream as it is by now."""
-
-    def __init__(self, plan: Plan, series: Series) -> None:
-        self.plan = plan
-        self._steps: list[Contents] = [{}]
-        self._steps += [after for _, after in patched_steps(series, plan.old_tree)]
-
-    def applied(self, file: FilePatch, name: str) -> bytes:
-        """Apply a patch of the target itself, exactly."""
-        return apply_to_bytes(file, self.plan.read(file.path), f"{name}: {file.path}")
-
-    def verdict(self, patch: Patch, file: FilePatch) -> FileVerdict:
-        """Let git merge one file, and judge what it made of it."""
-        plan, path, count = self.plan, file.path, len(self.plan.done)
-        patched = self._steps[count + 1][path]
-        base = self._steps[count].get(path) or (plan.old_tree / path).read_bytes()
-        labels = Labels(plan.new_label, plan.old_label, patch.name)
-        upstream = plan.read(path)
-        merged, clean = None, False
-        if upstream is not None:
-            merged, clean = merge(upstream, base, patched or b"", labels)
-        link = plan.new_tree / path
-        target = str(link.readlink()) if link.is_symlink() else None
-        sides = Sides(base, patched or b"", upstream, merged, clean, target, labels)
-        return decide(file, sides)
-
-
-def merge(
-    upstream: bytes, base: bytes, patched: bytes, labels: Labels
-) -> tuple[bytes, bool]:
-    """Let git merge two changes of `base`; return the text, and if it is clean."""
-    with tempfile.TemporaryDirectory() as name:
-        command = ["git", "merge-file", "-p", "--diff3"]
-        for side, content in (("new", upstream), ("old", base), ("patch", patched)):
-            (Path(name) / side).write_bytes(content)
-            command += ["-L", getattr(labels, side)]
-        run = capture([*command, "new", "old", "patch"], cwd=Path(name))
-    if run.status > 127:  # else the number of conflicts
-        raise ToolError(f"git merge-file: expected it to merge, found {run.tail}")
-    return run.output, run.status == 0
+def _judge(
+    plan: Plan, patch: Patch, file: FilePatch, before: Contents, after: Contents
+) -> FileVerdict:
+    """Judge one file of a patch, on new upstream as it is by now."""
+    path, upstream = file.path, plan.read(file.path)
+    if upstream is None:
+        note = f"{path} is gone in {plan.new_label}, or a symbolic link"
+        return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
+    base = before.get(path) or (plan.old_tree / path).read_bytes()
+    names = (plan.new_label, plan.old_label, patch.name)
+    return decide(file, Sides(base, after[path] or b"", upstream, *names))
 
 
 def _result(package: str, patch: Patch, verdicts: list[FileVerdict]) -> PatchResult:
-    every = {verdict.status for verdict in verdicts}
-    status = worst(list(every))
-    if Status.ALREADY_UPSTREAM in every and len(every) > 1 and not status.needs_human:
-        status = Status.CONFLICT
+    status = worst(verdict.status for verdict in verdicts)
     hooks = tuple(hook for verdict in verdicts for hook in verdict.hooks)
     notes = tuple(note for verdict in verdicts for note in verdict.notes)
     return PatchResult(package, patch.name, status, hooks, notes)
-
-
-def _done(session: Session, result: PatchResult, contents: Contents) -> Session:
-    """Return the session with one patch more; `contents` is what it makes of files."""
-    plan = session.plan(result.package)
-    plan = replace(plan, done=(*plan.done, {**plan.now, **contents}))
-    results = (*session.results, result)
-    return replace(session.with_plan(plan), results=results, pending=None, files=())
 
 
 def _leave_for_person(
     work: Work, plan: Plan, verdicts: list[FileVerdict]
 ) -> tuple[str, ...]:
     """Copy new upstream with what is placed and the conflicts; returns the latter."""
-    top, files = work.edited(plan.package), []
+    top, contents = work.edited(plan.package), dict(plan.now)
     remove_tree(top)
     shutil.copytree(plan.new_tree / plan.package, top / plan.package, symlinks=True)
-    contents = dict(plan.now)
     for verdict in verdicts:
-        if verdict.content is not None and not (top / verdict.path).is_symlink():
+        if verdict.content is not None:
             contents[verdict.path] = verdict.content
-        if verdict.status.needs_human:
-            files.append(verdict.path)
     for path, content in contents.items():
         if content is None:
             (top / path).unlink(missing_ok=True)
         else:
             (top / path).parent.mkdir(parents=True, exist_ok=True)
             (top / path).write_bytes(content)
-    return tuple(files)
+    return tuple(verdict.path for verdict in verdicts if verdict.status.needs_human)
 
 
 def accept(work: Work, session: Session) -> Session:
@@ -182,14 +141,12 @@ def accept(work: Work, session: Session) -> Session:
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
     status = Status.CONTENT_CHANGED
     result = replace(result, status=status, hooks=hooks, notes=notes)
-    return _done(session, result, contents)
+    return session.after(result, contents)
 
 
 def skip(work: Work, session: Session) -> Session:
     """Leave the pending patch out of the series."""
     if session.pending is None:
-        raise ToolError(
-            "skip: no patch waits for a decision; run tools/rebase.sh status"
-        )
+        raise ToolError("skip: no patch waits; run tools/rebase.sh continue or abort")
     notes = (*session.pending.notes, "left out by a person")
-    return _done(session, replace(session.pending, notes=notes, dropped=True), {})
+    return session.after(replace(session.pending, notes=notes, dropped=True), {})

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import Status, placed_by
+from balance_tools.hooks.model import PatchResult, Status, placed_by, worst
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.export import export
 from balance_tools.rebase.journal import Session, Work, work_root
 from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.scan_rows import ScannedPatch, ScannedRelease
-from balance_tools.rebase.sources import PristineTree, plans_between, pristine_tree
+from balance_tools.rebase.sources import plans_between, pristine_tree
 from balance_tools.series.apply import load_series, patched_files
-from balance_tools.upstream.fetch import fetch
+from balance_tools.text import table
 from balance_tools.upstream.index import default_index
 from balance_tools.upstream.lock import Artifact, Lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
-from vllm_balance.fingerprint import series_sha256
 
 PACKAGE = "vllm"
 WORKERS = 2
-ROOMS = ("contract", "hooks", "rebase", "series")
-"""The tools that a row depends on."""
+NOT_TRIED = "–"
+
+
+@dataclass(frozen=True)
+class ScannedRelease:
+    """What the series and our files are on one release."""
+
+    version: str
+    """Of upstream."""
+    patches: tuple[PatchResult, ...]
+    """In the order of the series."""
+    seconds: float
+    """The time it took."""
+    fit: Status | None = None
+    """Whether our files and hooks fit; None if a patch has no place, so that there was
+    nothing to check.
+    """
+    findings: tuple[str, ...] = ()
+    """What does not fit."""
+
+    @property
+    def placed(self) -> bool:
+        """Whether every hook has a place."""
+        return not any(patch.status.needs_human for patch in self.patches)
+
+    @property
+    def checked(self) -> bool:
+        """Whether everything has a place, and our files fit."""
+        return self.fit is not None and not self.status.needs_human
+
+    @property
+    def status(self) -> Status:
+        """The worst status."""
+        found = [patch.status for patch in self.patches]
+        return worst([*found, self.fit or Status.UNTOUCHED])
+
+    @property
+    def cells(self) -> list[str]:
+        """Its row of the table."""
+        counts: Counter[str] = Counter()
+        for patch in self.patches:
+            counts.update(placed_by(patch.hooks))
+        by = ", ".join(f"{how} {counts[how]}" for how in sorted(counts))
+        fit = self.fit.label if self.fit else NOT_TRIED
+        told = [by, "yes" if self.checked else fit, f"{self.seconds:.1f}"]
+        return [self.version, *(patch.status.label for patch in self.patches), *told]
 
 
 def parse_range(text: str) -> tuple[Version, Version]:
@@ -55,18 +95,12 @@ def parse_range(text: str) -> tuple[Version, Version]:
     return first, last
 
 
-def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
+def releases(first: Version, last: Version) -> list[Artifact]:
     """Return the sdists of every final release in the range, oldest first.
-
-    The list is looked up once for each range; a repeated scan needs no network.
 
     Raises:
         ToolError: the index cannot be asked, or has no such release.
     """
-    known = paths.cache / "releases" / f"{PACKAGE}-{first}..{last}.json"
-    if known.is_file():
-        entries: list[dict[str, Any]] = json.loads(known.read_text())
-        return [Artifact(**entry) for entry in entries]
     index = default_index()
     found: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
@@ -80,126 +114,82 @@ def releases(paths: Paths, first: Version, last: Version) -> list[Artifact]:
             found[version] = artifact_of_link(index, link)
         else:
             why = link.yanked or "no reason given"
-            print(
-                f"note: {PACKAGE} {version} was yanked ({why}); left out",
-                file=sys.stderr,
-            )
+            said = f"note: {PACKAGE} {version} was yanked ({why}); left out"
+            print(said, file=sys.stderr)
     if not found:
         raise ToolError(f"scan: no final release with an sdist in {first}..{last}")
-    artifacts = [found[version] for version in sorted(found)]
-    known.parent.mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps([asdict(one) for one in artifacts], indent=1))
-    return artifacts
+    return [found[version] for version in sorted(found)]
 
 
 def scan(
     paths: Paths, lock: Lock, artifacts: Sequence[Artifact]
 ) -> list[ScannedRelease]:
-    """Rebase the series onto every release, two at a time.
+    """Rebase the series of the pin, `lock`, onto every release, two at a time.
 
-    Args:
-        paths: The repository.
-        lock: The pin, whose series is tried.
-        artifacts: The sdists of the releases.
-
-    Returns:
-        One row a release, in the order of `artifacts`. What a row's series makes of
-        the touched files lies below build/rebase/scan/VERSION/patched.
+    What the series of a row makes of the touched files lies below
+    build/rebase/scan/VERSION/patched.
     """
-    folder = work_root(paths) / "scan"
-    folder.mkdir(parents=True, exist_ok=True)
     pin = read_pin(paths, lock, load_series(paths.patches(PACKAGE)))
-    top = Path(__file__).resolve().parents[1]
-    tools = [file for room in ROOMS for file in (top / room).rglob("*.py")]
-    ours = [paths.root / name for name in pin.files] if pin else []
-    # Rows of other tools, files or patches do not count as known.
-    digest = hashlib.sha256(series_sha256(paths.root, PACKAGE).encode())
-    for file in (*sorted(tools), *ours):
-        digest.update(file.name.encode() + file.read_bytes())
-    key = digest.hexdigest()
-    rows: dict[str, ScannedRelease] = {}
+    rows: list[ScannedRelease] = []
     with (
         ProcessPoolExecutor(WORKERS) as pool,
         progress("scanning releases", len(artifacts), "release") as report,
     ):
-        jobs = {
-            pool.submit(_one, paths, lock, artifact, folder, pin, key): artifact
-            for artifact in artifacts
-        }
-        for done, job in enumerate(as_completed(jobs), 1):
-            rows[jobs[job].version] = job.result()
-            report(done)
-    return [rows[artifact.version] for artifact in artifacts]
+        for row in pool.map(partial(_try, paths, lock, pin), artifacts):
+            rows.append(row)
+            report(len(rows))
+    return rows
 
 
-def _one(
-    paths: Paths,
-    lock: Lock,
-    artifact: Artifact,
-    folder: Path,
-    pin: Pin | None,
-    key: str,
+def _try(
+    paths: Paths, lock: Lock, pin: Pin | None, artifact: Artifact
 ) -> ScannedRelease:
-    """Try one release, or return what is known of it."""
-    work = Work(folder / artifact.version)
-    inputs = [key, artifact.sha256, lock.vllm.sha256]
-    known = work.path / "row.json"
-    if known.is_file():
-        data: dict[str, Any] = json.loads(known.read_text())
-        if data.pop("inputs") == inputs:
-            return ScannedRelease.load(data)
-    begun = time.monotonic()
-    fetch(artifact, paths)
+    begun, version = time.monotonic(), artifact.version
+    work = Work(work_root(paths) / "scan" / version)
     remove_tree(work.path)
     work.path.mkdir(parents=True)
+    series = load_series(paths.patches(PACKAGE))
+    old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
     try:
         new = pristine_tree(artifact, paths, PACKAGE)
     except ToolError as error:  # upstream has another layout
-        gone, why = Status.TARGET_DELETED.label, (str(error),)
-        patches = load_series(paths.patches(PACKAGE)).patches
-        cells = [ScannedPatch(patch.name, gone, why, {}) for patch in patches]
-        row = ScannedRelease(artifact.version, tuple(cells), 0.0)
-    else:
-        row = _row(work, paths, lock, artifact, new, pin)
-    row = replace(row, seconds=time.monotonic() - begun)
-    known.write_text(json.dumps({"inputs": inputs, **asdict(row)}, indent=1))
-    return row
-
-
-def _row(
-    work: Work,
-    paths: Paths,
-    lock: Lock,
-    artifact: Artifact,
-    new: PristineTree,
-    pin: Pin | None,
-) -> ScannedRelease:
-    old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
-    plans = plans_between(old, {PACKAGE: new})
-    series = {PACKAGE: load_series(paths.patches(PACKAGE))}
-    session = Session(artifact.version, plans, "", dry_run=True)
-    session = export(work, place_all(work, session, series, quiet=True), series)
+        gone, why = Status.TARGET_DELETED, (str(error),)
+        results = [PatchResult(PACKAGE, p.name, gone, (), why) for p in series.patches]
+        return ScannedRelease(version, tuple(results), time.monotonic() - begun)
+    session = Session(version, plans_between(old, {PACKAGE: new}), "", dry_run=True)
+    session = place_all(work, session, {PACKAGE: series}, quiet=True)
+    session = export(work, session, {PACKAGE: series})
     moved = load_series(work.final_series(PACKAGE))
-    for path, content in patched_files(moved, new.tree).items():
+    patched = patched_files(moved, new.tree)
+    for path, content in patched.items():
         file = work.path / "patched" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    row = ScannedRelease(artifact.version, tuple(_cells(session)), 0.0)
-    if pin is None or not row.placed:
-        return row
-    found = findings(pin, moved, new.tree, work.path / "contract", artifact.version)
-    remove_tree(work.path / "contract")
-    told = tuple(str(one) for one in found)
-    return replace(row, fit=status_of(found).label, findings=told)
+    row = ScannedRelease(version, session.results, 0.0)
+    if pin is not None and row.placed:
+        found = findings(pin, moved, patched, new.tree, work.path / "contract")
+        remove_tree(work.path / "contract")
+        row = replace(row, fit=status_of(found), findings=tuple(map(str, found)))
+    return replace(row, seconds=time.monotonic() - begun)
 
 
-def _cells(session: Session) -> list[ScannedPatch]:
-    cells = []
-    for result in session.results:
-        bad = [hook for hook in result.hooks if hook.status.needs_human]
-        reasons = [f"{h.path}: {h.note}" for h in bad]
-        if result.status.needs_human and not reasons:
-            reasons = list(result.notes)
-        placed, label = placed_by(result.hooks), result.status.label
-        cells.append(ScannedPatch(result.name, label, tuple(reasons), placed))
-    return cells
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
+    """Return the table and the reasons."""
+    total = len(rows)
+    lines = [
+        f"# The series of {PACKAGE} {pin} on {total} releases",
+        "",
+        f"Placed with no human: {sum(row.placed for row in rows)} of {total}. "
+        f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
+        f"{total}.",
+        "",
+    ]
+    names = [patch.name for patch in rows[0].patches]
+    columns = ("release", *names, "placed by", "checked", "seconds")
+    lines += table(columns, (row.cells for row in rows))
+    lines += ["", "## What a person must decide", ""]
+    for row in rows:
+        for patch in row.patches:
+            lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
+        lines += [f"- {row.version}: {finding}" for finding in row.findings]
+    return "\n".join(lines) + "\n"

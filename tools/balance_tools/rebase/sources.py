@@ -5,21 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from email.parser import BytesParser
+from email import message_from_bytes
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import named_in_part, replacing, sha256_of, write_atomically
+from balance_tools.files import named_in_part, replacing, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan
 from balance_tools.upstream.index import default_index
-from balance_tools.upstream.lock import (
-    Artifact,
-    Lock,
-    dump_lock,
-    parse_lock,
-    release_of,
-)
+from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import resolve
 
@@ -80,20 +74,12 @@ def plans_between(
 def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUpstream:
     """Return the target for two releases; without `ascend`, that one stays.
 
-    What was looked up once is kept, so that a second time needs no network.
-
     Raises:
         ToolError: a release cannot be found.
     """
-    wanted = (vllm, ascend or lock.vllm_ascend.version)
-    known = paths.cache / "locks" / f"{'+'.join(wanted)}.toml"
-    if wanted == (lock.vllm.version, lock.vllm_ascend.version):
-        new = lock
-    elif known.is_file():
-        new = parse_lock(known.read_text(encoding="utf-8"), str(known))
-    else:
+    wanted, new = (vllm, ascend or lock.vllm_ascend.version), lock
+    if wanted != (lock.vllm.version, lock.vllm_ascend.version):
         new = resolve(*wanted, default_index())
-        write_atomically(known, dump_lock(new))
     if ascend is None:
         new = replace(lock, vllm=new.vllm)
     return NewUpstream(vllm, new, pinned_trees(paths, new))
@@ -124,44 +110,44 @@ def by_hand(
     Raises:
         ToolError: a source is not usable.
     """
-    trees = pinned_trees(paths, lock)
-    new: Lock | None = lock
+    new, trees = lock, pinned_trees(paths, lock)
     given = {"vllm": vllm, "vllm_ascend": ascend}
-    for package, source in given.items():
-        if source is not None:
-            trees[package], artifact = _local(paths, package, source)
-            new = _with(new, package, artifact) if new and artifact else None
+    sources = {package: source for package, source in given.items() if source}
+    for package, source in sources.items():
+        if source.is_file():
+            artifact = _cached(paths, package, source)
+            trees[package] = pristine_tree(artifact, paths, package)
+            if package == "vllm":
+                new = replace(new, vllm=artifact)
+            else:
+                new = Lock(new.vllm, artifact)  # its kernels are not known
+        else:
+            trees[package] = _folder(package, source)
     label = trees["vllm" if vllm else "vllm_ascend"].label.split(" ", 1)[1]
-    return NewUpstream(name or label, new, trees)
+    locked = all(source.is_file() for source in sources.values())
+    return NewUpstream(name or label, new if locked else None, trees)
 
 
-def _with(lock: Lock, package: str, artifact: Artifact) -> Lock:
-    if package == "vllm":
-        return replace(lock, vllm=artifact)
-    return replace(lock, vllm_ascend=artifact, kernel_sdist=None, kernel_wheels=())
-
-
-def _local(
-    paths: Paths, package: str, given: Path
-) -> tuple[PristineTree, Artifact | None]:
-    """Return the tree of an archive or folder, and its lock entry if it has one."""
-    if given.is_file():
-        artifact = artifact_of(given)
-        if artifact.project.replace("-", "_") != package:
-            raise ToolError(
-                f"{given}: expected an sdist of {package}, found one of "
-                f"{artifact.project}; give the right file"
-            )
-        with replacing(paths.cached(artifact.sha256, artifact.filename)) as part:
-            shutil.copyfile(given, part)
-        return pristine_tree(artifact, paths, package), artifact
-    if not (given / package).is_dir():
+def _cached(paths: Paths, package: str, archive: Path) -> Artifact:
+    """Put an archive into the cache, where the lock's files are looked for."""
+    artifact = artifact_of(archive)
+    if artifact.project.replace("-", "_") != package:
         raise ToolError(
-            f"{given}: expected an archive, or a folder with {package}/ in it; give "
+            f"{archive}: expected an sdist of {package}, found one of "
+            f"{artifact.project}; give the right file"
+        )
+    with replacing(paths.cached(artifact.sha256, artifact.filename)) as part:
+        shutil.copyfile(archive, part)
+    return artifact
+
+
+def _folder(package: str, folder: Path) -> PristineTree:
+    if not (folder / package).is_dir():
+        raise ToolError(
+            f"{folder}: expected an archive, or a folder with {package}/ in it; give "
             "the top folder of an unpacked sdist"
         )
-    info, version = given / "PKG-INFO", given.resolve().name
+    info, version = folder / "PKG-INFO", folder.resolve().name
     if info.is_file():
-        found = BytesParser().parsebytes(info.read_bytes(), headersonly=True)["Version"]
-        version = str(found or version)
-    return PristineTree(f"{package} {version}", given.resolve()), None
+        version = message_from_bytes(info.read_bytes())["Version"] or version
+    return PristineTree(f"{package} {version}", folder.resolve())

@@ -1,3 +1,3 @@
 """The patch series: read, applied exactly, written as quilt writes it, and linted."""
 
-DOORS = ("apply", "export", "lint", "patchfile")
+DOORS = ("apply", "lint", "patchfile")

@@ -1,18 +1,24 @@
-"""A patch series and its exact application: no fuzz, no offset, all or nothing."""
+"""A patch series: applied exactly (no fuzz, no offset), and written as quilt does."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import replacing
-from balance_tools.series.patchfile import FilePatch, Hunk, Patch, parse_patch
+from balance_tools.run import capture
+from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 from balance_tools.text import split_lines
 
 SERIES = "series"
+# GNU diff makes the hunks because quilt calls it: other programs place an inserted
+# block differently when its first line equals the line after it. The options are those
+# of tools/quiltrc.
+CONTEXT_LINES = 2
+_SAME, _DIFFERENT = 0, 1
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,8 @@ def patched_files(series: Series, tree: Path) -> dict[str, bytes]:
     Raises:
         ToolError: a hunk does not apply at exactly its line.
     """
-    contents: dict[str, bytes] = {}
-    for _, after in patched_steps(series, tree):
-        contents = after
-    return contents
+    steps = [{}, *(after for _, after in patched_steps(series, tree))]
+    return steps[-1]
 
 
 def patched_steps(
@@ -84,8 +88,8 @@ def patched_steps(
         for file in patch.files:
             where = f"{series.directory / patch.name}: {file.path}"
             old = contents.get(file.path)
-            if old is None:
-                old = _read(tree, file.path, where)
+            if old is None and (tree / file.path).is_file():
+                old = (tree / file.path).read_bytes()
             contents[file.path] = apply_to_bytes(file, old, where)
         yield patch, dict(contents)
 
@@ -108,55 +112,54 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
         start = hunk.first_source_index
         if start < position:
             raise ToolError(f"{where}: hunk {number} overlaps the one before it")
-        _expect(hunk, lines, f"{where}, hunk {number}")
+        for index, expected in enumerate(hunk.source, start):
+            found = lines[index] if index < len(lines) else None
+            if found != expected:
+                seen = "the end of the file" if found is None else repr(_text(found))
+                raise ToolError(
+                    f"{where}, hunk {number}, line {index + 1}: expected "
+                    f"{_text(expected)!r}, found {seen}; this is not the tree that the "
+                    "series was made for, rebase it with tools/rebase.sh"
+                )
         result += lines[position:start]
         result += hunk.target
         position = start + len(hunk.source)
     return b"".join([*result, *lines[position:]])
 
 
-def _expect(hunk: Hunk, lines: list[bytes], where: str) -> None:
-    for index, expected in enumerate(hunk.source, hunk.first_source_index):
-        found = lines[index] if index < len(lines) else None
-        if found != expected:
-            seen = "the end of the file" if found is None else repr(_text(found))
-            raise ToolError(
-                f"{where}, line {index + 1}: expected {_text(expected)!r}, found "
-                f"{seen}; this is not the tree that the series was made for, rebase it "
-                "with tools/rebase.sh"
-            )
-
-
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\n").decode("utf-8", "backslashreplace")
 
 
-def _read(tree: Path, path: str, where: str) -> bytes | None:
-    """Read a file of the tree; refuse links, which could lead out of it."""
-    current = tree
-    for part in Path(path).parts:
-        current = current / part
-        if current.is_symlink():
-            raise ToolError(
-                f"{where}: {current} is a symbolic link; a series may only touch "
-                "regular files of its tree"
-            )
-    return current.read_bytes() if current.is_file() else None
-
-
-def apply_series(series: Series, tree: Path) -> None:
-    """Apply the whole series to `tree`, with -p1, zero fuzz and zero offset.
-
-    Every hunk is checked in memory first and every new content is staged beside its
-    file before the first one is replaced, so an error leaves `tree` as it was. File
-    modes are kept.
+def diff_file(path: str, old: bytes, new: bytes) -> bytes:
+    """Return the diff of one file; b"" if equal.
 
     Raises:
-        ToolError: a hunk does not apply; it names patch, file, hunk and line.
-        OSError: a file cannot be written.
+        ToolError: GNU diff is missing, or the content is binary.
     """
-    with ExitStack() as staged:
-        for path, content in patched_files(series, tree).items():
-            part = staged.enter_context(replacing(tree / path))
-            part.write_bytes(content)
-            part.chmod((tree / path).stat().st_mode)
+    command = ["diff", f"-U{CONTEXT_LINES}"]
+    with tempfile.TemporaryDirectory() as name:
+        for prefix, content in (("a", old), ("b", new)):
+            (Path(name) / prefix).write_bytes(content)
+            command += ["--label", f"{prefix}/{path}"]
+        command += [f"{name}/a", f"{name}/b"]
+        run = capture(command, env={**os.environ, "LC_ALL": "C"})
+    if run.status not in (_SAME, _DIFFERENT):
+        raise ToolError(f"diff: {path}: {run.tail}")
+    if run.output.startswith(b"Binary files"):
+        raise ToolError(f"{path}: binary content cannot be patched; keep it out")
+    return run.output
+
+
+def export_series(series: Series, tree: Path) -> dict[str, bytes]:
+    """Return the canonical bytes of every patch by its name, on its pristine tree."""
+    result: dict[str, bytes] = {}
+    before: dict[str, bytes] = {}
+    for patch, after in patched_steps(series, tree):
+        paths = sorted((file.path for file in patch.files), key=str.encode)
+        for path in paths:
+            before.setdefault(path, (tree / path).read_bytes())
+        diffs = (diff_file(path, before[path], after[path]) for path in paths)
+        result[patch.name] = patch.header.raw + b"".join(diffs)
+        before = after
+    return result

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.series.apply import SERIES, Series, load_series, patched_steps
-from balance_tools.series.export import export_series
+from balance_tools.series.apply import (
+    SERIES,
+    Series,
+    export_series,
+    load_series,
+    patched_steps,
+)
 from balance_tools.series.patchfile import ADDED, REMOVED, Patch
 from balance_tools.text import parse_module
 from balance_tools.upstream.lock import load_lock
@@ -20,7 +25,10 @@ from balance_tools.upstream.pristine import ensure_pristine
 Limits = Mapping[str, int]
 """ADDED and REMOVED to the most lines that a series may add and remove."""
 
-LIMITS: dict[str, Limits] = {"vllm": {ADDED: 75, REMOVED: 0}, "vllm_ascend": {}}
+LIMITS: dict[str, Limits] = {
+    "vllm": {ADDED: 75, REMOVED: 0},
+    "vllm_ascend": {REMOVED: 0},
+}
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*(?:\.\w+)*)?")
 
@@ -40,8 +48,8 @@ def lint_files(series: Series) -> Iterator[str]:
             )
 
 
-def lint_header(patch: Patch, where: str) -> Iterator[str]:
-    """Yield what is wrong with the DEP-3 header."""
+def lint_patch(patch: Patch, where: str) -> Iterator[str]:
+    """Yield what is wrong with the DEP-3 header, and with the text of the diff."""
     header = patch.header
     for name in REQUIRED:
         if not header.get(name):
@@ -60,16 +68,8 @@ def lint_header(patch: Patch, where: str) -> Iterator[str]:
     updated = header.get("Last-Update")
     if updated and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", updated):
         yield f"{where}: Last-Update: expected YYYY-MM-DD, found {updated!r}"
-    if header.raw and not header.raw.endswith(b"\n\n"):
-        yield f"{where}: expected an empty line between the header and the first file"
-
-
-def lint_diff(patch: Patch, where: str) -> Iterator[str]:
-    """Yield what is wrong with the text of the diff, context and order apart."""
     if not patch.files:
         yield f"{where}: expected at least one changed file, found none"
-    if b"\r\n" in patch.header.raw:
-        yield f"{where}: expected LF line ends in the header, found CRLF"
     for path, tag, line in patch.changes:
         text = line.removesuffix(b"\n")
         if tag == ADDED and text != text.rstrip():
@@ -113,17 +113,10 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
 
 
 def lint_series(series: Series, limits: Limits, tree: Path) -> list[str]:
-    """Return every broken rule of one series, a sentence each.
-
-    Args:
-        series: The series to check.
-        limits: How much it may change.
-        tree: Its pristine tree.
-    """
+    """Return every broken rule of one series on its pristine tree, a sentence each."""
     problems = [*lint_files(series), *lint_limits(series, limits)]
     for patch in series.patches:
-        where = str(series.directory / patch.name)
-        problems += [*lint_header(patch, where), *lint_diff(patch, where)]
+        problems += lint_patch(patch, str(series.directory / patch.name))
     return [*problems, *lint_in_place(series, tree)]
 
 

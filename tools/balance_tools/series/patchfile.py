@@ -45,16 +45,9 @@ class Header:
         several with ` | ` between them, of which a release has one; words after them
         are a remark.
         """
-        found = []
-        for value in self.fields.get_all("Relies-On", []):
-            first, *rest = value.split() or [""]
-            names = [first]
-            while len(rest) > 1 and rest[0] == "|":
-                names.append(rest[1])
-                rest = rest[2:]
-            if first:
-                found.append(tuple(names))
-        return tuple(found)
+        values = self.fields.get_all("Relies-On", [])
+        symbols = (re.match(r"(\S+)((?: \| \S+)*)", value) for value in values)
+        return tuple(tuple(one[0].split(" | ")) for one in symbols if one)
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class FilePatch:
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of a series: name, bytes, header and what it does to which files."""
+    """A patch of a series."""
 
     name: str
     raw: bytes

@@ -6,7 +6,10 @@ For the demo, the benchmarks and the engine tests.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -16,10 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import requests
 from prometheus_client.parser import text_string_to_metric_families
-
-from balance_tools.serving.serve_process import ServeProcess
 
 START_S = 240
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
@@ -31,6 +33,14 @@ vLLM chooses the ports of its process groups among the system's ephemeral ones, 
 before the engines listen on them; meanwhile any connection may get one.
 """
 
+STOP_S = 30
+"""How long it may take to stop."""
+
+FOLLOW_S = 5
+"""How much longer its other processes may live than the first."""
+
+LOG_TAIL_LINES = 60
+
 REQUEST_S = 120
 SETTLE_S, SETTLE_PAUSE_S = 60.0, 0.5
 
@@ -41,6 +51,119 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class ServeProcess:
+    """`vllm serve MODEL OPTIONS` with all its processes; it may be headless.
+
+    `python` is the interpreter of the environment in which vllm is installed.
+    `folder` gets the log, `name`.log, and is the working directory: the server must
+    import the installed packages, not a source tree. `enter` goes before the command,
+    to start it elsewhere on this machine: `nsenter …`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        model: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        python: Path | str = sys.executable,
+        enter: Sequence[str] = (),
+    ) -> None:
+        self.log = folder / f"{name}.log"
+        self._folder = folder
+        program = (str(python), "-m", "vllm.entrypoints.cli.main")
+        self._command = [*enter, *program, "serve", str(model), *options]
+        self._environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            **(environment or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and do not wait."""
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own
+            )
+
+    def exit_status(self) -> int | None:
+        """What its first process exited with; None while that runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> int:
+        """The exit status, when it has ended by itself with all its processes.
+
+        Raises:
+            AssertionError: names those that live after `timeout` seconds.
+        """
+        assert self._process is not None
+        _, alive = psutil.wait_procs(self.processes(), timeout=timeout)
+        names = [process.name() for process in alive if _alive(process)]
+        assert not names, f"{self.log}: still there after {timeout:g} s: {names}"
+        return self._process.wait(FOLLOW_S)
+
+    def kill(self) -> None:
+        """End every process at once, as a power failure does."""
+        processes = self.processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=STOP_S)
+
+    def stop(self) -> list[str]:
+        """Ask it to stop; the names of its processes that had to be killed."""
+        assert self._process is not None
+        processes = self.processes()
+        self._process.send_signal(signal.SIGTERM)
+        # If it does not stop in time, it counts as left behind, below.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        psutil.wait_procs(processes, timeout=FOLLOW_S)
+        left = [p for p in {*processes, *self.processes()} if _alive(p)]
+        names = []
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(f"{process.pid} {process.name()}")
+                process.kill()
+        psutil.wait_procs(left, timeout=STOP_S)
+        self._process.wait(STOP_S)
+        return names
+
+    def processes(self) -> list[psutil.Process]:
+        """Its processes that are alive: its group, and its descendants."""
+        assert self._process is not None
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                found[child.pid] = child
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getpgid(process.pid) == self._process.pid:
+                    found[process.pid] = process
+        return [p for p in found.values() if _alive(p)]
+
+    def print_log_tail(self) -> None:
+        """The end of the log, to stderr."""
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        print(f"--- end of {self.log}", *lines, sep="\n", file=sys.stderr)
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class Server(ServeProcess):
@@ -85,7 +208,9 @@ class Server(ServeProcess):
             try:
                 self.wait_until_ready()
             except RuntimeError as error:
-                if not self._lost_a_port():
+                log = self.log.read_text(errors="replace")
+                ended = self.exit_status() is not None
+                if not ended or not any(said in log for said in PORT_TAKEN):
                     raise
                 self.print_log_tail()
                 print(f"{error}: a port was taken; once more", file=sys.stderr)
@@ -97,13 +222,6 @@ class Server(ServeProcess):
             self.stop()
             raise
         return self
-
-    def _lost_a_port(self) -> bool:
-        """Whether it ended since another process had one of its ports."""
-        log = self.log.read_text(errors="replace")
-        return self.exit_status() is not None and any(
-            said in log for said in PORT_TAKEN
-        )
 
     def __exit__(
         self,
@@ -157,17 +275,15 @@ class Server(ServeProcess):
         return requests.post(self.url + path, json=body, timeout=REQUEST_S)
 
     def metric(self, name: str, **labels: str) -> dict[int, float]:
-        """A Prometheus sample by engine (data-parallel rank), summed over the rest.
-
-        Only samples with these values of `labels` count.
-        """
+        """A Prometheus sample, as by `metrics`."""
         return self.metrics(name, **labels)[0]
 
     def metrics(self, *names: str, **labels: str) -> list[dict[int, float]]:
-        """Several Prometheus samples, each as by `metric`.
+        """Prometheus samples by engine (data-parallel rank), summed over the rest.
 
-        The front-end writes them in a thread while it goes on counting: a report that
-        comes meanwhile is in those written last and not in those written first.
+        Only samples with these values of `labels` count. The front-end writes them in
+        a thread while it goes on counting: a report that comes meanwhile is in those
+        written last and not in those written first.
         """
         text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
         values: list[dict[int, float]] = [defaultdict(float) for _ in names]

@@ -12,15 +12,14 @@ from balance_tools.files import disk_errors, exclusive, replacing, sha256_of
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.index import (
-    Body,
     BrokenError,
     Index,
     Link,
     RefusedError,
+    Source,
     default_index,
 )
 from balance_tools.upstream.lock import Artifact
-from balance_tools.upstream.pip_config import Source
 
 
 def fetch(
@@ -73,29 +72,23 @@ def _receive(
     try:
         with (
             progress(title, artifact.size, "B") as report,
-            index.open(link.url) as body,
+            index.open(link.url) as (size, chunks),
             replacing(cached) as part,
         ):
-            _write(body, part, artifact, report)
+            if size not in {None, artifact.size}:
+                raise RefusedError(f"it offers {size} bytes")
+            digest, have = hashlib.sha256(), 0
+            with part.open("wb") as file:
+                for chunk in chunks:
+                    have += len(chunk)
+                    digest.update(chunk)
+                    file.write(chunk)
+                    report(have)
+            if have < artifact.size:
+                raise BrokenError(f"the transfer broke off after {have} bytes")
+            if digest.hexdigest() != artifact.sha256:
+                raise RefusedError(f"it sent a file with sha256 {digest.hexdigest()}")
     except BrokenError:
         if not retries:
             raise
         _receive(index, link, artifact, cached, retries - 1)
-
-
-def _write(
-    body: Body, part: Path, artifact: Artifact, report: Callable[[int], object]
-) -> None:
-    if body.size not in {None, artifact.size}:
-        raise RefusedError(f"it offers {body.size} bytes")
-    digest, have = hashlib.sha256(), 0
-    with part.open("wb") as file:
-        for chunk in body.chunks:
-            have += len(chunk)
-            digest.update(chunk)
-            file.write(chunk)
-            report(have)
-    if have < artifact.size:
-        raise BrokenError(f"the transfer broke off after {have} bytes")
-    if digest.hexdigest() != artifact.sha256:
-        raise RefusedError(f"it sent a file with sha256 {digest.hexdigest()}")

@@ -1,12 +1,16 @@
 """The indexes and folders that pip is configured to use: what they list and send.
 
-As pip does it: its proxy, certificates and retries, and a login in a URL for all of
-that host. No URL or login is in an error.
+pip's own command line is asked for the configuration, so that its files, its PIP_*
+variables and their precedence are pip's business. Proxy, certificates and retries are
+pip's, and a login in a URL holds for all of that host. No URL or login is in an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +23,107 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pypi_simple import (
     ACCEPT_ANY,
+    PYPI_SIMPLE_ENDPOINT,
     ProjectPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from requests import exceptions
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from balance_tools.errors import ToolError
 from balance_tools.files import CHUNK_BYTES
+from balance_tools.run import capture
 from balance_tools.upstream.lock import release_of
-from balance_tools.upstream.pip_config import PipConfig, Source, read_pip_config
 
+# Weakest first. pip reads [download] for `pip download`, which is what we do here.
+SECTIONS = ("global", "download", ":env:")
+DEFAULT_TIMEOUT_S = 15.0
+DEFAULT_RETRIES = 5
 NO_SUCH_PAGE = (404, 410)
 TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 BACKOFF_S = 0.5
 NOT_A_PAGE = (ValueError, UnsupportedContentTypeError, UnsupportedRepoVersionError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place where files may be found."""
+
+    setting: str
+    """The name of the setting of pip that it comes from: `find-links`."""
+    location: str
+    """A URL or, for find-links, also a path; may hold a password: never print it."""
+
+    def __str__(self) -> str:
+        """The setting and the place, fit to be printed."""
+        return f"{self.setting} ({without_secrets(self.location)})"
+
+
+@dataclass(frozen=True)
+class PipConfig:
+    """The settings that matter when files are looked for and fetched."""
+
+    sources: tuple[Source, ...]
+    proxy: str | None = None
+    cert: str | None = None
+    client_cert: str | None = None
+    trusted_hosts: frozenset[str] = frozenset()
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    retries: int = DEFAULT_RETRIES
+    """How often a broken transfer is tried again."""
+
+
+def read_pip_config() -> PipConfig:
+    """Ask the pip of this interpreter, whose lines are `section.name='value'`."""
+    options = ("--disable-pip-version-check", "config", "list")
+    outcome = capture([sys.executable, "-m", "pip", *options])
+    if outcome.status != 0:
+        raise ToolError(
+            f"{sys.executable}: expected pip to list its configuration, found "
+            f"{outcome.tail!r}; fix pip's configuration, or install pip with "
+            f"`{sys.executable} -m ensurepip`"
+        )
+    by_section: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
+    for line in outcome.text.splitlines():
+        match = re.fullmatch(r"(:env:|[^.=]+)\.([^=]+)=(['\"].*)", line)
+        if match and match[1] in by_section:
+            name = match[2].replace("default-timeout", "timeout")  # one option of pip
+            by_section[match[1]][name] = str(ast.literal_eval(match[3]))
+    settings: dict[str, str] = {}
+    for section in SECTIONS:
+        settings.update(by_section[section])
+    return PipConfig(
+        sources=_sources(settings),
+        proxy=settings.get("proxy"),
+        cert=settings.get("cert"),
+        client_cert=settings.get("client-cert"),
+        trusted_hosts=frozenset(settings.get("trusted-host", "").split()),
+        timeout_s=float(settings.get("timeout", DEFAULT_TIMEOUT_S)),
+        retries=int(settings.get("retries", DEFAULT_RETRIES)),
+    )
+
+
+def without_secrets(location: str) -> str:
+    """A URL without user, password and query; a path as it is."""
+    parts = urlsplit(location)
+    if not parts.netloc:
+        return location
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _sources(settings: Mapping[str, str]) -> tuple[Source, ...]:
+    wanted = [("find-links", settings.get("find-links", ""))]
+    if settings.get("no-index", "").lower() not in {"1", "true", "yes", "on", "y", "t"}:
+        wanted += [
+            ("index-url", settings.get("index-url", PYPI_SIMPLE_ENDPOINT)),
+            ("extra-index-url", settings.get("extra-index-url", "")),
+        ]
+    return tuple(
+        Source(setting, location)
+        for setting, locations in wanted
+        for location in locations.split()
+    )
 
 
 class RefusedError(Exception):
@@ -65,13 +154,8 @@ class Link:
         return release_of(self.filename) or ("", None)
 
 
-@dataclass(frozen=True)
-class Body:
-    """What a link leads to."""
-
-    size: int | None
-    """Bytes; None if the server does not say."""
-    chunks: Iterable[bytes]
+Body = tuple[int | None, Iterable[bytes]]
+"""Size in bytes, None if the server does not say, and content."""
 
 
 class Index:
@@ -116,22 +200,17 @@ class Index:
         Raises:
             BrokenError: the transfer broke off.
             RefusedError: it failed in another way.
+            OSError: a file cannot be read.
         """
         if url.startswith("file:"):
-            path = local_path(url)
-            try:
-                file = path.open("rb")
-            except OSError as error:
-                raise RefusedError(f"cannot read {path}: {error.strerror}") from error
-            with file:
-                yield Body(
-                    path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b"")
-                )
+            with (path := local_path(url)).open("rb") as file:
+                chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+                yield path.stat().st_size, chunks
             return
         with self._get(url, {"Accept-Encoding": "identity"}) as response:
             _refuse_status(response)
             length = response.headers.get("Content-Length")
-            yield Body(None if length is None else int(length), _chunks(response))
+            yield None if length is None else int(length), _chunks(response)
 
     def _page(self, source: Source, url: str, name: str) -> list[Link]:
         with self._get(url, {"Accept": ACCEPT_ANY}) as response:
@@ -141,7 +220,7 @@ class Index:
             try:
                 return _links(source, ProjectPage.from_response(response, name))
             except requests.RequestException as error:
-                raise _failure(error, self._config.timeout_s) from error
+                raise _failure(error) from error
             except NOT_A_PAGE as error:
                 text = "its answer is not a page of the simple API"
                 raise RefusedError(text) from error
@@ -162,7 +241,7 @@ class Index:
                 cert=self._config.client_cert,
             )
         except requests.RequestException as error:
-            raise _failure(error, self._config.timeout_s) from error
+            raise _failure(error) from error
 
     def verify(self, url: str) -> bool | str:
         """What requests is told of TLS: certificates, or False for a trusted host."""
@@ -228,17 +307,6 @@ def _refuse_status(response: requests.Response) -> None:
         raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
 
-def _failure(error: requests.RequestException, timeout_s: float) -> RefusedError:
+def _failure(error: requests.RequestException) -> RefusedError:
     """What an exception means, without its text: that may hold a login."""
-    problems = {
-        exceptions.SSLError: "its certificate was not accepted (pip's settings cert, "
-        "proxy)",
-        exceptions.ProxyError: "the proxy did not let us through (pip's setting proxy)",
-        exceptions.Timeout: f"it did not answer within {timeout_s:g} s",
-        exceptions.ConnectionError: "no connection",
-        exceptions.ChunkedEncodingError: "the transfer broke off",
-    }
-    for kind, problem in problems.items():
-        if isinstance(error, kind):
-            return RefusedError(problem)
-    return RefusedError(f"the request is not possible ({type(error).__name__})")
+    return RefusedError(f"no connection ({type(error).__name__})")

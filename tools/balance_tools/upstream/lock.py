@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from packaging.tags import Tag
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -54,20 +53,6 @@ class Artifact:
     size: int
     """Bytes."""
 
-    @property
-    def tags(self) -> frozenset[Tag]:
-        """The compatibility tags of a wheel; empty for an sdist."""
-        if not self.filename.endswith(".whl"):
-            return frozenset()
-        return parse_wheel_filename(self.filename)[3]
-
-    def fits(self, python: str, arch: str) -> bool:
-        """Whether this wheel is for that interpreter tag and machine."""
-        return any(
-            tag.interpreter == python and tag.platform.endswith(f"_{arch}")
-            for tag in self.tags
-        )
-
 
 @dataclass(frozen=True)
 class Lock:
@@ -89,11 +74,11 @@ class Lock:
         Raises:
             ToolError: none is locked.
         """
-        for wheel in self.kernel_wheels:
-            if wheel.fits(python, arch):
+        names = [wheel.filename.split("-", 2)[2] for wheel in self.kernel_wheels]
+        for wheel, name in zip(self.kernel_wheels, names, strict=True):
+            if name.startswith(f"{python}-") and name.endswith(f"_{arch}.whl"):
                 return wheel
-        tags = sorted(str(tag) for wheel in self.kernel_wheels for tag in wheel.tags)
-        have = ", ".join(tags) or "none"
+        have = ", ".join(name.removesuffix(".whl") for name in names) or "none"
         raise ToolError(
             f"upstream.toml: expected a kernel wheel for {python} on {arch}, found "
             f"{have}; choose another PYTHON and ARCH or lock a release that has one"
@@ -106,14 +91,8 @@ def load_lock(path: Path) -> Lock:
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git"
         )
-    try:
-        with disk_errors(path):
-            return parse_lock(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ToolError(
-            f"{path}: expected UTF-8 text, found {error.reason}; restore the file "
-            "from git"
-        ) from error
+    with disk_errors(path):
+        return parse_lock(path.read_text(encoding="utf-8"), str(path))
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
@@ -124,21 +103,12 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
         raise ToolError(
             f"{name}: expected TOML, found {error}; restore the file from git"
         ) from error
-    known = {field.name for field in fields(Lock)}
-    if unknown := sorted(set(data) - known):
-        raise ToolError(
-            f"{name}: expected only {', '.join(sorted(known))}, found {unknown[0]!r}; "
-            "remove that entry"
-        )
-    wheels = data.get("kernel_wheels", [])
-    if not isinstance(wheels, list):
-        raise ToolError(f"{name}: kernel_wheels must be a list of tables; restore it")
-    sdists = {"vllm", "vllm_ascend", *data} - {"kernel_wheels"}
+    names = ["vllm", "vllm_ascend", *({"kernel_sdist"} & {*data})]
+    wheels = enumerate(data.get("kernel_wheels", []))
     return Lock(
-        **{key: _artifact(data.get(key), f"{name}: {key}") for key in sorted(sdists)},
+        **{key: _artifact(data.get(key), f"{name}: {key}") for key in names},
         kernel_wheels=tuple(
-            _artifact(entry, f"{name}: kernel_wheels[{i}]")
-            for i, entry in enumerate(wheels)
+            _artifact(entry, f"{name}: kernel_wheels[{i}]") for i, entry in wheels
         ),
     )
 
@@ -164,33 +134,20 @@ def _entries(artifact: Artifact) -> str:
 
 def _artifact(entry: Any, where: str) -> Artifact:
     """Check one table of the lock; `where` names it in errors."""
-
-    def expect(holds: object, wanted: str, found: object) -> None:
-        if not holds:
-            raise ToolError(
-                f"{where}: expected {wanted}, found {found}; restore the lock"
-            )
-
-    names = [field.name for field in fields(Artifact)]
-    expect(isinstance(entry, dict), "a table", repr(entry))
-    keys = ", ".join(sorted(entry)) or "none"
-    expect(sorted(entry) == sorted(names), f"the keys {', '.join(names)}", keys)
-    typed = type(entry["size"]) is int and entry["size"] > 0
-    typed &= all(isinstance(entry[name], str) for name in names if name != "size")
-    expect(typed, "texts and a positive size in bytes", repr(entry))
-    file = Artifact(**entry)
-    digits = re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-    expect(digits, "sha256 as 64 hexadecimal digits", repr(file.sha256))
-    belongs = release_of(file.filename) == (file.project, _version(file.version))
-    expect(belongs, f"a file of {file.project} {file.version}", repr(file.filename))
-    return file
-
-
-def _version(text: str) -> Version | None:
     try:
-        return Version(text)
-    except InvalidVersion:
-        return None
+        file = Artifact(**entry)
+        release = (file.project, Version(file.version))
+        right = release_of(file.filename) == release and isinstance(file.size, int)
+        right &= file.size > 0 and bool(re.fullmatch(r"[0-9a-f]{64}", file.sha256))
+    except (TypeError, InvalidVersion):
+        right = False
+    if not right:
+        names = ", ".join(field.name for field in fields(Artifact))
+        raise ToolError(
+            f"{where}: expected {names} of one file, found {entry!r}; restore the lock "
+            "from git"
+        )
+    return file
 
 
 def release_of(filename: str) -> tuple[str, Version] | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
+import tarfile
+import zlib
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from balance_tools.errors import ToolError
 from balance_tools.files import disk_errors, exclusive, remove_tree
 from balance_tools.manifest import Manifest, take_manifest
 from balance_tools.paths import Paths
-from balance_tools.upstream.archive import extract_sdist
+from balance_tools.progress import progress
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact
 
 Fetch = Callable[[Artifact, Paths], Path]
+BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Path:
@@ -29,3 +34,54 @@ def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Pat
             extract_sdist(archive, folder)
             take_manifest(folder, inputs).write(stamp)
     return folder
+
+
+def extract_sdist(archive: Path, dest: Path) -> None:
+    """Unpack a .tar.gz whose single top folder becomes `dest`.
+
+    `dest` appears complete or not at all. Owners and special mode bits are not kept.
+
+    Raises:
+        ToolError: the archive is broken, has another layout, or has a member that is
+            not a file or a folder below its top folder.
+    """
+    partial = dest.with_name(f".{dest.name}.partial")
+    with disk_errors(dest):
+        remove_tree(partial)
+        partial.mkdir(parents=True)
+        try:
+            with tarfile.open(archive, "r:gz") as tar:
+                members = tar.getmembers()
+                top = _top_folder(archive, members)
+                title = f"unpacking {archive.name}"
+                with progress(title, len(members), "file") as report:
+                    for done, member in enumerate(members, 1):
+                        tar.extract(member, partial, filter="data")
+                        report(done)
+            (partial / top).replace(dest)
+        except BROKEN_ARCHIVE as error:
+            raise ToolError(
+                f"{archive}: expected an archive that can be unpacked, found {error}; "
+                "nothing was replaced, see whether the locked release is the right one"
+            ) from error
+        finally:
+            remove_tree(partial)
+
+
+def _top_folder(archive: Path, members: list[tarfile.TarInfo]) -> str:
+    """The one top folder; no release of upstream's has a link, so none is unpacked."""
+    for member in members:
+        path = PurePosixPath(member.name)
+        below = not path.is_absolute() and ".." not in path.parts
+        if not below or "\\" in member.name or not (member.isreg() or member.isdir()):
+            raise ToolError(
+                f"{archive}: expected only files below its own folder, found "
+                f"{member.name!r}; do not use this release, nothing was unpacked"
+            )
+    tops = sorted({PurePosixPath(member.name).parts[0] for member in members})
+    if len(tops) != 1:
+        raise ToolError(
+            f"{archive}: expected one top folder in the sdist, found "
+            f"{', '.join(tops) or 'none'}; see whether the locked file is an sdist"
+        )
+    return tops[0]

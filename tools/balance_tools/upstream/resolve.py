@@ -31,22 +31,25 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
         vllm=_sdist(index, vllm_links, "vllm", _version("vllm", vllm)),
         vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
     )
+    ends = tuple(f"_{arch}.whl" for arch in ARCHITECTURES)
+    wheels = [link for link in ascend_links if link.filename.endswith(ends)]
     for version in (wanted, Version(wanted.base_version)):
-        if wheels := _wheels(ascend_links, version):
+        fit = [link for link in wheels if link.release[1] == version]
+        if fit:
+            fit.sort(key=lambda link: link.filename)
             return replace(
                 sources,
                 kernel_sdist=_sdist(index, ascend_links, "vllm-ascend", version),
-                kernel_wheels=tuple(artifact_of_link(index, link) for link in wheels),
+                kernel_wheels=tuple(artifact_of_link(index, link) for link in fit),
             )
     return sources
 
 
 def all_links(index: Index, project: str) -> list[Link]:
-    """Every file of a project, from all sources, one link for each file name.
+    """Every file of a project, one link for each file name: of the first that has it.
 
     Raises:
-        ToolError: a source cannot be asked, for the answer would be a guess, or two
-            sources list one file name with different hashes.
+        ToolError: a source cannot be asked, for the answer would be a guess.
     """
     found: dict[str, Link] = {}
     for source in index.sources:
@@ -57,16 +60,7 @@ def all_links(index: Index, project: str) -> list[Link]:
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
             ) from problem
-        for link in links:
-            known = found.setdefault(link.filename, link)
-            if None not in {known.sha256, link.sha256} and known.sha256 != link.sha256:
-                raise ToolError(
-                    f"{link.filename}: expected one sha256, found {known.sha256} from "
-                    f"{known.source} and {link.sha256} from {source}; remove the "
-                    "source that is wrong from pip's configuration"
-                )
-            if known.sha256 is None and link.sha256 is not None:
-                found[link.filename] = link
+        found = {link.filename: link for link in links} | found
     return list(found.values())
 
 
@@ -101,19 +95,18 @@ def _sdist(
     )
 
 
-def _wheels(links: Sequence[Link], version: Version) -> list[Link]:
-    ends = tuple(f"_{arch}.whl" for arch in ARCHITECTURES)
-    wheels = (link for link in links if link.filename.endswith(ends))
-    found = (link for link in wheels if link.release[1] == version)
-    return sorted(found, key=lambda link: link.filename)
-
-
 def artifact_of_link(index: Index, link: Link) -> Artifact:
     """The lock's entry for a link; what the index does not say is found out."""
     size, sha256 = link.size, link.sha256
     try:
         if size is None or sha256 is None:
-            size, sha256 = _measure(index, link)
+            with index.open(link.url) as (size, chunks):
+                if size is None or sha256 is None:
+                    size, digest = 0, hashlib.sha256()
+                    for chunk in chunks:
+                        size += len(chunk)
+                        digest.update(chunk)
+                    sha256 = digest.hexdigest()
     except RefusedError as problem:
         raise ToolError(
             f"{link.filename}: expected its size from {link.source}, found that "
@@ -121,15 +114,3 @@ def artifact_of_link(index: Index, link: Link) -> Artifact:
         ) from problem
     project, version = link.release
     return Artifact(project, str(version), link.filename, sha256, size)
-
-
-def _measure(index: Index, link: Link) -> tuple[int, str]:
-    """Size in bytes and sha256 of a file; the body is read when it must be."""
-    with index.open(link.url) as body:
-        if body.size is not None and link.sha256 is not None:
-            return body.size, link.sha256
-        digest, size = hashlib.sha256(), 0
-        for chunk in body.chunks:
-            digest.update(chunk)
-            size += len(chunk)
-        return size, digest.hexdigest()

@@ -21,13 +21,10 @@ LISTING = ".checkout"
 def make_checkout(
     paths: Paths, folder: Path, lock: str, patches: Mapping[str, Path | None]
 ) -> Paths:
-    """Make or update the source root at `folder`.
+    """Make or update the source root at `folder`; what was built there is kept.
 
-    Args:
-        paths: The repository to copy.
-        folder: Where; what was built there before is kept.
-        lock: Text of its upstream.toml.
-        patches: Folder of the series by package; None for an empty series.
+    `lock` is the text of its upstream.toml, `patches` the folder of the series by
+    package, None for an empty one.
 
     Raises:
         ToolError: git cannot list the files.
@@ -38,10 +35,15 @@ def make_checkout(
         for name in listed_by_git(paths.root)
         if (paths.root / name).is_file() and not name.startswith("patches/")
     ]
-    _forget(folder, names)
+    folder.mkdir(parents=True, exist_ok=True)
+    listing = folder / LISTING  # what an earlier checkout copied
+    before = listing.read_text().splitlines() if listing.is_file() else []
+    for name in set(before) - set(names):
+        (folder / name).unlink(missing_ok=True)
+    listing.write_text("\n".join(names) + "\n")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        _copy(paths.root / name, folder / name)
+        shutil.copy2(paths.root / name, folder / name)
     other.lock.write_text(lock, encoding="utf-8")
     for package, series in patches.items():
         remove_tree(other.patches(package))
@@ -56,20 +58,3 @@ def make_checkout(
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
     return other
-
-
-def _forget(folder: Path, names: list[str]) -> None:
-    """Remove what an earlier checkout copied and the repository no longer has."""
-    listing = folder / LISTING
-    if listing.is_file():
-        for name in set(listing.read_text().splitlines()) - set(names):
-            (folder / name).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    listing.write_text("\n".join(names) + "\n")
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, but leave an equal one alone."""
-    if target.is_file() and target.read_bytes() == source.read_bytes():
-        return
-    shutil.copy2(source, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import time
@@ -15,13 +16,12 @@ from balance_tools.files import disk_errors, exclusive, named_in_part, remove_tr
 from balance_tools.manifest import (
     MANIFEST_NAME,
     Manifest,
+    content_sha256,
     files_of_ours,
-    same_content,
-    take_manifest,
 )
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
-from balance_tools.series.apply import Series, apply_series, load_series
+from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact, Lock, load_lock
 from balance_tools.upstream.pristine import Fetch, ensure_pristine
@@ -40,8 +40,8 @@ class Package:
     series: Series
     series_sha256: str
     tree: Path
-    manifest: Manifest | None
-    """What the last run put there; None before the first run."""
+    manifest: Manifest
+    """What the last run put there; empty before the first run."""
     tracked: frozenset[str]
     """Paths below `tree` that git tracks: ours."""
 
@@ -64,12 +64,9 @@ class Package:
     @property
     def is_current(self) -> bool:
         """Whether upstream's files are as the lock, the series and the manifest say."""
-        known = self.manifest
-        return (
-            known is not None
-            and known.inputs == self.inputs
-            and not known.missing(self.tree)
-            and not known.changed(self.tree)
+        known, tree = self.manifest, self.tree
+        return known.inputs == self.inputs and not (
+            known.missing(tree) or known.changed(tree) or self.tracked & {*known.files}
         )
 
 
@@ -83,7 +80,7 @@ def look(paths: Paths, lock: Lock, name: str) -> Package:
         series=load_series(paths.patches(name)),
         series_sha256=series_sha256(paths.root, name),
         tree=tree,
-        manifest=Manifest.read(tree / MANIFEST_NAME),
+        manifest=Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {}),
         tracked=frozenset(path.removeprefix(f"{name}/") for path in tracked),
     )
 
@@ -98,122 +95,102 @@ def vendor(
 ) -> list[str]:
     """Bring the named packages up to date; returns one line on each.
 
-    Nothing is written when all is as it should be.
+    Nothing is written when all is as it should be. A run that was stopped is finished
+    by the next one.
 
     Raises:
-        ToolError: something is in the way or fails; the old tree is left.
+        ToolError: something is in the way or fails.
     """
-    with exclusive(paths.vendor_lock), disk_errors(paths.staging):
-        settle(paths, lock)
-        try:
-            return [
-                materialise(paths, look(paths, lock, name), discard_edits, get)
-                for name in names
-            ]
-        finally:
-            settle(paths, lock)
+    with exclusive(paths.vendor_lock), disk_errors(paths.root):
+        packages = [look(paths, lock, name) for name in names]
+        return [_materialise(paths, one, discard_edits, get) for one in packages]
 
 
-def settle(paths: Paths, lock: Lock) -> None:
-    """Put back a tree that a run had moved away when it was stopped, and clear up."""
-    for name in lock.packages:
-        old, tree = paths.staging / "old" / name, paths.vendored(name)
-        if old.is_dir() and not tree.exists():
-            old.rename(tree)
-    remove_tree(paths.staging)
-
-
-def materialise(paths: Paths, package: Package, discard_edits: bool, get: Fetch) -> str:
-    """Make one tree: stage upstream, patch it, add what is ours, swap it in."""
-    start = time.monotonic()
+def _materialise(
+    paths: Paths, package: Package, discard_edits: bool, get: Fetch
+) -> str:
+    """Make one tree in its place, once it is certain that nothing is lost by it."""
+    start, tree, name = time.monotonic(), package.tree, package.name
     pristine = ensure_pristine(package.artifact, paths, get)  # a build reads it, too
-    if package.is_current and not tracked_of_upstream(package):
+    if package.is_current:
         return f"{package.label}: up to date"
-    new = stage(pristine, paths.staging, package)
-    apply_series(package.series, new.parent)
-    manifest = take_manifest(new, package.inputs)
-    ours = refuse_losses(package, manifest, new, discard_edits)
-    for name in ours:
-        (new / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(package.tree / name, new / name, follow_symlinks=False)
-    manifest.write(new / MANIFEST_NAME)
-    swap_in(new, package.tree, paths.staging / "old" / package.name)
+    patched = {
+        path.removeprefix(f"{name}/"): content
+        for path, content in patched_files(package.series, pristine).items()
+    }
+    upstream = Manifest.read(paths.unpacked_manifest(pristine)) or Manifest({}, {})
+    files = {
+        path.removeprefix(f"{name}/"): sha256
+        for path, sha256 in upstream.files.items()
+        if path.startswith(f"{name}/")
+    }
+    files |= {path: hashlib.sha256(text).hexdigest() for path, text in patched.items()}
+    ours = _refuse_losses(package, files, discard_edits)
+    # Without inputs a tree is not complete: whatever is listed will be replaced.
+    tree.mkdir(exist_ok=True)
+    stale = package.manifest.files.keys() - files.keys() - {*ours}
+    Manifest({}, {**package.manifest.files, **files}).write(tree / MANIFEST_NAME)
+    for path in stale:
+        (tree / path).unlink(missing_ok=True)
+    for base, folders, _ in os.walk(tree, topdown=False):
+        if "__pycache__" in folders:
+            remove_tree(Path(base, "__pycache__"))
+        if not any(Path(base).iterdir()):
+            Path(base).rmdir()
+    for path, sha256 in files.items():
+        if content_sha256(tree / path) != sha256:
+            (tree / path).unlink(missing_ok=True)
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(pristine / name / path, tree / path)
+            if path in patched:
+                (tree / path).write_bytes(patched[path])
+    Manifest(package.inputs, files).write(tree / MANIFEST_NAME)
     return (
-        f"{package.label}: {len(manifest.files)} files, {len(package.series.patches)} "
-        f"patches, {len(ours)} files of ours, {time.monotonic() - start:.1f} s"
+        f"{package.label}: {len(files)} files, {len(package.series.patches)} patches, "
+        f"{len(ours)} files of ours, {time.monotonic() - start:.1f} s"
     )
 
 
-def swap_in(new: Path, tree: Path, old: Path) -> None:
-    """Make `new` the folder `tree`; between the two moves `settle` helps."""
-    old.parent.mkdir(exist_ok=True)
-    if tree.exists():
-        shutil.move(tree, old)  # by a copy in a lower layer of an overlay file system
-    new.rename(tree)
-
-
-def stage(pristine: Path, staging: Path, package: Package) -> Path:
-    """Copy the package folder out of the pristine sdist; returns the copy."""
-    source = pristine / package.name
-    if not source.is_dir():
-        raise ToolError(
-            f"{package.artifact.filename}: expected a folder {package.name}/ in the "
-            "sdist, found none; see whether the lock names the right file"
-        )
-    new = staging / "new" / package.name
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(source, new, symlinks=True, ignore=ignore)
-    return new
-
-
-def tracked_of_upstream(package: Package) -> set[str]:
-    """Files of upstream that git tracks, although only what is ours may be."""
-    return set(package.manifest.files if package.manifest else ()) & package.tracked
-
-
-def refuse_losses(
-    package: Package, manifest: Manifest, new: Path, discard_edits: bool
+def _refuse_losses(
+    package: Package, files: dict[str, str], discard_edits: bool
 ) -> list[str]:
-    """Refuse to lose anything to the new tree; returns the files of ours to keep.
+    """Refuse to lose anything to the new tree; returns the files of ours.
 
     A file that holds what the new tree holds is in nobody's way: so it is after an
     edit went into a patch, or when the manifest was lost.
     """
-    if tracked := sorted(package.tracked & manifest.files.keys()):
+    if tracked := sorted(package.tracked & files.keys()):
         raise ToolError(
             f"{_named(package, tracked)}: expected only files of ours to be tracked by "
             f"git, found that upstream {package.label} has it too; rename ours, or "
             "untrack upstream's with `git rm --cached`"
         )
     tree, before = package.tree, package.manifest
-    ours = files_of_ours(tree, package.tracked)
-    lost = [path for path in ours if in_the_way(path, new)]
-    if before is not None and not discard_edits:
-        lost += before.changed(tree)
-    if lost := [path for path in lost if not _same(tree / path, new / path)]:
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    ours, lost = [], []
+    for path in files_of_ours(tree, package.tracked):
+        parents = {str(parent) for parent in PurePosixPath(path).parents}
+        if path in folders or parents & files.keys():
+            lost.append(path)
+        elif path not in files:
+            ours.append(path)
+        elif content_sha256(tree / path) != files[path]:
+            lost.append(path)
+    if before.inputs and not discard_edits:
+        edited = before.changed(tree)
+        lost += [p for p in edited if content_sha256(tree / p) != files.get(p)]
+    if lost:
         raise ToolError(
             f"{_named(package, lost)}: expected what `vendor` wrote, or no such file, "
             f"for {package.label} has its own, found another content; refresh an edit "
             f"into a patch of patches/{package.name} or drop it with --discard-edits, "
             "and move a file of yours away"
         )
-    return [path for path in ours if not in_the_way(path, new)]
-
-
-def in_the_way(path: str, new: Path) -> bool:
-    """Whether the new tree has a file (or a folder) where `path` has to go."""
-    if os.path.lexists(new / path):
-        return True
-    parents = PurePosixPath(path).parents
-    return any(os.path.lexists(new / p) and not (new / p).is_dir() for p in parents)
+    return ours
 
 
 def _named(package: Package, paths: Sequence[str]) -> str:
     return named_in_part([f"{package.name}/{path}" for path in paths])
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.lexists(one) and os.path.lexists(other) and same_content(one, other)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -51,41 +51,32 @@ def run_file(
     command += [word for name in setup.plugins for word in ("-p", name)]
     # PYTHONSAFEPATH: the folder holds source trees, the wheel is what is tested.
     ours = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
-    with (
-        log.open("w") as output,
-        _ended_in_the_end(
-            subprocess.Popen(
-                command,
-                cwd=setup.root,
-                env={**os.environ, **ours, **setup.environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        ) as process,
-    ):
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return {f"{file}::(no end after {seconds:.0f} s)": FAILED}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=setup.root,
+            env={**os.environ, **ours, **setup.environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return {f"{file}::(no end after {seconds:.0f} s)": FAILED}
+    finally:
+        _end(process)
     return read_junit(xml, file)
 
 
-@contextmanager
-def _ended_in_the_end(
-    process: subprocess.Popen[bytes],
-) -> Iterator[subprocess.Popen[bytes]]:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Leave no process behind: pytest may tidy up first, servers of tests included."""
+    process.send_signal(signal.SIGINT)
     try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(SECONDS_TO_TIDY)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        process.wait(SECONDS_TO_TIDY)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager

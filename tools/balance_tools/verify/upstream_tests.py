@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from balance_tools.drift.symbols import imports, module_of
 from balance_tools.files import remove_tree
@@ -67,17 +70,14 @@ def _uses(tree: Path, name: str, modules: set[str], helpers: bool) -> bool:
     }
     if any({symbol, symbol.rpartition(".")[0]} & modules for symbol in symbols):
         return True
-    return helpers and any(
-        _uses(tree, helper, modules, helpers=False)
-        for helper in _helpers(tree, symbols)
-    )
-
-
-def _helpers(tree: Path, symbols: Iterable[str]) -> set[str]:
-    """Return the modules beside the tests that symbols come from."""
+    # The modules beside the tests that symbols come from.
     names = {s.rpartition(".")[0] for s in symbols if s.startswith("tests.")}
     files = {f"{name.replace('.', '/')}.py" for name in names}
-    return {file for file in files if (tree / file).is_file()}
+    return helpers and any(
+        _uses(tree, file, modules, helpers=False)
+        for file in files
+        if (tree / file).is_file()
+    )
 
 
 def copy_tests(tree: Path, folder: Path) -> None:
@@ -104,3 +104,50 @@ def newly_failing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
             if result == PASSED and other.get(name) != PASSED:
                 found.append(f"{name}: {other.get(name, 'not run')} ({setup})")
     return found
+
+
+def _config(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    names = {"model_type": model_type, "architectures": [architecture]}
+    return {**names, "dtype": "float16", **sizes}
+
+
+# The models that upstream's scheduler tests name, in their published sizes, where these
+# are not the defaults of transformers. Weights and tokenizers are missing; tests that
+# need them fail with and without our patches alike, and do not count.
+MODELS = {
+    "facebook/opt-125m": _config("opt", "OPTForCausalLM"),
+    "facebook/opt-350m": _config(
+        "opt",
+        "OPTForCausalLM",
+        hidden_size=1024,
+        word_embed_proj_dim=512,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        ffn_dim=4096,
+        do_layer_norm_before=False,
+    ),
+    "Qwen/Qwen3-0.6B": _config(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen1.5-7B": _config("qwen2", "Qwen2ForCausalLM", intermediate_size=11008),
+}
+
+
+def write_hub(folder: Path) -> None:
+    """Write a model cache with configurations only below `folder`, for HF_HOME."""
+    for name, config in MODELS.items():
+        model = folder / "hub" / f"models--{name.replace('/', '--')}"
+        revision = hashlib.sha1(name.encode()).hexdigest()
+        snapshot = model / "snapshots" / revision
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (model / "refs").mkdir(exist_ok=True)
+        (model / "refs" / "main").write_text(revision)
+        (snapshot / "config.json").write_text(json.dumps(config, indent=1))

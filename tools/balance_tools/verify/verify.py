@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive, sha256_of
+from balance_tools.files import exclusive, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
+from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock, parse_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
-from balance_tools.verify.model_cache import write_hub
+from balance_tools.verify import upstream_tests as upstream
 from balance_tools.verify.pytest_file import (
     FAILED,
     Setup,
     count,
     run_file,
     termination_interrupts,
-)
-from balance_tools.verify.stages import Data, Entry, Ledger, Verdict
-from balance_tools.verify.upstream_tests import (
-    OFF,
-    ON,
-    PLAIN,
-    SWITCH_ON,
-    copy_tests,
-    newly_failing,
-    select,
 )
 from balance_tools.wheel.build import build_wheel
 from vllm_balance.fingerprint import series_sha256
@@ -49,6 +43,68 @@ TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 # What of a checkout a wheel is made from, beside the upstream trees.
 _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
+
+Data = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished stage: what it gave, and how many seconds it took when it ran."""
+
+    name: str
+    data: Data
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One file below `folder` for each stage that is finished."""
+
+    folder: Path
+
+    def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Entry:
+        """Return what the stage `name` gives; do it only if `inputs` are new.
+
+        It is done again, too, if its result has a `path` that is gone.
+        """
+        file = self.folder / f"{name}.json"
+        if file.is_file():
+            known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if known.pop("inputs") == list(inputs):
+                stage = Entry(**known)
+                if Path(stage.data.get("path", "/")).exists():
+                    return stage
+        start = time.monotonic()
+        stage = Entry(name, work(), round(time.monotonic() - start, 1))
+        text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
+        write_atomically(file, text + "\n")
+        return stage
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The stages of a verification, and the tests that speak against the series."""
+
+    label: str
+    stages: Sequence[Entry]
+    failing: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return a table with a row for each kind of stage, and what fails."""
+        groups: dict[str, list[Entry]] = {}
+        for stage in self.stages:
+            groups.setdefault(stage.name.split("/")[0], []).append(stage)
+        rows = []
+        for name, stages in groups.items():
+            tests = [stage for stage in stages if "path" not in stage.data]
+            results = {k: v for stage in tests for k, v in stage.data.items()}
+            said = (str(len(tests)), count(results)) if tests else ("–", "–")
+            rows.append((name, *said, f"{sum(s.seconds for s in stages):.0f}"))
+        lines = [f"# Verification on {self.label}", ""]
+        lines += table(("stage", "test files", "tests", "seconds"), rows)
+        total = sum(stage.seconds for stage in self.stages)
+        lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
+        return "\n".join([*lines, *(f"- {one}" for one in self.failing)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -72,23 +128,12 @@ class Bench:
         """All that belongs to it."""
         return self.paths.build / "verify" / self.name
 
-    @property
-    def ledger(self) -> Ledger:
-        """What is done."""
-        return Ledger(self.folder / "stages")
-
 
 def pinned_release(paths: Paths) -> Bench:
     """The release that the repository is made from, with the series that it has."""
-    lock = load_lock(paths.lock)
-    return Bench(
-        paths=paths,
-        name="pin",
-        label=f"vllm {lock.vllm.version}",
-        lock=paths.lock.read_text(encoding="utf-8"),
-        series=paths.root / "patches",
-        tree=ensure_pristine(lock.vllm, paths),
-    )
+    text, lock = paths.lock.read_text(encoding="utf-8"), load_lock(paths.lock)
+    label, tree = f"vllm {lock.vllm.version}", ensure_pristine(lock.vllm, paths)
+    return Bench(paths, "pin", label, text, paths.root / "patches", tree)
 
 
 def verify(bench: Bench) -> Verdict:
@@ -121,21 +166,21 @@ def _verdict(bench: Bench) -> Verdict:
     ours = Setup("engine", _python(patched, wheels[0]), patched.root)
     found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in found]
-    plugin = series_sha256(patched.root, PLUGIN)
-    made_of = sha256_of(wheels[0]) + plugin
-    tests = _run(bench, [(ours, file) for file in files], made_of)
+    made_of = sha256_of(wheels[0]) + series_sha256(patched.root, PLUGIN)
+    tests = _run(bench, ours, files, made_of)
     failing = [
         f"{name}: {result} (our engine tests)"
         for stage in tests
         for name, result in stage.data.items()
         if result == FAILED
     ]
-    upstream = list(_upstream(bench, patched, wheels))
-    results: dict[str, dict[str, str]] = {PLAIN: {}, OFF: {}, ON: {}}
-    for stage in upstream:
+    theirs = list(_upstream(bench, patched, wheels))
+    names = (upstream.PLAIN, upstream.OFF, upstream.ON)
+    results: dict[str, dict[str, str]] = {name: {} for name in names}
+    for stage in theirs:
         results[stage.name.split("/")[0]].update(stage.data)
-    failing += newly_failing(results)
-    return Verdict(bench.label, [*stages, *tests, *upstream], failing)
+    failing += upstream.newly_failing(results)
+    return Verdict(bench.label, [*stages, *tests, *theirs], failing)
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
@@ -164,7 +209,7 @@ def _wheel(bench: Bench, root: Paths) -> Entry:
         return {"path": str(build_wheel(root, Choice(), root.dist))}
 
     name = f"wheel, {root.root.name}"
-    return bench.ledger.once(name, [digest.hexdigest()], build)
+    return Ledger(bench.folder / "stages").once(name, [digest.hexdigest()], build)
 
 
 def _python(root: Paths, wheel: Path) -> Path:
@@ -176,33 +221,30 @@ def _python(root: Paths, wheel: Path) -> Path:
 
 def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
-    copy = bench.folder / "upstream"
-    copy_tests(bench.tree, copy)
-    write_hub(bench.folder / "hub")
-    variables = {"HF_HOME": str(bench.folder / "hub"), "PYTHONPATH": str(copy)}
-    files = select(bench.tree, load_series(bench.series / UPSTREAM).paths)
-    setups = (
-        (OFF, wheels[0], ()),
-        (ON, wheels[0], (SWITCH_ON,)),
-        (PLAIN, wheels[1], ()),
-    )
-    for name, wheel, plugins in setups:
+    copy, hub = bench.folder / "upstream", bench.folder / "hub"
+    upstream.copy_tests(bench.tree, copy)
+    upstream.write_hub(hub)
+    variables = {"HF_HOME": str(hub), "PYTHONPATH": str(copy)}
+    touched = load_series(bench.series / UPSTREAM).paths
+    files = upstream.select(bench.tree, touched)
+    for name, wheel, plugins in (
+        (upstream.OFF, wheels[0], ()),
+        (upstream.ON, wheels[0], (upstream.SWITCH_ON,)),
+        (upstream.PLAIN, wheels[1], ()),
+    ):
         setup = Setup(name, _python(root, wheel), copy, plugins, variables)
-        runs = [(setup, file) for file in files]
-        yield from _run(bench, runs, sha256_of(wheel))
+        yield from _run(bench, setup, files, sha256_of(wheel))
 
 
-def _run(bench: Bench, runs: Sequence[tuple[Setup, str]], made_of: str) -> list[Entry]:
+def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
-    stages = []
-    if not runs:
-        return []
-    title = f"{runs[0][0].name}: {len(runs)} test files"
-    with progress(title, len(runs), "file") as report:
-        for done, (setup, file) in enumerate(runs, 1):
+    stages, ledger = [], Ledger(bench.folder / "stages")
+    title = f"{setup.name}: {len(files)} test files"
+    with progress(title, len(files), "file") as report:
+        for done, file in enumerate(files, 1):
             inputs = [made_of, _file_hash(setup, file)]
             run = partial(run_file, setup, file, bench.folder / "logs")
-            stage = bench.ledger.once(f"{setup.name}/{file}", inputs, run)
+            stage = ledger.once(f"{setup.name}/{file}", inputs, run)
             stages.append(stage)
             report(done)
             said = f"{file}: {count(stage.data)}, {stage.seconds:.0f} s"

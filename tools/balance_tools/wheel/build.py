@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,15 +19,14 @@ from balance_tools.distribution import (
     PYTHONS,
     SETTINGS_NAME,
     TARGETS,
-    VARIABLE_PREFIX,
     Choice,
-    choice_from,
     load_settings,
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, replacing, sha256_of
-from balance_tools.kernels.from_source import build_kernels, for_python3
+from balance_tools.kernels.from_source import build_kernels
 from balance_tools.kernels.prebuilt import stage_kernels
+from balance_tools.kernels.toolchain import ask_python3
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import tail_of, to_log
@@ -87,9 +88,7 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += ["--outdir", str(out), str(paths.root)]
-    others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE_PREFIX)}
-    environment = others | choice.environment()
-    status = to_log(command, log, env=environment)
+    status = to_log(command, log, env=os.environ | choice.environment())
     if status != 0:
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):
@@ -104,32 +103,40 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `wheel`."""
-    add = parser.add_argument
-    add("--target", choices=TARGETS, help="default: reference")
+    add, machine = parser.add_argument, platform.machine()
+    add("--target", choices=TARGETS, default="reference", help="default: reference")
     text = "ascend; default: cp311, with kernels from source that of python3"
     add("--python", choices=PYTHONS, help=text)
-    add("--arch", choices=ARCHES, help="ascend; default: this machine's")
-    add("--kernels", choices=KERNELS, help="ascend; default: prebuilt")
-    add("--soc", metavar="CHIP", help="kernels from source: ascend910b1")
+    arch = machine if machine in ARCHES else "x86_64"
+    text = "ascend; default: this machine's"
+    add("--arch", choices=ARCHES, default=arch, help=text)
+    text = "ascend; default: prebuilt"
+    add("--kernels", choices=KERNELS, default="prebuilt", help=text)
+    text = "kernels from source: ascend910b1"
+    add("--soc", metavar="CHIP", default="", help=text)
     add("--all", action="store_true", help="the reference and the six Ascend wheels")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build, and print the sha256 and the path of each wheel."""
-    paths = Paths.find()
-    for wheel in build_wheels(paths, ALL if args.all else [_choice(args)], paths.dist):
+    paths, choices = Paths.find(), ALL if args.all else [choice_of(args)]
+    for wheel in build_wheels(paths, choices, paths.dist):
         print(f"{sha256_of(wheel)}  {wheel}")
     return 0
 
 
-def _choice(args: argparse.Namespace) -> Choice:
-    chosen = {
-        VARIABLE_PREFIX + name.upper(): value
-        for name in ("target", "python", "arch", "kernels", "soc")
-        if (value := getattr(args, name))
-    }
-    variables = {**os.environ, **chosen}
-    choice = choice_from(variables)
-    if choice.from_source and not variables.get(f"{VARIABLE_PREFIX}PYTHON"):
-        choice = for_python3(choice)
-    return choice
+def choice_of(args: argparse.Namespace) -> Choice:
+    """The choice that the arguments of `wheel` make.
+
+    Raises:
+        ToolError: a chip is given for kernels that are not compiled here.
+    """
+    choice = Choice(args.target, "cp311", args.arch, args.kernels, args.soc)
+    if args.soc and not choice.from_source:
+        raise ToolError(
+            "--soc: expected a chip only for an Ascend wheel with kernels from source, "
+            f"found {args.soc!r}; add KERNELS=source, or leave it out: the prebuilt "
+            "kernels are for Atlas A2"
+        )
+    default = ask_python3()["tag"] if choice.from_source else choice.python
+    return replace(choice, python=args.python or default)

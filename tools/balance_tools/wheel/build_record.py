@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, walk
+from balance_tools.run import capture, git
 from balance_tools.wheel.plan import OURS, WheelPlan
-from balance_tools.wheel.source_state import source_state
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 
@@ -20,10 +21,9 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
 
     `wheel_root` is the unpacked wheel, complete but for this record and compiled files.
     """
-    root = plan.paths.root
-    kernels = plan.kernels
+    root, kernels = plan.paths.root, plan.kernels
     made_from = (kernels and kernels.made_from()) or {}
-    state = source_state(root)
+    commit, dirty = _source_state(root)
     record = BuildInfo(
         wheel=plan.filename,
         distributions=plan.distributions,
@@ -35,17 +35,31 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         kernels=plan.choice.kernels if kernels else None,
         kernel_wheel=kernels.wheel.filename if kernels and kernels.wheel else None,
         toolchain=made_from.get("toolchain"),
-        commit=state.commit,
-        dirty=state.dirty,
+        commit=commit,
+        dirty=dirty,
         lock_sha256=lock_sha256(root),
         series_sha256={name: series_sha256(root, name) for name in PACKAGES},
-        own_files={
-            name: sha256_of(wheel_root / name) for name in own_files(plan, wheel_root)
-        },
+        own_files={n: sha256_of(wheel_root / n) for n in own_files(plan, wheel_root)},
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
     )
     return json.dumps(asdict(record), indent=1) + "\n"
+
+
+def _source_state(root: Path) -> tuple[str | None, bool | None]:
+    """The commit, and whether the sources differ from it; None where git cannot say.
+
+    A file that git neither tracks nor ignores is a change.
+    """
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None, None
+    head = capture(git(root, "rev-parse", "HEAD"))
+    changes = capture(git(root, "status", "--porcelain", "-unormal"))
+    # A checkout of another user, no commit yet: the commit is a convenience, the hashes
+    # in the record are what identifies the sources.
+    if head.status or changes.status:
+        return None, None
+    return head.text.strip(), bool(changes.text.strip())
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
@@ -63,19 +77,19 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]
         pristine = plan.paths.unpacked(artifact.project, artifact.version)
-        before = _hashes(plan.paths.unpacked_manifest(pristine))
-        after = _hashes(plan.paths.vendored(package) / MANIFEST_NAME)
-        for path, sha256 in sorted(after.items()):
+        before, after = (
+            Manifest.read(manifest) or Manifest({}, {})
+            for manifest in (
+                plan.paths.unpacked_manifest(pristine),
+                plan.paths.vendored(package) / MANIFEST_NAME,
+            )
+        )
+        for path, sha256 in sorted(after.files.items()):
             name = f"{package}/{path}"
-            changed = before.get(name, sha256) != sha256
+            changed = before.files.get(name, sha256) != sha256
             if changed and (wheel_root / name).is_file():
                 found[name] = _first_new_line(wheel_root / name, pristine / name)
     return found
-
-
-def _hashes(manifest: Path) -> dict[str, str]:
-    known = Manifest.read(manifest)
-    return dict(known.files) if known else {}
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:

@@ -22,12 +22,7 @@ from balance_tools.distribution import EntryPoints
 from balance_tools.wheel.plan import GUARD, OURS, PLUGIN, WheelPlan
 
 KEPT_HEADERS = (
-    "Summary",
-    "Author",
-    "License",
-    "Project-URL",
-    "Classifier",
-    "Requires-Python",
+    *("Summary", "Author", "License", "Project-URL", "Classifier", "Requires-Python"),
 )
 
 
@@ -46,15 +41,19 @@ class DistInfo:
 
 
 def write_dist_info(info: DistInfo, wheel_root: Path, folder: Path) -> None:
-    """Write a dist-info into `folder`; its package lies in `wheel_root`.
-
-    Call it when the package is complete: RECORD holds a hash of every file.
-    """
+    """Write a dist-info into `folder`; its package lies in `wheel_root`, complete."""
     name = f"{info.name.replace('-', '_')}-{info.version}.dist-info"
     path = folder / name
     path.mkdir(parents=True)
+    message = Message()
+    message["Metadata-Version"] = "2.1"
+    message["Name"] = info.name
+    message["Version"] = info.version
+    for header, value in info.headers:
+        message[header] = value
+    message.set_payload(info.description)
     texts: Mapping[str, str] = {
-        "METADATA": render_metadata(info),
+        "METADATA": message.as_string(),
         "entry_points.txt": render_entry_points(info.entry_points),
         "top_level.txt": f"{info.package}\n",
     }
@@ -68,18 +67,6 @@ def write_dist_info(info: DistInfo, wheel_root: Path, folder: Path) -> None:
     ]
     record = render_record(sorted(installed), f"{name}/RECORD")
     (path / "RECORD").write_text(record, encoding="utf-8", newline="")
-
-
-def render_metadata(info: DistInfo) -> str:
-    """The text of METADATA."""
-    message = Message()
-    message["Metadata-Version"] = "2.1"
-    message["Name"] = info.name
-    message["Version"] = info.version
-    for header, value in info.headers:
-        message[header] = value
-    message.set_payload(info.description)
-    return message.as_string()
 
 
 def render_entry_points(entry_points: EntryPoints) -> str:
@@ -100,11 +87,6 @@ def render_record(files: Iterable[tuple[str, Path]], record_name: str) -> str:
         writer.writerow([name, f"sha256={digest.rstrip(b'=').decode()}", len(content)])
     writer.writerow([record_name, "", ""])
     return text.getvalue()
-
-
-def further_dist_infos(plan: WheelPlan) -> list[DistInfo]:
-    """The dist-infos of a wheel beside its own."""
-    return [guard(plan), *([plugin(plan)] if plan.has_plugin else [])]
 
 
 def guard(plan: WheelPlan) -> DistInfo:

@@ -7,7 +7,7 @@ become one WheelPlan.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.kernels.stage import Stage, stage_of
+from balance_tools.manifest import MANIFEST_NAME, Manifest
 from balance_tools.paths import LOCK_NAME, Paths
+from balance_tools.run import capture, git
 from balance_tools.upstream.lock import Lock, load_lock
-from balance_tools.wheel.licences import licence_files
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
     Wanted,
@@ -34,16 +35,27 @@ from balance_tools.wheel.requirements import (
     read_requirements,
     reconcile,
 )
-from balance_tools.wheel.tree_check import check_trees
 from balance_tools.wheel.upstream_metadata import (
     UpstreamMetadata,
     read_upstream_metadata,
 )
+from vllm_balance.fingerprint import series_sha256
 
 OURS = "vllm_balance"
 GUARD = "vllm-balance"
 """The distribution that OURS is, in every wheel."""
 PLUGIN = "vllm_ascend"
+LICENCES = ("LICENSE", "NOTICE")
+UPSTREAM_LICENCES = {
+    "vllm": {"LICENSE": "LICENSE"},
+    PLUGIN: {
+        "LICENSE": "LICENSE",
+        # The sdist has this text once, with the third-party code of the kernels, and
+        # the headers of the other kernel sources refer to it.
+        "LICENSE.CANN-2.0": "csrc/third_party/catlass/LICENSE",
+    },
+}
+"""Package to name in the wheel to path in the sdist."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +76,18 @@ class WheelPlan:
     """Where the kernels lie; None for a wheel without."""
 
     @property
-    def label(self) -> str:
-        """The end of the local version: the chip, where kernels were built for one.
-
-        Only dots may divide it.
-        """
-        return re.sub(r"[-_]", ".", self.choice.soc) or self.target.label
-
-    @property
     def version(self) -> str:
         """The distribution's version, with the local label."""
         return self.version_of(self.target.packages[0])
 
     def version_of(self, package: str) -> str:
-        """The version of the distribution that carries a package of upstream's."""
+        """The version of the distribution that carries a package of upstream's.
+
+        Its label is the chip, where kernels were built for one.
+        """
+        chip = re.sub(r"[-_]", ".", self.choice.soc)  # only dots may divide it
         upstream = self.upstreams[package].version
-        return self.settings.local_version(upstream, self.label)
+        return self.settings.local_version(upstream, chip or self.target.label)
 
     @property
     def filename(self) -> str:
@@ -105,22 +113,14 @@ class WheelPlan:
 
         Kernels from source are for this machine: nobody has checked which older
         systems they would load on.
-
-        Raises:
-            ToolError: the kernel wheel's name does not hold one tag.
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
         if self.kernels is None or self.kernels.wheel is None:
             return ("py3", "none", "any")
-        wheel = self.kernels.wheel
-        tags = sorted(wheel.tags, key=str)
-        if len(tags) != 1:
-            raise ToolError(
-                f"{wheel.filename}: expected one tag in the name of the "
-                f"kernel wheel, found {len(tags)}; lock a wheel with one tag"
-            )
-        return (tags[0].interpreter, tags[0].abi, tags[0].platform)
+        name = self.kernels.wheel.filename.removesuffix(".whl")
+        python, abi, platform = name.split("-")[-3:]
+        return (python, abi, platform)
 
     @property
     def entry_points(self) -> EntryPoints:
@@ -149,11 +149,76 @@ class WheelPlan:
         ]
 
 
+def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
+    """Path below licenses/ to source, for the packages in `pristine` (their sdists).
+
+    Raises:
+        ToolError: a file is missing.
+    """
+    found = {name: root / name for name in LICENCES}
+    for package, folder in pristine.items():
+        found |= {
+            f"{package}/{name}": folder / path
+            for name, path in UPSTREAM_LICENCES[package].items()
+        }
+    for path in found.values():
+        if not path.is_file():
+            raise ToolError(
+                f"{path}: expected a licence file that the wheel has to carry, found "
+                "none; restore it, or run `make vendor` if it is upstream's"
+            )
+    return found
+
+
+def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
+    """Refuse a vendored tree that is not what the lock and the series say.
+
+    Raises:
+        ToolError: names the tree, or the file that is missing, edited or not known.
+    """
+    for package in packages:
+        tree = paths.vendored(package)
+        manifest = Manifest.read(tree / MANIFEST_NAME)
+        if manifest is None:
+            raise ToolError(
+                f"{tree}: expected upstream's sources here, found none; run `make "
+                "vendor`"
+            )
+        now = {
+            "sdist": lock.packages[package].sha256,
+            "series": series_sha256(paths.root, package),
+        }
+        if any(manifest.inputs.get(key) != value for key, value in now.items()):
+            raise ToolError(
+                f"{tree}: expected the tree of this lock and patch series, found that "
+                "of another; run `make vendor`"
+            )
+        if wrong := manifest.missing(tree) or manifest.changed(tree):
+            raise ToolError(
+                f"{tree / wrong[0]}: expected what `make vendor` wrote, found it "
+                "missing or edited; refresh the edit into a patch, or run `make vendor`"
+            )
+        unknown = (tree / path for path in manifest.unknown(tree))
+        known = [path for path in unknown if path.name != MANIFEST_NAME]
+        if strays := _ignored(paths.root, known):
+            raise ToolError(
+                f"{strays[0]}: expected only upstream's files and tracked ones, found "
+                "one that git ignores; remove it, or give it a line in .gitignore if "
+                "it is ours"
+            )
+
+
+def _ignored(root: Path, files: Sequence[Path]) -> list[str]:
+    """Those of `files` that git ignores; none outside a git checkout."""
+    if not (root / ".git").exists() or not files:
+        return []
+    names = "\0".join(map(str, files))
+    found = capture(git(root, "check-ignore", "-z", "--stdin"), stdin=names.encode())
+    return list(filter(None, found.text.split("\0")))
+
+
 def check_pair(lock: Lock) -> None:
     """Check that the plugin is made for this vLLM, which its version says.
-
-    Args:
-        lock: Of the release.
 
     Raises:
         ToolError: it is for another one.

@@ -76,42 +76,27 @@ def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
     for name, group in sorted(groups.items()):
         if name in dropped:
             continue
-        if _joined(group).is_unsatisfiable():
-            raise ToolError(_contradiction(name, group))
+        joined = SpecifierSet()
+        for want in group:
+            joined &= want.requirement.specifier
+        if joined.is_unsatisfiable():
+            sides = " against ".join(f"'{w.requirement}' of {w.source}" for w in group)
+            raise ToolError(
+                f"{name}: expected one version that pleases every upstream, found "
+                f"{sides}; take releases that agree, or teach "
+                "tools/balance_tools/wheel which one wins"
+            )
         lines += _merge(group)
     return lines
 
 
-def _joined(group: Sequence[Wanted]) -> SpecifierSet:
-    joined = SpecifierSet()
-    for want in group:
-        joined &= want.requirement.specifier
-    return joined
-
-
 def _merge(group: Sequence[Wanted]) -> list[str]:
     """One line for each marker."""
-    by_marker: dict[str, list[Wanted]] = {}
+    merged: dict[str, Requirement] = {}
     for want in group:
-        by_marker.setdefault(str(want.requirement.marker or ""), []).append(want)
-    lines: list[str] = []
-    for marker, wants in sorted(by_marker.items()):
-        name = wants[0].name
-        extras = sorted({extra for want in wants for extra in want.requirement.extras})
-        lines.append(
-            name
-            + (f"[{','.join(extras)}]" if extras else "")
-            + str(_joined(wants))
-            + (f"; {marker}" if marker else "")
-        )
-    return lines
-
-
-def _contradiction(name: str, group: Sequence[Wanted]) -> str:
-    sides = " against ".join(
-        f"{str(want.requirement)!r} of {want.source}" for want in group
-    )
-    return (
-        f"{name}: expected one version that pleases every upstream, found {sides}; "
-        "take releases that agree, or teach tools/balance_tools/wheel which one wins"
-    )
+        marker = want.requirement.marker
+        line = merged.setdefault(str(marker or ""), Requirement(want.name))
+        line.marker = marker
+        line.extras |= want.requirement.extras
+        line.specifier &= want.requirement.specifier
+    return [str(merged[marker]) for marker in sorted(merged)]

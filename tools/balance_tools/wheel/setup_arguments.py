@@ -18,7 +18,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from balance_tools.kernels.stage import add_kernels
 from balance_tools.wheel.build_record import build_record
 from balance_tools.wheel.dist_info import (
-    further_dist_infos,
+    guard,
+    plugin,
     render_entry_points,
     write_dist_info,
 )
@@ -119,10 +120,7 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
     """Add the rest to the unpacked wheel, and make all modes alike.
 
-    Args:
-        plan: The wheel.
-        wheel_root: The unpacked wheel.
-        data_dir: Name of the wheel's `.data` folder.
+    `data_dir` is the name of the wheel's `.data` folder.
     """
     record = wheel_root / OURS / "build.json"
     record.write_text(build_record(plan, wheel_root), encoding="utf-8")
@@ -130,16 +128,11 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
         add_kernels(plan.kernels, wheel_root)
     # Where the packages of this wheel go too: a RECORD names them relative to it.
     library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
-    for info in further_dist_infos(plan):
-        write_dist_info(info, wheel_root, library)
+    write_dist_info(guard(plan), wheel_root, library)
+    if plan.has_plugin:
+        write_dist_info(plugin(plan), wheel_root, library)
+    # A file that is started by its own first line may be executed. Its mode is not
+    # asked: that depends on how the sources came here.
     for path in filter(Path.is_file, wheel_root.rglob("*")):
-        path.chmod(SCRIPT_MODE if is_script(path) else FILE_MODE)
-
-
-def is_script(path: Path) -> bool:
-    """Whether a file is started by its own first line.
-
-    Its mode is not asked: that depends on how the sources came here.
-    """
-    with path.open("rb") as file:
-        return file.read(2) == b"#!"
+        with path.open("rb") as file:
+            path.chmod(SCRIPT_MODE if file.read(2) == b"#!" else FILE_MODE)

@@ -1,15 +1,13 @@
 """What an upstream declares about itself, read from the metadata in its sdist.
 
-An sdist carries the standard PKG-INFO and, made by setuptools, an egg-info folder: the
-already computed form of whatever pyproject.toml or setup.py say, so neither is run.
+An sdist made by setuptools has an egg-info folder: the computed form of whatever
+pyproject.toml or setup.py say, so neither is run.
 """
 
 from __future__ import annotations
 
-import configparser
 from dataclasses import dataclass
-from email.message import Message
-from email.parser import Parser
+from importlib.metadata import Distribution, PackageMetadata
 from pathlib import Path
 
 from balance_tools.distribution import EntryPoints
@@ -19,7 +17,7 @@ from balance_tools.distribution import EntryPoints
 class UpstreamMetadata:
     """The declarations of one upstream release."""
 
-    core: Message
+    core: PackageMetadata
     """Core metadata: `core["Summary"]`, `core.get_all("Classifier")`."""
     entry_points: EntryPoints
     extras: dict[str, list[str]]
@@ -28,12 +26,12 @@ class UpstreamMetadata:
     @property
     def name(self) -> str:
         """The distribution's name as upstream spells it."""
-        return str(self.core["Name"])
+        return self.core["Name"]
 
     @property
     def version(self) -> str:
         """The public version."""
-        return str(self.core["Version"])
+        return self.core["Version"]
 
     def values(self, header: str) -> list[str]:
         """Every value of a header that may stand many times."""
@@ -42,24 +40,12 @@ class UpstreamMetadata:
 
 def read_upstream_metadata(pristine: Path, package: str) -> UpstreamMetadata:
     """Read the metadata of the extracted sdist `pristine` of `package`."""
-    egg_info = pristine / f"{package}.egg-info"
-    files = (pristine / "PKG-INFO", egg_info / "entry_points.txt")
-    core, entry_points, requires = (
-        path.read_text(encoding="utf-8") for path in (*files, egg_info / "requires.txt")
-    )
-    return UpstreamMetadata(
-        core=Parser().parsestr(core),
-        entry_points=parse_entry_points(entry_points),
-        extras=_extras(requires),
-    )
-
-
-def parse_entry_points(text: str) -> EntryPoints:
-    """Read the text of an entry_points.txt."""
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment]  # names are case-sensitive
-    parser.read_string(text)
-    return {group: dict(parser[group]) for group in parser.sections()}
+    found = Distribution.at(pristine / f"{package}.egg-info")
+    entry_points: dict[str, dict[str, str]] = {}
+    for point in found.entry_points:
+        entry_points.setdefault(point.group, {})[point.name] = point.value
+    requires = found.read_text("requires.txt") or ""
+    return UpstreamMetadata(found.metadata, entry_points, _extras(requires))
 
 
 def _extras(text: str) -> dict[str, list[str]]:
