@@ -1,7 +1,5 @@
 """Loading and exact application of a patch series."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever stops a run, the tree is the old or the new one; the next run works."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
