@@ -107,14 +107,6 @@ def test_refuses(options: dict[str, Any], message: str, moe_model: Path) -> None
         EngineArgs(str(moe_model), **options).create_engine_config()
 
 
-def test_refuses_a_draft_model_ahead(drafting_models: Path) -> None:
-    target, draft = (str(drafting_models / name) for name in ("deepseek", "draft"))
-    drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 1}
-    options = {"speculative_config": drafts, "async_scheduling": True}
-    with pytest.raises(ValueError, match="pass --no-async-scheduling"):
-        EngineArgs(target, **options).create_engine_config()
-
-
 def test_refuses_the_second_model_runner(
     moe_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
