@@ -6,8 +6,6 @@ Prints the folder. `FOLDER/run COMMAND …` runs a command in it. Downloads are 
 and stay in build/cache; what was built stays while it is made from the same files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -16,7 +14,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,15 +106,7 @@ def build_wheel() -> Path:
 def build(wheel: Path, out: Path) -> Path:
     """Make or update the environments, with and without our patches, and the emulator.
 
-    Args:
-        wheel: the Ascend wheel.
-        out: where to.
-
-    Returns:
-        `out`.
-
-    Raises:
-        ToolError: a download, pip or the compiler failed.
+    Returns `out`; raises ToolError if a download, pip or the compiler failed.
     """
     out.mkdir(parents=True, exist_ok=True)
     with exclusive(out / ".lock"):
@@ -184,11 +174,7 @@ def _make_environment(environment: Path, wheel: Path, files: Files) -> None:
 
 
 def install_wheel(environment: Path, wheel: Path) -> None:
-    """Put a wheel in the place of the one that is installed; nothing else changes.
-
-    Raises:
-        ToolError: uv refuses it.
-    """
+    """Put a wheel in the place of the one that is installed; nothing else changes."""
     arguments = ("--no-cache", "--no-deps", "--reinstall", str(wheel))
     uv(environment, "install", *arguments)
 
@@ -219,11 +205,7 @@ def _stand_in(packages: Path, name: str, version: str) -> None:
 
 
 def uv(environment: Path, *arguments: str) -> None:
-    """Run `uv pip ARGUMENTS` on an environment, with the index that pip would take.
-
-    Raises:
-        ToolError: it failed.
-    """
+    """Run `uv pip ARGUMENTS` on an environment, with the index that pip would take."""
     python = environment / "bin/python"
     command = [str(Path(sys.executable).with_name("uv")), "pip", *arguments]
     command += ["--python", str(python)]
@@ -236,14 +218,9 @@ def uv(environment: Path, *arguments: str) -> None:
     )
     if result.returncode:
         raise ToolError(
-            f"{python}: expected uv to {arguments[0]} {wheel_or_names(arguments)}, "
+            f"{python}: expected uv to {' '.join(arguments)}, "
             f"found that it failed:\n{result.stderr[-3000:]}"
         )
-
-
-def wheel_or_names(arguments: Sequence[str]) -> str:
-    """The arguments of uv that are no options."""
-    return " ".join(Path(a).name for a in arguments[1:] if not a.startswith("--"))
 
 
 def _is_current(stamp: Path, made_from: Iterable[str]) -> bool:

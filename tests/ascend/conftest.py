@@ -16,8 +16,6 @@ import pytest
 # programs that are started later not to.
 import torch  # noqa: F401
 
-from tiny import tiny_models
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "3600")  # ranks start at different times
@@ -55,47 +53,58 @@ def pytest_sessionstart() -> None:
         )
 
 
-def program(
-    name: str, *arguments: str, timeout: float = PROGRAM_S, **environment: str
-) -> str:
+def program(name: str, *arguments: str, **environment: str) -> str:
     """What a program of this folder prints.
 
-    Raises AssertionError with the end of its output when it fails.
-    """
-    result = run_program(name, *arguments, timeout=timeout, **environment)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
-    return result.stdout
-
-
-def run_program(
-    name: str, *arguments: str, timeout: float = PROGRAM_S, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a program of this folder, however it ends.
-
-    In an empty folder: vLLM looks at models in a process of its own, which imports
-    from the folder in which it runs.
+    It runs in an empty folder: vLLM looks at models in a process of its own, which
+    imports from the folder in which it runs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run(
+        result = subprocess.run(
             [sys.executable, str(HERE / name), *arguments],
             env={**os.environ, **environment},
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=PROGRAM_S,
         )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    return result.stdout
+
+
+def says(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a Python of its own says."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+
+
+def tiny_model(name: str, folder: Path) -> Path:
+    """By the module of the checkout: the Ascend wheel leaves that out."""
+    source = ROOT / "vllm_balance/reference/tiny_models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Path = module.make(name, folder)
+    return made
 
 
 @pytest.fixture(scope="session")
 def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny mixture-of-experts model."""
-    return tiny_models().make("moe", tmp_path_factory.mktemp("models"))
+    return tiny_model("moe", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny dense model."""
-    return tiny_models().make("dense", tmp_path_factory.mktemp("models"))
+    return tiny_model("dense", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -3,35 +3,16 @@
 import json
 import os
 import subprocess
-import sys
-from importlib.metadata import distribution
 
-from conftest import program
+from conftest import program, says
 
 START = "from vllm_balance.start import register; register(); print('starts')"
+"""What the guard says before anything else of vLLM is imported."""
 
 
 def test_the_wheel_verifies():
     result = subprocess.run(["vllm-balance", "verify"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_requirements_are_installed():
-    """Nothing is missing but triton, which install.md says to remove."""
-    for name in ("vllm", "vllm-ascend"):
-        for line in distribution(name).requires or []:
-            check_requirement(line)
-
-
-def check_requirement(line: str) -> None:
-    from packaging.requirements import Requirement
-
-    requirement = Requirement(line)
-    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-        version = distribution(requirement.name).version
-        assert requirement.specifier.contains(version, prereleases=True), (
-            f"{line}, but {version} is installed"
-        )
 
 
 def test_the_kernel_libraries_load_with_all_their_symbols():
@@ -41,13 +22,7 @@ def test_the_kernel_libraries_load_with_all_their_symbols():
         "names = t._dispatch_get_registrations_for_dispatch_key('PrivateUse1');"
         "print(sum(n.startswith('_C_ascend::') for n in names))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "LD_BIND_NOW": "1"},
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
+    result = says(code, LD_BIND_NOW="1")
     assert result.returncode == 0, result.stderr[-3000:]
     assert int(result.stdout.split()[-1]) >= 60
 
@@ -83,23 +58,12 @@ def test_every_module_imports():
     assert {name.split(".")[1] for name in found["cycles"]} <= {"_310p"}
 
 
-def start(before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the guard says before anything else of vLLM is imported."""
-    return subprocess.run(
-        [sys.executable, "-c", before + START],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
-
-
 def test_it_starts():
-    assert start().stdout == "starts\n"
+    assert says(START).stdout == "starts\n"
 
 
 def test_a_triton_without_what_it_imports_is_refused():
-    result = start("import sys; sys.modules['pybind11'] = None; ")
+    result = says("import sys; sys.modules['pybind11'] = None; " + START)
     assert result.returncode == 1
     assert "pybind11: triton-ascend imports it, found no such" in result.stderr
     assert "Repair: pip install pybind11" in result.stderr
@@ -113,7 +77,7 @@ def test_a_triton_that_hides_triton_ascend_is_refused(tmp_path):
         "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0"
     )
     before = os.environ["PYTHONPATH"]
-    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    result = says(START, PYTHONPATH=f"{tmp_path}:{before}")
     assert result.returncode == 1
     assert "found triton 3.9.0 over them" in result.stderr
     assert "pip uninstall --yes triton triton-ascend; pip install" in result.stderr
@@ -123,6 +87,6 @@ def test_a_triton_that_hides_triton_ascend_is_refused(tmp_path):
     stock = tmp_path / "triton"
     stock.mkdir()
     (stock / "__init__.py").touch()
-    result = start(PYTHONPATH=f"{tmp_path}:{before}")
+    result = says(START, PYTHONPATH=f"{tmp_path}:{before}")
     assert result.returncode == 1
     assert f"{stock}: expected triton-ascend, found no backends/ascend" in result.stderr

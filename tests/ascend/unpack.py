@@ -1,7 +1,5 @@
 """Unpacks a wheel, under another version and without some requirements if so wished."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +11,8 @@ def unpack(
 ) -> None:
     """Put the files of a wheel where pip would, for pip to find them installed.
 
-    Args:
-        wheel: a wheel without a `.data` folder.
-        packages: the site-packages of an environment.
-        version: what it is to be installed as; None for its own version.
-        drop: which requirements to leave out, by the text of each.
+    `packages` is its site-packages; without a `version`, the wheel's own. Requirements
+    that `drop` takes are left out; the wheel has no `.data` folder.
     """
     with ZipFile(wheel) as archive:
         names = archive.namelist()

@@ -1,7 +1,5 @@
 """An environment as `build.py` makes it, without anything of ours: for comparisons."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,10 +18,7 @@ OURS = "vllm_balance"
 def make_unpatched(environment: Path, packages: str, out: Path) -> None:
     """Copy an environment, by links, and put upstream's files in the places of ours.
 
-    Args:
-        environment: with the Ascend wheel of this checkout.
-        packages: the path of its packages in it.
-        out: where to; what is there is replaced.
+    `packages` is the path of its packages in it; what is in `out` is replaced.
     """
     paths = Paths.find()
     remove_tree(out)

@@ -133,7 +133,10 @@ class Ranks:
             self.processes[rank].join(timeout)
         return errors
 
-    def kill(self) -> None:
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for process in self.processes:
             if process.is_alive():
                 process.kill()

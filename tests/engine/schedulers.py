@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -20,6 +21,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.by_name import create_policy
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -124,6 +126,23 @@ def give_gate(
     return gate
 
 
+class OtherRank:
+    """Instead of the exchange: this rank's row, and another with these fields."""
+
+    def __init__(self, **fields: int) -> None:
+        self.fields = {"held_steps": 0, **fields}
+
+    def begin_step(self) -> None:
+        """This rank has work."""
+
+    def gather(self, row: Row, group: Any, tell_clients: Any) -> Snapshot:
+        self.row = row
+        return Snapshot.from_rows([row, row._replace(**self.fields)])
+
+    def rest(self, wave: int, step: int) -> None:
+        """The wave has ended."""
+
+
 def make_request(
     name: str,
     prompt_len: int,
@@ -161,6 +180,27 @@ def step(scheduler: Any) -> Any:
     output = scheduler.schedule()
     answer(scheduler, output, complete(scheduler, output))
     return output
+
+
+WORKLOADS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 40)),
+    min_size=1,
+    max_size=20,
+)
+"""When requests come, and tokens of their prompts and answers."""
+
+
+def steps_of(scheduler: Any, workload: list[tuple[int, int, int]]) -> Iterator[None]:
+    """Before each step until all have ended; the requests that come have come."""
+    coming = sorted(workload)
+    for now in range(5000):
+        while coming and coming[0][0] <= now:
+            _, prompt, output = coming.pop(0)
+            scheduler.add_request(make_request(str(len(coming)), prompt, output))
+        if not coming and not scheduler.has_requests():
+            break
+        yield
+    assert not scheduler.requests
 
 
 def complete(scheduler: Any, output: Any) -> dict[str, int]:

@@ -82,7 +82,7 @@ def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
     moe_model, asynchronous, kv_blocks
 ):
     rng = random.Random(f"{asynchronous}{kv_blocks}")
-    ranks = Ranks(
+    with Ranks(
         3,
         AscendRuleEngine,
         **loop_arguments(
@@ -91,16 +91,13 @@ def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
             async_scheduling=asynchronous,
             additional_config={"kv_blocks": kv_blocks},
         ),
-    )
-    try:
+    ) as ranks:
         for wave in range(12):
             burst(ranks, rng, f"w{wave}", rng.randint(1, 40), aborts=wave % 4 == 3)
             ranks.poll()
             burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
             ranks.drain()
         reports = ranks.stop()
-    finally:
-        ranks.kill()
     traces = [trace for trace, _ in reports]
     assert [leftover for _, leftover in reports] == [0, 0, 0]
     assert [trace.violations for trace in traces] == [[], [], []]
@@ -112,16 +109,13 @@ def test_cap_follows_the_vllm_ascend_rule_through_many_waves(
 
 @pytest.mark.parametrize("policy", ["off", "cap"])
 def test_off_makes_no_collective_call_that_upstream_does_not_make(moe_model, policy):
-    ranks = Ranks(
+    with Ranks(
         2, CollectiveCounter, **loop_arguments(moe_model, data_parallel_balance=policy)
-    )
-    try:
+    ) as ranks:
         for wave in range(3):
             burst(ranks, random.Random(wave), f"w{wave}", 20)
             ranks.drain()
         traces = [trace for trace, _ in ranks.stop()]
-    finally:
-        ranks.kill()
     for trace in traces:
         exchanges = trace.collectives.pop("alltoall_base", 0)
         assert (exchanges > 0) == (policy == "cap"), "the counter must see exchanges"

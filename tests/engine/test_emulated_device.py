@@ -83,8 +83,6 @@ def test_a_small_cache_preempts(tmp_path: Path, moe_model: Path) -> None:
         ("fast", "give an object, not 'fast'"),
         ({"t0": 1}, "lacks a, b, c"),
         (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, t0"),
-        (DEVICE | {"decode_scales": 2}, "not iterable"),
-        (DEVICE | {"decode_scales": [[5, 1], [2, 1]]}, "pairs of .* steps, rising"),
         (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
     ],

@@ -54,11 +54,8 @@ def start(model: Path, engine_class: type, log: Path | None = None) -> Ranks:
 
 def errors_of(model: Path, engine_class: type, deaths: int) -> dict[int, str]:
     """The errors of the ranks that die of one, by rank."""
-    ranks = start(model, engine_class)
-    try:
+    with start(model, engine_class) as ranks:
         return ranks.deaths(deaths, timeout=END_S)
-    finally:
-        ranks.kill()
 
 
 @pytest.mark.parametrize(
@@ -84,13 +81,12 @@ def test_a_living_rank_that_does_not_come_is_named(moe_model):
 def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
     """Here they wait in upstream's all-reduce; it could be one of the model."""
     log = tmp_path / "log"
-    ranks = start(moe_model, failing(2, SYNC_AT, signal_itself(signal.SIGSTOP)), log)
-    try:
+    with start(
+        moe_model, failing(2, SYNC_AT, signal_itself(signal.SIGSTOP)), log
+    ) as ranks:
         for process in ranks.processes[:2]:
             process.join(END_S)
             assert process.exitcode is not None
-    finally:
-        ranks.kill()
     found = log.read_text().count("balance: no answer from rank 2 (process ended")
     assert found == 2, log.read_text()
 
@@ -115,8 +111,7 @@ def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
             if self.step_counter == FAILS_AT:
                 time.sleep(1.5 * TIMEOUT_S)
 
-    ranks = start(moe_model, Slow)
-    try:
+    with start(moe_model, Slow) as ranks:
         ranks.drain()
         time.sleep(TIMEOUT_S / 2)  # rank 0 has told the end; the others come to it
         stopped = psutil.Process(ranks.processes[1].pid)
@@ -126,8 +121,6 @@ def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
         ranks.submit(1, "late", 10, 20)
         ranks.drain()
         assert [leftover for _, leftover in ranks.stop()] == [0, 0, 0]
-    finally:
-        ranks.kill()
 
 
 def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):

@@ -84,14 +84,6 @@ def see(client: Any, outputs: EngineCoreOutputs) -> None:
     asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, outputs))
 
 
-def test_a_client_without_a_dispatch_is_left_alone() -> None:
-    client = front_end(2)
-    assert send(client, "one", [5], pin=1) == 1
-    see(client, EngineCoreOutputs(finished_requests={"one"}))
-    assert client.reqs_in_flight == {}
-    asyncio.run(client.abort_requests_async([]))
-
-
 def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
     """In a resize, the engines, what the coordinator says and what a client may pin to
     change one after the other."""

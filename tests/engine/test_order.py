@@ -4,22 +4,16 @@ import pytest
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, give_gate, make_request, make_scheduler, step
+from schedulers import engine_config, make_request, make_scheduler, step
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 SLOTS = 4
 
 
 @pytest.fixture
-def config(moe_model):
-    return engine_config(
-        moe_model, data_parallel_size=2, data_parallel_balance="adaptive"
-    )
-
-
-@pytest.fixture
-def scheduler(config):
-    return make_scheduler(config)
+def scheduler(moe_model):
+    policy = {"data_parallel_size": 2, "data_parallel_balance": "adaptive"}
+    return make_scheduler(engine_config(moe_model, **policy))
 
 
 def waiting(scheduler):
@@ -83,24 +77,6 @@ def test_those_without_a_slot_stay_as_they_came(scheduler):
     assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
 
 
-def test_a_long_prompt_is_passed_until_as_much_is_computed_as_it_is_long(moe_model):
-    options = {"data_parallel_balance": "adaptive", "max_num_seqs": 8}
-    scheduler = make_scheduler(
-        engine_config(moe_model, data_parallel_size=2, **options)
-    )
-    held_step(scheduler, 1, one=60, two=60)
-    held_step(scheduler, 2, long=100)
-    for number, name in enumerate(["early", "late"], start=3):
-        scheduler.balance_gate.apply(OPEN._replace(prefill_budget=60))
-        scheduler.add_request(make_request(name, 30, 5))
-        assert sum(step(scheduler).num_scheduled_tokens.values()) >= 60
-        scheduler.balance_gate.measure(0, number, now=float(number), wall=0.0)
-    held_step(scheduler, 5, too_late=30)
-    held_step(scheduler, 6)
-    # 120 tokens were computed since the long one came.
-    assert waiting(scheduler) == ["early", "late", "long", "too_late"]
-
-
 def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(scheduler):
     held_step(scheduler, 1, long=100, again=90, short=10)
     scheduler.waiting[1].status = RequestStatus.PREEMPTED
@@ -113,10 +89,3 @@ def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(schedul
     assert scheduler.waiting[0].status is RequestStatus.PREEMPTED
     assert waiting(scheduler)[1:] == ["short", "long"]
     assert list(blocked_queue(scheduler)) == blocked
-
-
-def test_a_gate_without_the_order_keeps_that_of_arrival(scheduler):
-    give_gate(scheduler, "adaptive")
-    held_step(scheduler, 1, long=60, short=10)
-    held_step(scheduler, 2)
-    assert waiting(scheduler) == ["long", "short"]

@@ -3,7 +3,6 @@
 import pytest
 from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
@@ -12,6 +11,7 @@ from schedulers import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     WINDOW,
+    OtherRank,
     drafted_by,
     engine_config,
     give_gate,
@@ -39,17 +39,6 @@ def config_of(model, **arguments):
     )
 
 
-class SameRows:
-    """Instead of the gather: another rank that has nothing to prefill."""
-
-    def begin_step(self):
-        """As the exchange."""
-
-    def gather(self, row, group, tell_clients):
-        other = row._replace(running=1, decoding=1, pending=0, pending_tokens=0)
-        return Snapshot.from_rows([row, other._replace(held_steps=0)])
-
-
 @pytest.mark.parametrize("policy", ["align", "adaptive"])
 def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
     moe_model, policy, monkeypatch
@@ -64,7 +53,8 @@ def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
     step(scheduler)
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == 197
-    gate = give_gate(scheduler, policy, SameRows())
+    other = OtherRank(running=1, decoding=1, pending=0, pending_tokens=0)
+    gate = give_gate(scheduler, policy, other)
     scheduler.add_request(prompt_request("second", prefix + [2] * 32, 5))
     lru = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
     row = row_of(scheduler)

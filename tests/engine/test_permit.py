@@ -14,12 +14,14 @@ from vllm.v1.request import RequestStatus
 
 from schedulers import (
     BLOCK_SIZE,
+    WORKLOADS,
     engine_config,
     give_gate,
     make_request,
     make_scheduler,
     prompt_request,
     step,
+    steps_of,
 )
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -53,29 +55,6 @@ def scheduled(scheduler, tokens):
 def add(scheduler, *requests, **arguments):
     for name, prompt in requests:
         scheduler.add_request(make_request(name, prompt, 20, **arguments))
-
-
-@schedulers
-def test_a_prompt_in_progress_gets_no_more_than_the_allowance(config, scheduler_class):
-    scheduler = make_scheduler(config, scheduler_class)
-    add(scheduler, ("long", 150))
-    assert scheduled(scheduler, 30) == {"long": 30}
-    assert scheduled(scheduler, 10) == {"long": 10}
-    assert scheduled(scheduler, 64) == {"long": 64}
-    assert scheduled(scheduler, 64) == {"long": 46}
-
-
-@schedulers
-def test_a_hold_stops_a_prompt_in_progress_but_no_decode(config, scheduler_class):
-    scheduler = make_scheduler(config, scheduler_class)
-    add(scheduler, ("decodes", 10))
-    step(scheduler)
-    add(scheduler, ("long", 150))
-    assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
-    for _ in range(3):
-        assert scheduled(scheduler, 0) == {"decodes": 1}
-        assert scheduler.balance_gate.held
-    assert scheduled(scheduler, 40) == {"decodes": 1, "long": 40}
 
 
 @schedulers
@@ -124,20 +103,6 @@ def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
         else:
             expected = as_upstream if tokens else {}
             assert scheduled(scheduler, tokens) == expected
-
-
-@schedulers
-def test_a_preempted_request_needs_allowance_to_resume(config, scheduler_class):
-    scheduler = make_scheduler(config, scheduler_class, num_blocks=10)
-    for name in ("first", "second"):
-        scheduler.add_request(make_request(name, 60, 40))
-        step(scheduler)
-    while not step(scheduler).preempted_req_ids:
-        pass
-    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
-    assert scheduled(scheduler, 0) == {}
-    assert scheduled(scheduler, 20) == {"second": 20}
-    assert scheduled(scheduler, 64)["second"] > 40, "its prompt and what it generated"
 
 
 @pytest.mark.parametrize(
@@ -191,16 +156,9 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     assert (row.waiting, row.pending) == (1, 0)
 
 
-workloads = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 40)),
-    min_size=1,
-    max_size=20,
-)
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    workload=workloads,
+    workload=WORKLOADS,
     num_blocks=st.sampled_from([18, 30, 100]),
     asynchronous=st.booleans(),
     seed=st.integers(0, 99),
@@ -211,13 +169,7 @@ def test_no_step_exceeds_its_allowance_and_everything_ends(
     rng = random.Random(seed)
     scheduler_class = AsyncScheduler if asynchronous else Scheduler
     scheduler = make_scheduler(config_of(moe_model), scheduler_class, num_blocks)
-    arrivals = sorted(workload)
-    for now in range(5000):
-        while arrivals and arrivals[0][0] <= now:
-            _, prompt, output = arrivals.pop(0)
-            scheduler.add_request(make_request(str(len(arrivals)), prompt, output))
-        if not arrivals and not scheduler.has_requests():
-            break
+    for _ in steps_of(scheduler, workload):
         decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
         fresh = {r.request_id for r in scheduler.requests.values()} - decoding
         allowance = rng.choice([0, 0, 1, 16, 64])
@@ -228,7 +180,6 @@ def test_no_step_exceeds_its_allowance_and_everything_ends(
         assert prefilled <= allowance
         if not output.preempted_req_ids:
             assert decoding <= set(tokens), "a decode was held"
-    assert not scheduler.requests
 
 
 def test_the_row_tells_how_long_requests_have_been_pending(config):
@@ -248,21 +199,16 @@ def test_the_row_tells_how_long_requests_have_been_pending(config):
     assert third.pending_age_us == 3_000_000, "pending since now=7"
 
 
-def test_without_a_ttft_budget_no_arrival_counts(config):
+@pytest.mark.parametrize(("budget", "wait_us"), [(None, 0), (5.0, 1_000_000)])
+def test_arrivals_press_only_a_ttft_budget_that_can_still_be_kept(
+    config, budget, wait_us
+):
     scheduler = make_scheduler(config)
-    add(scheduler, ("waits", 30), arrival_time=100.0)
-    allow(scheduler, 0)
-    row = scheduler.balance_gate.measure(wave=0, step=1, now=0.0, wall=108.0)
-    assert (row.pending, row.wait_us) == (1, 0)
-
-
-def test_a_request_that_missed_its_ttft_budget_does_not_press(config):
-    scheduler = make_scheduler(config)
-    gate = give_gate(scheduler, "adaptive", ttft_budget=5.0)
+    gate = give_gate(scheduler, "adaptive", ttft_budget=budget)
     add(scheduler, ("late", 30), arrival_time=100.0)
     add(scheduler, ("young", 30), arrival_time=107.0)
     row = gate.measure(wave=0, step=1, now=0.0, wall=108.0)
-    assert row.wait_us == 1_000_000
+    assert (row.pending, row.wait_us) == (2, wait_us)
 
 
 def test_front_ends_are_told_requests_and_prompt_tokens(config):

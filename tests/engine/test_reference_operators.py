@@ -76,39 +76,35 @@ class Batch:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The same, one query and one key at a time."""
+        """The same, with a score for every query and key."""
         rows = []
         for request, new in enumerate(self.new):
-            keys, values = self.keys[request], self.values[request]
-            group = self.query.shape[1] // keys.shape[1]
-            for i in range(new):
-                position = self.context[request] - new + i
-                query = self.query[int(self.starts[request]) + i]
-                heads = []
-                for head in range(query.shape[0]):
-                    seen, scores = [], []
-                    for j in range(self.context[request]):
-                        behind = position - j
-                        if (
-                            (causal and behind < 0)
-                            or (window[0] >= 0 and behind > window[0])
-                            or (window[1] >= 0 and -behind > window[1])
-                        ):
-                            continue
-                        score = 0.3 * query[head] @ keys[j, head // group]
-                        if softcap:
-                            score = softcap * torch.tanh(score / softcap)
-                        if alibi is not None:
-                            score = score - alibi[head] * behind
-                        seen.append(values[j, head // group])
-                        scores.append(score.exp())
-                    total = torch.stack(scores).sum()
-                    if sinks is not None:
-                        total = total + sinks[head].exp()
-                    weighted = [w * v for w, v in zip(scores, seen, strict=True)]
-                    heads.append(torch.stack(weighted).sum(0) / total)
-                rows.append(torch.stack(heads))
-        return torch.stack(rows)
+            start, context = int(self.starts[request]), self.context[request]
+            query = self.query[start : start + new]
+            group = query.shape[1] // self.keys[request].shape[1]
+            keys = self.keys[request].repeat_interleave(group, 1)
+            values = self.values[request].repeat_interleave(group, 1)
+            behind = torch.arange(context - new, context)[:, None] - torch.arange(
+                context
+            )
+            unseen = torch.zeros_like(behind, dtype=torch.bool)
+            if causal:
+                unseen |= behind < 0
+            if window[0] >= 0:
+                unseen |= behind > window[0]
+            if window[1] >= 0:
+                unseen |= -behind > window[1]
+            scores = 0.3 * torch.einsum("qhd,khd->hqk", query, keys)
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            if alibi is not None:
+                scores = scores - alibi[:, None, None] * behind
+            weights = scores.exp().masked_fill(unseen, 0)
+            total = weights.sum(-1, keepdim=True)
+            if sinks is not None:
+                total = total + sinks.exp()[:, None, None]
+            rows.append(torch.einsum("hqk,khd->qhd", weights / total, values))
+        return torch.cat(rows)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -152,80 +148,6 @@ def test_attention_over_the_cache(
     found = batch.attend(causal, slopes, *window, table, softcap, NONE, sink)
     expected = batch.expected(causal, window, slopes, softcap, sink)
     torch.testing.assert_close(found, expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(lengths=requests, padding=st.integers(0, 3), seed=st.integers(0, 2**16))
-def test_what_is_cached_is_what_attention_reads(
-    lengths: Lengths, padding: int, seed: int
-) -> None:
-    batch = Batch(lengths, heads=2, kv_heads=2, seed=seed)
-    tokens = sum(batch.new)
-    positions = torch.cat(
-        [
-            torch.arange(n - new, n)
-            for new, n in zip(batch.new, batch.context, strict=True)
-        ]
-    )
-    slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
-    torch.ops._C.compute_slot_mapping_kernel_impl(
-        batch.starts, positions, batch.block_table, slots, BLOCK
-    )
-    assert slots[tokens:].tolist() == [-1] * padding
-    key_cache, value_cache = batch.key_cache.clone(), batch.value_cache.clone()
-    for cache in (batch.key_cache, batch.value_cache):
-        for slot in slots[:tokens].tolist():
-            cache[slot // BLOCK, :, slot % BLOCK] = math.nan
-
-    def new_rows(rows: list[torch.Tensor]) -> torch.Tensor:
-        parts = [r[len(r) - n :] for r, n in zip(rows, batch.new, strict=True)]
-        return torch.cat([*parts, torch.ones(padding, 2, 8)])
-
-    torch.ops._C.cpu_attn_reshape_and_cache(
-        new_rows(batch.keys),
-        new_rows(batch.values),
-        batch.key_cache,
-        batch.value_cache,
-        slots,
-        "vec",
-    )
-    torch.testing.assert_close(batch.key_cache, key_cache, equal_nan=True)
-    torch.testing.assert_close(batch.value_cache, value_cache, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("drafts", "choices", "expected"),
-    [
-        ([5, 6], [5, 6], [5, 6, 9]),  # all right: the bonus token follows
-        ([5, 6], [5, 7], [5, 7, -1]),
-        ([5, 6], [4, 6], [4, -1, -1]),  # right after a wrong one does not count
-        ([], [], [9, -1, -1]),
-    ],
-)
-def test_greedy_rejection(
-    drafts: list[int], choices: list[int], expected: list[int]
-) -> None:
-    # Between two other requests; the first samples at random and is left alone.
-    output = torch.full((3, 3), -1)
-    ends = torch.tensor([1, 1 + len(drafts), 2 + len(drafts)])
-    torch.ops._C.rejection_greedy_sample_kernel_impl(
-        output,
-        ends,
-        torch.tensor([1, *drafts, 2]),
-        torch.tensor([1, *choices, 3]),
-        torch.tensor([[8], [9], [7]]),
-        torch.tensor([False, True, True]),
-        2,
-    )
-    assert output.tolist() == [[-1, -1, -1], expected, [3, -1, -1]]
-
-
-def test_swiglu() -> None:
-    gates = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    result = torch.empty(3, 4)
-    torch.ops._C.silu_and_mul(result, gates)
-    gate, up = gates[:, :4], gates[:, 4:]
-    torch.testing.assert_close(result, gate / (1 + (-gate).exp()) * up)
 
 
 def test_draws_follow_the_softmax_and_repeat_with_their_seeds() -> None:

@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_balance import reference
 from vllm_balance.reference.limits import check_sampling
-from vllm_balance.reference.platform import KV_CACHE_BYTES, ReferencePlatform
-
-
-def test_is_chosen() -> None:
-    assert isinstance(current_platform, ReferencePlatform)
-    assert reference.register() == reference.PLATFORM
+from vllm_balance.reference.platform import KV_CACHE_BYTES
 
 
 def test_steps_back_for_another_plugin(
@@ -79,18 +73,10 @@ def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse().api_server_count is None
 
 
-def test_several_workers_need_processes(moe_model: Path) -> None:
-    config = EngineArgs(
-        str(moe_model), tensor_parallel_size=2, distributed_executor_backend="uni"
-    ).create_engine_config()
-    assert config.parallel_config.distributed_executor_backend == "mp"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: .* stores plain values"),
-        ({"enable_lora": True}, "--enable-lora: .* adapts no experts"),
         (
             {"enable_lora": True, "lora_target_modules": ["o_proj", "experts"]},
             "--enable-lora: .* adapts no experts",
@@ -119,14 +105,6 @@ def test_several_workers_need_processes(moe_model: Path) -> None:
 def test_refuses(options: dict[str, Any], message: str, moe_model: Path) -> None:
     with pytest.raises(ValueError, match=message):
         EngineArgs(str(moe_model), **options).create_engine_config()
-
-
-def test_refuses_a_draft_model_ahead(drafting_models: Path) -> None:
-    target, draft = (str(drafting_models / name) for name in ("deepseek", "draft"))
-    drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 1}
-    options = {"speculative_config": drafts, "async_scheduling": True}
-    with pytest.raises(ValueError, match="pass --no-async-scheduling"):
-        EngineArgs(target, **options).create_engine_config()
 
 
 def test_refuses_the_second_model_runner(

@@ -49,8 +49,7 @@ def test_requests_end_while_the_group_shrinks_and_grows(
         moe_model, data_parallel_balance=policy, async_scheduling=asynchronous
     )
     rng = random.Random(3)
-    ranks = Ranks(RANKS, Resized, **arguments)
-    try:
+    with Ranks(RANKS, Resized, **arguments) as ranks:
         for rank in range(RANKS):  # so that no half ends before they join
             ranks.submit(rank, f"long-{rank}", 5, 240)
         for number in range(6):
@@ -59,8 +58,6 @@ def test_requests_end_while_the_group_shrinks_and_grows(
         burst(ranks, rng, "later", 20)
         ranks.drain()
         reports = ranks.stop()
-    finally:
-        ranks.kill()
     assert [left for _, left in reports] == [0] * RANKS
     assert all(trace.violations == [] for trace, _ in reports)
     assert sum(trace.closed for trace, _ in reports) > 0, "nothing was ever held"

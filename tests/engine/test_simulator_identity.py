@@ -1,7 +1,6 @@
 """The modelled ranks take the same steps as real schedulers with real gates."""
 
 import random
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +8,11 @@ import pytest
 from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.benchmarks.dp_balance.rank import gate
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.v1.core.sched.balance.policies.order import sort_first
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from real_ranks import simulate_real
@@ -174,33 +171,9 @@ def assert_same(
         assert ours == gates, f"rows of step {number}, {policy}, {scenario}"
 
 
-def test_the_cases_hold_prompts_back() -> None:
-    held, sample = 0, range(0, CASES, 5)
-    for case in sample:
-        steps: list[StepRecord] = []
-        simulate(*generated(case), case, on_step=steps.append)
-        held += any(any(step.held) for step in steps)
-    assert held > len(sample) / 3
-
-
-def test_the_cases_let_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[bool] = []
-
-    def spy(queue: deque[Any], *arguments: Any) -> None:
-        before = list(queue)
-        sort_first(queue, *arguments)
-        moved.append(list(queue) != before)
-
-    monkeypatch.setattr(gate, "sort_first", spy)
-    for case in range(REORDERED):
-        simulate(*reordered(case), case)
-    assert sum(moved) > 2 * REORDERED
-
-
-def test_the_cases_preempt() -> None:
-    """In both kinds of scheduling, and requests that were held in the same run."""
-    preempted = {False: 0, True: 0}
-    held, sample = 0, LIMITED_CASES[::2]
+def test_the_cases_hold_prompts_back_and_preempt() -> None:
+    """Both in one run of a full cache, and in both kinds of scheduling."""
+    held, preempted, sample = 0, {False: 0, True: 0}, LIMITED_CASES[::2]
     for case in sample:
         steps: list[StepRecord] = []
         scenario, policy = limited(case)

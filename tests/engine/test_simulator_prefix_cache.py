@@ -9,13 +9,11 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
-from vllm.benchmarks.dp_balance.rank import prefix_hits as modelled_hits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.traces import CountTokens
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.sched.balance.measure import prefix_hits
 
 from test_simulator_identity import LIMITED_POLICIES, assert_same, limited
 
@@ -116,8 +114,3 @@ def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("case", CROWDED)
 def test_same_in_a_crowd(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(*crowded(case), case, monkeypatch)
-
-
-def test_the_gate_looks_prompts_up_as_often() -> None:
-    for name in ("ALWAYS", "EVERY", "SEARCHES", "AT_A_TIME"):
-        assert getattr(modelled_hits, name) == getattr(prefix_hits, name)

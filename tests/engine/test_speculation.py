@@ -107,7 +107,7 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
     speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": count}
     if method != "mtp":
         speculation["model"] = str(models / method.removesuffix("_model"))
-    ranks = ranks_with_the_model(
+    with ranks_with_the_model(
         DraftingEngine,
         models / "deepseek",
         policy,
@@ -117,15 +117,12 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         max_num_batched_tokens=256,
         **SMALL_BLOCKS,
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
-    )
-    try:
+    ) as ranks:
         # Upstream's asynchronous scheduler loses the drafts of a pause that keeps
         # requests, with any policy: docs/modes.md.
         pauses = ("wait", "abort") if asynchronous else PAUSES
         stress(ranks, random.Random(policy), 5, pauses, tokens=(PROMPT, OUTPUT))
         reports = ranks.stop()
-    finally:
-        ranks.kill()
     return ranks, reports
 
 

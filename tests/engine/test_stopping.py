@@ -1,7 +1,5 @@
 """A server that stops, or loses a part: streams get an error, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -107,12 +107,9 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
         cpu_distributed_timeout_seconds=30,
         **SETTINGS[setting],
     )
-    ranks = Ranks(3, CheckedEngine, **arguments)
-    try:
+    with Ranks(3, CheckedEngine, **arguments) as ranks:
         stress(ranks, random.Random(f"{setting}{asynchronous}{waves}"), waves)
         reports = ranks.stop()
-    finally:
-        ranks.kill()
     check(reports, waves)
 
 
@@ -165,14 +162,13 @@ def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
     the last digits of the logits, with and without balance.
     """
     extra = {"kv_blocks": 100, "shared_prefix": SHARED}
-    ranks = ranks_with_the_model(ModelEngine, moe_model, "off", additional_config=extra)
-    try:
+    with ranks_with_the_model(
+        ModelEngine, moe_model, "off", additional_config=extra
+    ) as ranks:
         for prompt in range(1, PROMPT + 1):
             ranks.submit(prompt % 3, f"request-{prompt}", prompt, OUTPUT)
         ranks.drain()
         ranks.stop()
-    finally:
-        ranks.kill()
     lengths = range(1, PROMPT + 1)
     expected = continuations(moe_model, [prompt_of(n, SHARED) for n in lengths])
     clear = {
@@ -193,12 +189,11 @@ def test_answers_in_waves_are_those_without_balance(
     waves = pytestconfig.getoption("--waves") // 16
     extra = {"kv_blocks": 100, "shared_prefix": SHARED}
     arguments = {"enable_prefix_caching": cached, "additional_config": extra}
-    ranks = ranks_with_the_model(CheckedModelEngine, moe_model, policy, **arguments)
-    try:
+    with ranks_with_the_model(
+        CheckedModelEngine, moe_model, policy, **arguments
+    ) as ranks:
         stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
         reports = ranks.stop()
-    finally:
-        ranks.kill()
     check(reports, waves)
     assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
     different = [
@@ -229,8 +224,9 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
                 time.sleep(0.02)  # so that the stop comes long before the end
 
     stopping, starting = STOPS[stop]
-    ranks = Ranks(2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap"))
-    try:
+    with Ranks(
+        2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap")
+    ) as ranks:
         for number in range(4):
             ranks.submit(0, f"long-{number}", 10, 200)
         for _ in range(2):  # answered when they have come in, and after another step
@@ -240,8 +236,6 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
         ranks.call(*starting)
         ranks.drain()
         (full, _), (other, _) = ranks.stop()
-    finally:
-        ranks.kill()
     *_, last_before = (step for step in full.steps if step[0] == 0)
     first_after = next(step for step in other.steps if step[0] == 1)
     assert last_before[2:] == (False, [])
@@ -259,14 +253,11 @@ def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
             self.trace.closed = max(self.trace.closed, held)
 
     arguments = loop_arguments(moe_model, data_parallel_balance="align")
-    ranks = Ranks(2, Patient, **arguments)
-    try:
+    with Ranks(2, Patient, **arguments) as ranks:
         for number in range(30):
             ranks.submit(0, f"request-{number}", 20, 20)
         ranks.drain()
         (busy, _), (idle, _) = ranks.stop()
-    finally:
-        ranks.kill()
     assert busy.finished == 30
     assert not idle.steps
     assert busy.closed <= 2, "held for so many steps"

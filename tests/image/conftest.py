@@ -3,8 +3,6 @@
 Needs root, podman, runc and mmdebstrap; `.ci/run` says when it cannot have them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

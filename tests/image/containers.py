@@ -1,7 +1,5 @@
 """A container engine of the tests' own: podman, with its images in one folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

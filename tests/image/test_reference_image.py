@@ -1,7 +1,5 @@
 """The reference image does what docs/images.md says: from its contents to a request."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The choice of a wheel and the settings it is built with."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -21,13 +19,8 @@ from balance_tools.distribution import (
 )
 from balance_tools.errors import ToolError
 from balance_tools.wheel.build import add_arguments, choice_of
-from balance_tools.wheel.upstream_metadata import read_upstream_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_reference_wheel_is_the_default() -> None:
-    assert choice_from({}).target == "reference"
 
 
 def test_each_variable_is_read() -> None:
@@ -49,18 +42,6 @@ def test_a_chip_belongs_to_kernels_from_source() -> None:
     assert choice_of(parser.parse_args(words)) == choice
 
 
-def test_versions_end_in_the_label_of_the_target() -> None:
-    settings = load_settings(ROOT / SETTINGS_NAME)
-    versions = {
-        name: settings.local_version("0.23.0", target.label)
-        for name, target in settings.targets.items()
-    }
-    assert versions == {
-        "reference": f"0.23.0+balance.{settings.revision}.reference",
-        "ascend": f"0.23.0+balance.{settings.revision}.a2",
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [("[distribution", "expected TOML"), ("[distribution]\n", "expected its entries")],
@@ -78,23 +59,6 @@ def test_entry_points_are_put_together() -> None:
         "group": {"a": "m:f", "b": "m:g"},
         "other": {},
     }
-
-
-def test_upstream_declarations_are_read_from_its_sdist(tmp_path: Path) -> None:
-    egg_info = tmp_path / "pkg.egg-info"
-    egg_info.mkdir()
-    (egg_info / "PKG-INFO").write_text(
-        "Metadata-Version: 2.4\nName: pkg\nVersion: 1.0\nClassifier: A\nClassifier: B\n"
-    )
-    (egg_info / "entry_points.txt").write_text("[Group.x]\nName = m:f\n\n[g]\nb = m\n")
-    (egg_info / "requires.txt").write_text(
-        "base\n\n[:python_version > '3.11']\nsix\n\n[audio]\nav>=1\nscipy\n\n[video]\n"
-    )
-    found = read_upstream_metadata(tmp_path, "pkg")
-    assert (found.name, found.version) == ("pkg", "1.0")
-    assert found.values("Classifier") == ["A", "B"]
-    assert found.entry_points == {"Group.x": {"Name": "m:f"}, "g": {"b": "m"}}
-    assert found.extras == {"audio": ["av>=1", "scipy"], "video": []}
 
 
 def test_the_build_needs_only_its_declared_requirements() -> None:

@@ -1,6 +1,5 @@
 """What `vllm bench dp-balance` writes: advice, tables and files."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,17 +9,13 @@ from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
 from vllm.benchmarks.dp_balance.results import PolicyResult, read_json
 
+from test_dp_balance_input import run
+
 SMALL = [
     *("--num-prompts", "60", "--data-parallel-size", "2"),
     *("--input-len", "800", "--output-len", "uniform:20:60"),
     *("--max-num-seqs", "4"),
 ]
-
-
-def run(module: object, *arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    module.add_cli_args(parser)  # type: ignore[attr-defined]
-    module.main(parser.parse_args(arguments))  # type: ignore[attr-defined]
 
 
 def result(policy: str, *e2e_ms: float, ttft_p99_ms: float = 1000.0) -> PolicyResult:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -19,15 +17,6 @@ def test_every_command_has_its_module(
         main([command, "--help"])
     assert caught.value.code == 0
     assert summary in " ".join(capsys.readouterr().out.split())
-
-
-def test_an_unknown_command_is_refused_with_the_list(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["vender"])
-    assert caught.value.code == 2
-    assert "vendor" in capsys.readouterr().err
 
 
 def test_a_command_needs_no_module_of_another(repo: SampleRepo, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The model of TensorRT-LLM's balance, on hand-made states."""
 
-import pytest
-from vllm.benchmarks.dp_balance.policies import make_controller
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
@@ -15,17 +13,16 @@ from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
+from test_dp_balance_simulation import snapshot
+
 
 def state(
     decoding: tuple[int, ...], pending: tuple[int, ...], slots: int = 4
 ) -> Snapshot:
     """Ranks on which so many requests decode, and so many wait that could start."""
-    ranks = len(decoding)
-    zeros = dict.fromkeys(Snapshot._fields, (0,) * ranks)
+    limits = (slots,) * len(decoding)
     columns = {"decoding": decoding, "running": decoding, "pending": pending}
-    return Snapshot(
-        **zeros | columns | {"waiting": pending, "max_running": (slots,) * ranks}
-    )
+    return snapshot(**columns, waiting=pending, max_running=limits)
 
 
 def balance(**parameters: int) -> AttentionDpBalance:
@@ -71,10 +68,6 @@ def test_the_timeout_also_runs_while_nothing_is_pending() -> None:
     assert rule.decide(SOME) == OPEN
 
 
-def test_no_wait_in_an_idle_server() -> None:
-    assert balance().decide(state((0, 0), (0, 0))) == OPEN
-
-
 def test_low_occupancy_has_a_timeout_of_its_own() -> None:
     least = {"min_generation_requests": 2}
     few = state((1, 3), (0, 2))
@@ -91,14 +84,6 @@ def test_a_full_batch_of_decodes_waits_as_if_it_had_no_prompt() -> None:
     rule = balance(timeout_iters=2, batching_wait_iters=0)
     full = state((4, 2), (1, 1))
     assert [rule.decide(full) for _ in range(2)] == [HOLD, OPEN]
-
-
-def test_parameters_by_name() -> None:
-    rule = make_controller("trtllm:timeout_iters=1,batching_wait_iters=0")
-    assert rule is not None
-    assert [rule.decide(SOME), rule.decide(ALL)] == [OPEN, OPEN]
-    with pytest.raises(ValueError, match="low_occupancy_timeout_iters must be 50 or"):
-        AttentionDpParameters(low_occupancy_timeout_iters=51)
 
 
 def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:

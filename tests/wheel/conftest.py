@@ -1,7 +1,5 @@
 """Wheels and environments that the tests of this folder share."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -36,15 +34,6 @@ HERE = Choice("ascend", THIS_PYTHON, "x86_64")
 """The Ascend wheel that pip installs into an environment of this Python."""
 
 Build = Callable[[Choice], Path]
-
-
-@pytest.fixture(autouse=True)
-def no_variable_stays() -> Iterator[None]:
-    """A test that leaves a variable has pip of a later one find other packages."""
-    before = os.environb.copy()
-    yield
-    left = {*os.environb.items()} ^ {*before.items()}
-    assert {name for name, _ in left} <= {b"PYTEST_CURRENT_TEST"}
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Virtual environments for tests, and what lies in them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import venv

@@ -1,7 +1,5 @@
 """A stand-in for CANN, torch-npu and cmake, that records what it is asked to do."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

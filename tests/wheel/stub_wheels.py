@@ -1,7 +1,5 @@
 """Tiny wheels that stand for somebody else's: a stock release, a vendor's package."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is in each wheel: all of upstream, our additions, nothing else."""
 
-from __future__ import annotations
-
 import email
 import hashlib
 import json

@@ -3,8 +3,6 @@
 The toolchain is a stand-in that records. Nothing here says that the kernels compile.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -23,7 +21,7 @@ from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.kernels.from_source import COPIED, build_kernels, run_superbuild
 from balance_tools.kernels.stage import build_info_text, device_of
-from balance_tools.kernels.toolchain import DISTRIBUTIONS, find_toolchain
+from balance_tools.kernels.toolchain import find_toolchain
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -133,10 +131,21 @@ def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]
     return [normalised(call, tree, build) for call in stand_in.calls()]
 
 
-@pytest.mark.parametrize("soc", [A2, A3, P310, A5])  # others differ by name
+@pytest.mark.parametrize(
+    ("soc", "options"),
+    [(A2, {}), (A3, {}), (P310, {}), (A5, {}), (A2, OPTIONS)],  # others differ by name
+)
 def test_asks_what_upstreams_setup_asks(
-    soc: str, stand_in: StandIn, upstream_tree: Path, our_tree: Path
+    soc: str,
+    options: dict[str, str],
+    stand_in: StandIn,
+    upstream_tree: Path,
+    our_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By every variable that upstream reads."""
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
     theirs, build_info = asked_by_upstream(stand_in, upstream_tree, soc)
     assert build_info == build_info_text(device_of(soc, PRISTINE))
     ours = asked_by_us(stand_in, our_tree, soc)
@@ -145,29 +154,9 @@ def test_asks_what_upstreams_setup_asks(
     assert f"-DSOC_VERSION={soc}" in theirs[2]["argv"]
     assert any(word.startswith("-DASCEND_OP_NAME=") for word in theirs[0]["argv"])
     assert ours == theirs
-
-
-def test_passes_on_every_variable_that_upstream_reads(
-    stand_in: StandIn,
-    upstream_tree: Path,
-    our_tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = asked_by_us(stand_in, our_tree, A2)
-    for name, value in OPTIONS.items():
-        monkeypatch.setenv(name, value)
-    theirs, _ = asked_by_upstream(stand_in, upstream_tree, A2)
-    ours = asked_by_us(stand_in, our_tree, A2)
-    assert ours == theirs
-    assert set(ours[2]["argv"]) - set(plain[2]["argv"]) == {
-        "-DCMAKE_BUILD_TYPE=Debug",
-        "-DCMAKE_CXX_COMPILER=g++",
-        "-DCMAKE_C_COMPILER=gcc",
-        "-DCMAKE_VERBOSE_MAKEFILE=ON",
-        "-DFETCHCONTENT_BASE_DIR=/nowhere/fetched",
-        "-DVLLM_ASCEND_ENABLE_BATCH_MEMCPY=0",
-    }
-    assert "-j=3" in ours[3]["argv"]
+    asked = {"-DCMAKE_CXX_COMPILER=g++", "-DFETCHCONTENT_BASE_DIR=/nowhere/fetched"}
+    assert bool(options) == (asked <= set(ours[2]["argv"]))
+    assert bool(options) == ("-j=3" in ours[3]["argv"])
 
 
 def refusal(choice: Choice = SOURCE) -> str:
@@ -195,17 +184,9 @@ def test_all_that_is_missing_is_named_in_one_error(
         f"PYTHON: expected {THIS_PYTHON}",
         "ASCEND_HOME_PATH: expected CANN or its nnal with */tikcpp/",
         "ATB_HOME_PATH: expected CANN or its nnal with lib/libatb.so",
-        "CANN==9.1.0.*: expected, found none",
         "bash: expected this program on PATH",
-        "bisheng: expected",
-        "cmake: expected",
-        "git: expected",
-        "make: expected",
-        "cc: expected",
         "no-such-compiler: expected",
-        "torch==2.10.0: expected, found none",
         "torch-npu==2.10.0.post4: expected, found none",
-        "pybind11: expected, found none",
     ):
         assert expected in message
     numbers = [int(number) for number in re.findall(r"\((\d+)\)", message)]
@@ -224,12 +205,6 @@ def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
     assert "torch-npu==2.10.0.post4: expected, found 2.10" in message
 
 
-def test_a_torch_that_cannot_be_imported_is_refused(stand_in: StandIn) -> None:
-    module = stand_in.folder / "site" / "torch" / "__init__.py"
-    module.write_text("raise OSError('libhccl.so: cannot open shared object file')\n")
-    assert "expected to import, found OSError: libhccl.so" in refusal()
-
-
 def test_a_short_name_is_refused_for_upstream_builds_no_operators(
     stand_in: StandIn, upstream_tree: Path
 ) -> None:
@@ -237,10 +212,6 @@ def test_a_short_name_is_refused_for_upstream_builds_no_operators(
     assert not [call for call in theirs if "package" in call["argv"]]
     with pytest.raises(ToolError, match="found '910b'; choose the chip"):
         device_of("910b", PRISTINE)
-
-
-def test_the_plugin_declares_what_is_looked_for() -> None:
-    assert set(VERSIONS) == set(DISTRIBUTIONS)
 
 
 @pytest.fixture
@@ -275,17 +246,6 @@ def test_a_failed_build_is_one_sentence_and_goes_on(
     assert [call["argv"][0] for call in second] == ["--build", "--install"]
     build_kernels(repository, lock, SOURCE)
     assert stand_in.calls() == []
-
-
-def test_operators_that_were_not_built_are_missed(
-    repository: Paths, stand_in: StandIn
-) -> None:
-    """As when upstream's script knows no operators for a chip, and ends well."""
-    (stand_in.folder / "bin" / "bash").write_text("#!/bin/sh\n")
-    (stand_in.folder / "bin" / "bash").chmod(0o755)
-    with pytest.raises(ToolError, match="expected the build to make such a file"):
-        build_kernels(repository, load_lock(repository.lock), SOURCE)
-    assert not list(repository.build.glob("kernels/ascend*"))
 
 
 @pytest.fixture

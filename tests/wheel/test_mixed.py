@@ -1,7 +1,5 @@
 """A stock vllm or vllm-ascend over or under ours: refused at start, with the repair."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -159,18 +157,6 @@ def test_stock_plugin_beside_the_reference_wheel(
 ) -> None:
     bare.install(reference_wheel, stock("vllm-ascend", "0.23.0.post1"))
     assert_refused_and_repaired(bare, reference_wheel, "expected no vllm-ascend beside")
-
-
-@pytest.mark.parametrize("choice", [Choice(), HERE], ids=lambda choice: choice.name)
-def test_plain_pip_replaces_ours_and_leaves_nothing_of_it(
-    bare: Environment, build: Build, stock: Stock, choice: Choice
-) -> None:
-    """So the way back to stock vLLM needs no detection."""
-    bare.install(build(choice))
-    bare.install(stock("vllm", "0.24.0"))
-    assert not list(bare.packages.glob("vllm_balance*"))
-    assert not list(bare.packages.glob("vllm_ascend*"))
-    assert not (bare.folder / "bin" / "vllm-balance").exists()
 
 
 def test_the_server_itself_refuses(

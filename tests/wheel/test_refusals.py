@@ -1,7 +1,5 @@
 """What must not be built is refused in one sentence."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -63,14 +61,6 @@ def test_with_a_patch_that_is_not_applied(copy: Path) -> None:
     assert "found that of another; run `make vendor`" in refusal(copy)
 
 
-def test_with_a_lock_of_other_sources(copy: Path) -> None:
-    lock = copy / "upstream.toml"
-    text = lock.read_text()
-    sha256 = text.partition('sha256 = "')[2][:64]
-    lock.write_text(text.replace(sha256, "0" * 64))
-    assert "found that of another; run `make vendor`" in refusal(copy)
-
-
 def test_without_a_licence_of_upstream(copy: Path) -> None:
     (copy / "NOTICE").unlink()
     assert "NOTICE: expected a licence file" in refusal(copy)
@@ -79,14 +69,6 @@ def test_without_a_licence_of_upstream(copy: Path) -> None:
 def test_without_kernels(copy: Path) -> None:
     (copy / "build" / "kernels").unlink(missing_ok=True)
     assert "expected the kernels of" in refusal(copy, HERE)
-
-
-def test_without_kernels_from_source(copy: Path) -> None:
-    source = Choice("ascend", "cp311", "x86_64", "source", "ascend910b1")
-    (copy / "build" / "kernels").unlink(missing_ok=True)
-    assert "build with `make wheel`, which fetches or compiles them" in refusal(
-        copy, source
-    )
 
 
 def test_without_a_chip_for_kernels_from_source(copy: Path) -> None:

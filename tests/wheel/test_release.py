@@ -1,7 +1,5 @@
 """A release: all of it or nothing, once; and its reference wheel works."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,17 +12,6 @@ import pytest
 from conftest import ROOT, VERSION
 from environments import Environment
 from try_out import try_out
-
-COMMITTER = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (
-        ("NAME", "A"),
-        ("EMAIL", "a@example.org"),
-        ("DATE", "2026-01-31T12:00:00Z"),
-    )
-}
-
 
 STUB = """#!/bin/sh
 case $2 in
@@ -55,8 +42,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(root: Path, *arguments: str) -> None:
-    command = ["git", "-C", str(root), *arguments]
-    subprocess.run(command, env=os.environ | COMMITTER, check=True)
+    name = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    subprocess.run(["git", "-C", root, *name, *arguments], check=True)
 
 
 def make_release(root: Path, *options: str, **variables: str) -> str:

@@ -1,7 +1,5 @@
 """The same input gives the same bytes, wherever and however it is built."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The requirements of an Ascend wheel: both upstreams pleased by one resolver run."""
 
-from __future__ import annotations
-
 import email
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`vllm-balance verify` finds whatever is not as it was built, and says what to do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -54,31 +52,25 @@ def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> 
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "found"),
     [
-        "vllm/envs.py",
-        "vllm/v1/core/sched/balance/policies/by_name.py",
-        "vllm_ascend/libvllm_ascend_kernels.so",
-        "vllm_balance/build_info.py",
+        ("vllm/envs.py", "modified"),
+        ("vllm/v1/core/sched/balance/policies/by_name.py", "modified"),
+        ("vllm_ascend/libvllm_ascend_kernels.so", "modified"),
+        ("vllm_balance/build_info.py", "modified"),
+        ("vllm/py.typed", "missing"),
     ],
 )
-def test_modified(tampered: Environment, name: str) -> None:
+def test_modified_or_missing(tampered: Environment, name: str, found: str) -> None:
     path = tampered.packages / name
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content + b"\n")
+    if found == "modified":
+        path.write_bytes(content + b"\n")
     (line,) = findings(tampered)
     assert line.startswith(f"{path}: ")
-    assert "found modified" in line
+    assert f"found {found}" in line
     assert f"pip install --force-reinstall --no-deps vllm-{VERSION}.a2-" in line
-
-
-def test_missing(tampered: Environment) -> None:
-    path = tampered.packages / "vllm" / "py.typed"
-    path.unlink()
-    (line,) = findings(tampered)
-    assert line.startswith(f"{path}: ")
-    assert "found missing" in line
 
 
 @pytest.mark.parametrize(
@@ -91,13 +83,6 @@ def test_foreign(tampered: Environment, name: str) -> None:
     (line,) = findings(tampered)
     assert line.startswith(f"{path}: ")
     assert line.endswith(f"rm '{path}'")
-
-
-def test_many_are_counted(tampered: Environment) -> None:
-    shutil.rmtree(tampered.packages / "vllm" / "entrypoints" / "cli")
-    lines = findings(tampered)
-    assert len(lines) == 11
-    assert " more files: " in lines[-1]
 
 
 def test_not_a_wheel(tampered: Environment) -> None:

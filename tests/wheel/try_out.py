@@ -4,8 +4,6 @@
 and `lscpu`, and home and the folder for temporary files are empty.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

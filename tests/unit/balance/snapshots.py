@@ -92,28 +92,26 @@ class Ranks:
         return self.waiting[rank][: SLOTS - len(self.running[rank])]
 
     def snapshot(self):
-        return snapshot(
-            IDLE._replace(
-                step=self.step,
-                running=len(self.running[rank]),
-                decoding=len(self.running[rank]),
-                waiting=len(self.waiting[rank]),
-                pending=len(self.pending(rank)),
-                pending_tokens=sum(prompt for prompt, _, _ in self.pending(rank)),
-                held_steps=self.held[rank],
-                prefill_tokens=self.prefilled[rank],
-                step_time_us=int(self.seconds * 1e6),
-                pending_age_us=max(
-                    (int((self.now - t) * 1e6) for _, _, t in self.pending(rank)),
-                    default=0,
-                ),
-                wait_us=max(
-                    (int((self.now - t) * 1e6) for _, _, t in self.pending(rank)),
-                    default=0,
-                ),
+        rows = []
+        for rank, running in enumerate(self.running):
+            pending = self.pending(rank)
+            ages = [int((self.now - since) * 1e6) for _, _, since in pending]
+            rows.append(
+                IDLE._replace(
+                    step=self.step,
+                    running=len(running),
+                    decoding=len(running),
+                    waiting=len(self.waiting[rank]),
+                    pending=len(pending),
+                    pending_tokens=sum(prompt for prompt, _, _ in pending),
+                    held_steps=self.held[rank],
+                    prefill_tokens=self.prefilled[rank],
+                    step_time_us=int(self.seconds * 1e6),
+                    pending_age_us=max(ages, default=0),
+                    wait_us=max(ages, default=0),
+                )
             )
-            for rank in range(len(self.running))
-        )
+        return snapshot(rows)
 
     def advance(self, decision):
         """One step by the decision."""

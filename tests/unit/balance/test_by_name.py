@@ -18,18 +18,6 @@ arrivals = st.lists(
 
 @names
 @settings(max_examples=40)
-@given(history=histories())
-def test_an_allowance_is_never_negative_and_never_above_the_step(name, history):
-    policy = create_policy(name)
-    for rows in history:
-        decision = policy.decide(snapshot(rows))
-        assert decision.admit or not decision.prefill_budget
-        if decision.prefill_budget is not None:
-            assert 0 <= decision.prefill_budget <= MAX_TOKENS
-
-
-@names
-@settings(max_examples=40)
 @given(history=histories(), data=st.data())
 def test_the_order_of_the_ranks_does_not_matter(name, history, data):
     order = data.draw(st.permutations(range(len(history[0]))))

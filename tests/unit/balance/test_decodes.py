@@ -4,11 +4,6 @@ import pytest
 from balance.policies.decodes import Decodes
 
 
-def test_nothing_is_known_at_first():
-    decodes = Decodes()
-    assert (decodes.ending, decodes.stretch) == (0.0, 1.0)
-
-
 def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
     decodes = Decodes()
     decodes.observe(100, prefilled=0, seconds=0.04, decode=0.04)

@@ -1,7 +1,5 @@
 """Dispatch by tokens and prefixes: which rank, and what is left of it afterwards."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 
@@ -34,32 +32,11 @@ def test_the_least_prompt_tokens_win() -> None:
     assert send(dispatch, 4, 100) == 1, "400 + 2 x 150 tokens are less than 900 + 150"
 
 
-def test_a_first_token_takes_the_prompt_away_and_leaves_the_request() -> None:
-    dispatch = TokenDispatch(2, slots=8)
-    send(dispatch, 0, 4000)
-    send(dispatch, 1, 100)
-    dispatch.first_token(0)
-    assert send(dispatch, 2, REQUEST_TOKENS) == 0
-    dispatch.first_token(1)
-    assert send(dispatch, 3, 1) == 1, "one request each, but a prompt on rank 0"
-
-
 def test_a_rank_with_a_free_slot_comes_first() -> None:
     dispatch = TokenDispatch(2, slots=1)
     assert send(dispatch, 0, 1) == 0
     assert send(dispatch, 1, 9000) == 1
     assert send(dispatch, 2, 1) == 0, "no rank has a free slot"
-
-
-def test_requests_in_flight_count_without_prompts() -> None:
-    dispatch = TokenDispatch(2, slots=8)
-    for request in range(3):
-        dispatch.sent(request, 0, 10)
-        dispatch.first_token(request)
-    dispatch.sent(9, 1, 2 * REQUEST_TOKENS - 1)
-    assert dispatch.choose() == 1
-    dispatch.sent(10, 1, 1)
-    assert dispatch.choose() == 0
 
 
 def test_one_front_end_trusts_itself_several_believe_the_greater() -> None:
@@ -109,21 +86,6 @@ def session(number: int, words: int, shared: int = 0) -> str:
     )
 
 
-def test_a_session_stays_where_its_prefix_is() -> None:
-    dispatch = with_prefixes(ranks=4)
-    homes = []
-    for turn in range(1, 9):
-        ranks = []
-        for number in range(4):
-            request = 10 * turn + number
-            ranks.append(send_text(dispatch, request, session(number, 20 * turn)))
-            dispatch.first_token(request, CHUNK * 20 * (turn - 1))
-        for number in (3, 0, 2, 1):  # they end in another order
-            dispatch.ended(10 * turn + number)
-        homes.append(ranks)
-    assert homes == [[0, 1, 2, 3]] * 8
-
-
 def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 10), pin=0)
@@ -134,21 +96,6 @@ def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
     dispatch.ended(2)
     dispatch.sent(3, 0, 2)
     assert send_text(dispatch, 4, session(0, 10)) == 1
-
-
-def test_who_shares_a_beginning_does_not_crowd_on_one_rank() -> None:
-    """Even if they come one after the other, while nothing waits anywhere."""
-    dispatch = with_prefixes(ranks=4)
-    homes: dict[int, list[int]] = {}
-    for turn in range(4):
-        for number in range(16):
-            request = 100 * turn + number
-            text = session(number, 150 + 100 * turn, shared=20)
-            homes.setdefault(send_text(dispatch, request, text), []).append(number)
-            dispatch.first_token(request)
-            dispatch.ended(request)
-    assert all(2 <= len(set(each)) <= 6 for each in homes.values()), homes
-    assert sum(len(set(each)) for each in homes.values()) == 16, "nobody has moved"
 
 
 def test_a_rank_that_comes_back_has_nothing() -> None:

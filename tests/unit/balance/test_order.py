@@ -42,18 +42,6 @@ def test_equal_prompts_stay_as_they_came():
     assert list(queue) == names
 
 
-def test_preempted_requests_are_first_and_pending_ones_before_the_others():
-    order = ShortFirst()
-    sizes = {"preempted": 900, "pending": 800, "short pending": 600, "new": 1, "old": 2}
-    order.end_step(sizes, 0, sizes)
-    queue = deque(["old", "pending", "new", "preempted", "short pending"])
-    sort_first(
-        queue,
-        lambda name: order.place(name, name == "preempted", "pending" in name),
-    )
-    assert list(queue) == ["preempted", "short pending", "pending", "old", "new"]
-
-
 def test_only_the_first_are_put_in_order():
     queue = deque(range(FIRST + 20, 0, -1))
     sort_first(queue, lambda n: (0, n))

@@ -31,32 +31,6 @@ def test_no_level_gains_more(work, idle, limit):
         assert gain(level, work, ranks) <= least + 1e-9
 
 
-@given(work=work, data=st.data())
-def test_the_order_of_the_ranks_does_not_matter(work, data):
-    shuffled = data.draw(st.permutations(work))
-    one = best_prefill_budget(work, 9, MAX_TOKENS, MAX_TOKENS, COST)
-    assert best_prefill_budget(shuffled, 9, MAX_TOKENS, MAX_TOKENS, COST) == one
-
-
-def test_without_rent_nothing_is_released():
-    assert best_prefill_budget([(100, 0.0), (300, 0.0)], 4, 900, MAX_TOKENS, COST) == 0
-
-
-def test_the_water_stands_where_all_ranks_have_work():
-    """Three ranks with 200 tokens and one with 900: the rest of the fourth waits."""
-    work = [(200, 0.1), (200, 0.1), (200, 0.1), (900, 0.1)]
-    assert best_prefill_budget(work, 4, MAX_TOKENS, MAX_TOKENS, COST) == 200
-
-
-def test_a_rank_with_much_rent_is_served_whole():
-    work = [(200, 0.1), (200, 0.1), (200, 0.1), (900, 5.0)]
-    assert best_prefill_budget(work, 4, MAX_TOKENS, MAX_TOKENS, COST) == 900
-
-
 def test_what_all_ranks_pay_together_is_no_waste():
     shared = StepCost(decode=0.04, fixed=0.0, own=0.0, shared=1.0)
     assert best_prefill_budget([(900, 1e-9)], 4, MAX_TOKENS, MAX_TOKENS, shared) == 900
-
-
-def test_nothing_pending_needs_no_budget():
-    assert best_prefill_budget([], 4, MAX_TOKENS, MAX_TOKENS, COST) == 0

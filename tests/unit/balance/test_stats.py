@@ -18,13 +18,10 @@ def observe(stats, steps):
         snapshot = Snapshot.from_rows([ROW, row])
         budget = None if number % 3 else number
         stats.observe_step(
-            OPEN._replace(**{BUDGET: budget}), snapshot, number % 11 / 1000
+            OPEN._replace(prefill_budget=budget), snapshot, number % 11 / 1000
         )
         stats.observe_held_step()
         stats.observe_hold_end(number % 13, number % 13 / 10)
-
-
-(BUDGET,) = [name for name in OPEN._fields if name.startswith("prefill")]
 
 
 def test_a_report_does_not_grow_with_the_steps():
@@ -54,17 +51,6 @@ def test_a_value_goes_into_the_bin_that_prometheus_has_for_it():
         stats.observe_hold_end(steps, 1.0)
     last = len(HISTOGRAMS["hold_lengths"])
     assert [index for index, *_ in stats.take()["hold_lengths"]] == [0, 1, 2, last]
-
-
-def test_nothing_is_collected_if_nobody_will_take_it():
-    stats = BalanceStats("cap", collect=False)
-    observe(stats, 100)
-    assert stats.take() is None
-
-
-def test_a_wait_as_long_as_a_time_out_is_told_from_a_longer_one():
-    for timeout in (300, 1800):
-        assert timeout in HISTOGRAMS["exchange_seconds"]
 
 
 def test_what_was_learned_is_told_as_it_is_and_set_backs_once():

@@ -1,7 +1,5 @@
 """A target in which a name that we use is gone is refused, by that name."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What does not fit has a status and an exit code of its own, also in a scan."""
 
-from __future__ import annotations
-
 from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import status_of
 from balance_tools.hooks.model import HookResult, PatchResult, Status

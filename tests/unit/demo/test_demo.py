@@ -1,15 +1,12 @@
 """The demo says what its figures say, also on a machine that is too slow for it."""
 
-from __future__ import annotations
-
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib import image
 
-from balance_tools.demo import demo, picture
+from balance_tools.demo import picture
 from balance_tools.demo.load import (
     DEVICE,
     RANKS,
@@ -44,7 +41,6 @@ def a_run(policy: str, throughput: float, gap: float = 0.005) -> Run:
     bench = {
         "completed": 10,
         "failed": 0,
-        "output_throughput": 0.9 * throughput,
         STEADY: throughput,
         "mean_tpot_ms": 1e4 / throughput,
         "mean_e2el_ms": 1e6 / throughput,
@@ -89,24 +85,6 @@ def test_throughput_counts_until_the_last_request_is_sent() -> None:
     assert steady_throughput({"start_times": [1], "ttfts": [1], "itls": [[1]]}) == 0
 
 
-def test_the_table_has_both_policies_and_the_change() -> None:
-    text = demo.table([a_run("off", 200), a_run("adaptive", 250)])
-    lines = {line[:32].strip(): line[32:].split() for line in text.splitlines()}
-    assert lines[""] == ["off", "adaptive"]
-    assert lines["output tokens per second"] == ["200", "250", "+25%"]
-    assert lines["the same, to the last answer"] == ["180", "225", "+25%"]
-    assert lines["ms between tokens (mean TPOT)"] == ["50", "40", "-20%"]
-    assert lines["seconds to first token (p50)"] == ["1.00", "1.25", "+25%"]
-    assert lines["steps that held a prompt"] == ["0", "12"]
-
-
-def test_gain_and_price_are_said_together() -> None:
-    text = demo.verdict([a_run("off", 200), a_run("adaptive", 260)])
-    assert "1.30 times the tokens per second" in text
-    assert "1.3 times the median time to the first token" in text
-    assert "hides part of the gain" in text
-
-
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path: Path) -> None:
     runs = [a_run("off", 200), a_run("adaptive", 260)]
     pixels = image.imread(picture.plot(runs, tmp_path / "demo.png"))
@@ -142,23 +120,3 @@ def test_answers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "All 2 answers are equal with off and adaptive" in capsys.readouterr().out
     with pytest.raises(ToolError, match="'b' to be answered with adaptive as with off"):
         compare({"off": {"a": "x", "b": "y"}, "adaptive": {"a": "x", "b": "z"}})
-
-
-def test_the_end_says_what_is_emulated_and_what_is_next() -> None:
-    text = demo.epilogue(Path("/env/bin/python"))
-    assert text.startswith("Emulated: ")
-    root = Path(__file__).parents[3]
-    for page in ("docs/results.md", "docs/operations.md", "docs/simulate.md"):
-        assert page in text
-        assert (root / page).is_file()
-
-
-def test_a_server_that_does_not_start_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def late(paths: object) -> None:
-        raise RuntimeError("server.log: the server was not ready in 150 s")
-
-    monkeypatch.setattr(demo, "demo", late)
-    with pytest.raises(ToolError, match=r"not ready in 150 s; .* again when it is not"):
-        demo.run(argparse.Namespace())

@@ -50,35 +50,11 @@ def test_every_metric_of_ours_is_shown():
     assert [name for name in names() if name not in text] == []
 
 
-def test_what_grafana_needs_is_there():
-    dashboard = json.loads(DASHBOARD.read_text())
-    assert {"title", "uid", "schemaVersion", "panels", "templating"} <= set(dashboard)
-    panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = set()
-    for panel in panels:
-        assert {"type", "title", "description", "gridPos", "targets"} <= set(panel)
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24, "the grid has 24 columns"
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, f"{panel['title']} covers another panel"
-        taken |= cells
-        references = [target["refId"] for target in panel["targets"]]
-        assert len(set(references)) == len(references)
-
-
-def test_every_variable_is_declared_and_brackets_match():
+def test_every_variable_is_declared():
     dashboard = json.loads(DASHBOARD.read_text())
     declared = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
     assert used <= declared | {"__rate_interval", "__all"}
-    for expression in expressions(dashboard):
-        for opening, closing in ("()", "{}", "[]"):
-            assert expression.count(opening) == expression.count(closing), expression
 
 
 def test_panels_can_be_narrowed_to_a_namespace_and_an_instance():

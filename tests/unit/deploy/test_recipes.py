@@ -7,9 +7,7 @@ import shlex
 import pytest
 from test_deploy_kubernetes import (
     DEPLOY,
-    NEEDS_KUBECTL,
     VARIANTS,
-    built,
     container,
     pods,
     workload,
@@ -60,15 +58,6 @@ def ours(options: str) -> Options:
     return flags(options.split()) | ALWAYS_OURS
 
 
-def two_a2_one_a3() -> tuple[dict[str, str], dict[str, str]]:
-    """The variables of the two recipes; their options are the same."""
-    (a2, a3) = (
-        next(variables for variables, _ in recipes() if name in variables)
-        for name in ("HCCL_INTRA_PCIE_ENABLE", "HCCL_OP_EXPANSION_MODE")
-    )
-    return a2, a3
-
-
 def test_upstream_has_one_set_of_options_for_a2_and_a3() -> None:
     options = [each for _, each in recipes()]
     assert len(options) >= 3, "one for an A3, and one for each of two A2"
@@ -88,24 +77,3 @@ def test_the_unit_has_upstreams_options() -> None:
     expected = flags(options.split())
     assert expected.pop("--shutdown-timeout")
     assert expected == recipes()[0][1]
-
-
-def of_the_device(variables: dict[str, str]) -> dict[str, str]:
-    """Those that a device asks for: no addresses, and not the switch of the copy."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name.startswith(("HCCL_", "PYTORCH_")) and not re.search("_IF", name)
-    }
-
-
-@NEEDS_KUBECTL
-@pytest.mark.parametrize(("folder", "device"), [("statefulset", 0), ("a3", 1)])
-def test_variables_are_those_of_the_device(folder: str, device: int) -> None:
-    (pod,) = pods(built(folder)["StatefulSet", "vllm"])
-    spec, given = container(pod)
-    variables = {n: str(v) for n, v in given.items() if v is not None}
-    assert of_the_device(variables) == of_the_device(two_a2_one_a3()[device])
-    npus = 4 * int(variables["RANKS_PER_HOST"])
-    assert spec["resources"]["limits"]["huawei.com/Ascend910"] == str(npus)
-    assert int(variables["HOSTS"]) * int(variables["RANKS_PER_HOST"]) == 4

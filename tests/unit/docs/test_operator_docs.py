@@ -1,7 +1,5 @@
 """What the operators' pages say of versions is what the lock and upstream say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

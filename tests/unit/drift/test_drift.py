@@ -1,7 +1,5 @@
 """Drift is read from the trees."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Independent of the tools on purpose: plain `ast`, and facts about vLLM that a re
 check. Each check's docstring says in a sentence what must be so.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 

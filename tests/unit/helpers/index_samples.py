@@ -1,11 +1,8 @@
 """A package index for tests: small sdists and wheels, served by a real HTTP server."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
-import json
 import tarfile
 import threading
 import zipfile
@@ -14,8 +11,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from balance_tools.upstream.lock import Artifact, release_of
-
-JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
 
 def make_sdist(top: str, files: Mapping[str, str | bytes]) -> bytes:
@@ -87,8 +82,8 @@ class Request:
 class SampleIndex:
     """A simple index on 127.0.0.1; pages list the files added so far."""
 
-    json: bool = False
-    """Serve JSON pages in place of HTML."""
+    content_type: str = "text/html; charset=utf-8"
+    """Of its pages."""
     hashes: bool = True
     """Say the sha256 on the page."""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -146,43 +141,23 @@ class SampleIndex:
         else:
             handler.send_error(404)
 
-    def page(self, project: str) -> tuple[str, bytes]:
-        """Content type and body of a project's page, with relative links."""
-        entries = []
-        for name in self.files:
+    def page(self, project: str) -> bytes:
+        """A project's page, with relative links."""
+        links = ""
+        for name, data in self.files.items():
             release = release_of(name)
             if release is not None and release[0] == project:
-                entries.append((name, hashlib.sha256(self.files[name]).hexdigest()))
-        if self.json:
-            files = [
-                {
-                    "filename": name,
-                    "url": f"../../files/{name}",
-                    "hashes": {"sha256": sha256} if self.hashes else {},
-                    "size": len(self.files[name]),
-                    "yanked": self.yanked.get(name, False),
-                }
-                for name, sha256 in entries
-            ]
-            page = {"meta": {"api-version": "1.1"}, "name": project, "files": files}
-            page["versions"] = []
-            return JSON_PAGE, json.dumps(page).encode()
-        links = "".join(
-            f'<a href="../../files/{name}'
-            f'{f"#sha256={sha256}" if self.hashes else ""}"'
-            f"{self._yanked_attribute(name)}>{name}</a>"
-            for name, sha256 in entries
-        )
-        page_html = f"<!DOCTYPE html><html><body>{links}</body></html>"
-        return "text/html; charset=utf-8", page_html.encode()
-
-    def _yanked_attribute(self, name: str) -> str:
-        return f' data-yanked="{self.yanked[name]}"' if name in self.yanked else ""
+                sha256 = hashlib.sha256(data).hexdigest()
+                place = f"{name}#sha256={sha256}" if self.hashes else name
+                reason = self.yanked.get(name)
+                yanked = f' data-yanked="{reason}"' if reason is not None else ""
+                links += f'<a href="../../files/{place}"{yanked}>{name}</a>'
+        return f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
 
     def _send_page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
-        content_type, body = self.page(project)
+        body = self.page(project)
         handler.send_response(200)
-        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Type", self.content_type)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)

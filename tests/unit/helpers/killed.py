@@ -1,7 +1,5 @@
 """The command line, killed with SIGKILL at one of its effects."""
 
-from __future__ import annotations
-
 COPIES = {"shutil.copyfile", "os.remove"}
 ALL = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
 

@@ -1,7 +1,5 @@
 """The project's own Python."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from balance_tools.run import listed_by_git

@@ -1,7 +1,5 @@
 """A small repository with a lock, two packages and a series, to rebase in tests."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Small sample trees and series, made with real quilt or written out by hand."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Gate and exchange stand where a person says they must, on the pin and elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 from packaging.version import Version
 

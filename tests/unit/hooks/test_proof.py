@@ -1,7 +1,5 @@
 """Hooks are found where they were meant to be, or it is said why not."""
 
-from __future__ import annotations
-
 import pytest
 
 from balance_tools.hooks.proof import check_placement, placement_of

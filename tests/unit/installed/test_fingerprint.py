@@ -1,7 +1,5 @@
 """What a wheel says that it was made from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vllm_balance.fingerprint import series_sha256

@@ -1,7 +1,5 @@
 """On a bad day a rebase says one clear sentence, and the former state is intact."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

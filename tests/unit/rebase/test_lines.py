@@ -1,7 +1,5 @@
 """A line keeps only what differs from the pin, and the rest follows from it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A rebase moves the series, or stops at the place where a person must decide."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rules for patches, each broken once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Real quilt takes the project's series on the pristine trees, with no fuzz."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

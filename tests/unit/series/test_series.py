@@ -1,7 +1,5 @@
 """Loading and exact application of a patch series."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,5 @@
 """The patch for upstream applies, and the plug-in on its page fits it."""
 
-import ast
 import re
 import shutil
 import subprocess
@@ -40,28 +39,3 @@ def test_it_applies_to_the_release(tmp_path: Path) -> None:
     git_apply(cwd=tmp_path)
     for path in tmp_path.rglob("*.py"):
         compile(path.read_text(), path, "exec")
-
-
-def methods(text: str, name: str) -> dict[str, list[str]]:
-    """The arguments of the methods of a class."""
-    (found,) = (
-        node
-        for node in ast.parse(text).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    )
-    return {
-        each.name: [argument.arg for argument in each.args.args]
-        for each in found.body
-        if isinstance(each, ast.FunctionDef)
-    }
-
-
-def test_the_plugin_of_the_page_has_the_methods_of_the_base_class() -> None:
-    added = PATCH.read_text().split("+++ b/vllm/v1/core/sched/plugin.py\n")[1]
-    lines = added.split("\n--- ")[0].splitlines()[1:]
-    base = methods("\n".join(line[1:] for line in lines), "SchedulerPlugin")
-    page = (ROOT / "docs" / "upstreaming.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    plugin = methods(code, "BalancePlugin")
-    assert plugin.pop("gate") == ["self"]
-    assert plugin.items() <= base.items()

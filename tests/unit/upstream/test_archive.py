@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import tarfile
 from pathlib import Path
@@ -29,18 +27,6 @@ def dest(tmp_path: Path) -> Path:
 
 def contents(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-
-
-def test_the_top_folder_becomes_the_destination(archive: Path, dest: Path) -> None:
-    archive.write_bytes(make_sdist("vllm-1", {"a/b.py": "b", "c.py": "c"}))
-    extract_sdist(archive, dest)
-    assert contents(dest.parent) == [
-        "vllm-1",
-        "vllm-1/a",
-        "vllm-1/a/b.py",
-        "vllm-1/c.py",
-    ]
-    assert (dest / "a/b.py").read_text() == "b"
 
 
 def test_of_a_file_only_content_and_executability_are_kept(

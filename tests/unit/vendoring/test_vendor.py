@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -57,25 +55,6 @@ def test_a_second_run_touches_nothing_and_asks_nobody(repo: SampleRepo) -> None:
     assert (times(repo.root / "vllm"), times(repo.paths.pristine)) == before
 
 
-def test_a_new_release_replaces_the_old_one(repo: SampleRepo) -> None:
-    repo.vendor()
-    repo.upgrade(NEXT)
-    repo.vendor()
-    assert repo.tree() == {
-        "__init__.py": "",
-        "version.py": PATCHED,
-        "added.py": "added\n",
-        "v1/core/sched/balance/gate.py": "# ours\n",
-    }
-
-
-def test_another_series_makes_another_tree(repo: SampleRepo) -> None:
-    repo.vendor()
-    repo.write("patches/vllm/series", "")
-    repo.vendor()
-    assert repo.tree()["version.py"] == UPSTREAM["vllm/version.py"]
-
-
 def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None:
     repo.vendor()
     before = repo.tree()
@@ -85,24 +64,18 @@ def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None
     assert repo.tree() == before
 
 
-def test_a_file_of_the_user_survives(repo: SampleRepo) -> None:
+def test_files_of_the_user_and_edits_of_ours_survive(repo: SampleRepo) -> None:
     repo.write("vllm/before.py", "before\n")
     repo.vendor()
+    repo.write(OURS, "# edited\n")
     repo.write("vllm/new/mine.py", "mine\n")
     (repo.root / "vllm/new/link.py").symlink_to("mine.py")
     repo.upgrade(NEXT)
     repo.vendor()
+    assert repo.read(OURS) == "# edited\n"
     assert repo.read("vllm/before.py") == "before\n"
     assert repo.read("vllm/new/mine.py") == "mine\n"
     assert (repo.root / "vllm/new/link.py").readlink() == Path("mine.py")
-
-
-def test_our_edited_file_survives(repo: SampleRepo) -> None:
-    repo.vendor()
-    repo.write(OURS, "# edited\n")
-    repo.upgrade(NEXT)
-    repo.vendor()
-    assert repo.read(OURS) == "# edited\n"
 
 
 def test_byte_code_is_not_kept(repo: SampleRepo) -> None:
@@ -184,13 +157,6 @@ def test_an_edit_that_went_into_a_patch_is_no_edit(repo: SampleRepo) -> None:
     repo.write("patches/vllm/four.patch", patch.replace("four = 4", "four = 5"))
     repo.vendor()
     assert repo.read("vllm/version.py").endswith("four = 5\n")
-
-
-def test_a_removed_file_comes_back(repo: SampleRepo) -> None:
-    repo.vendor()
-    (repo.root / "vllm/version.py").unlink()
-    repo.vendor()
-    assert repo.read("vllm/version.py") == PATCHED
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Whatever stops a run, nothing of ours is lost, and the next run finishes it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import threading

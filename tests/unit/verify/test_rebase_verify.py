@@ -1,7 +1,5 @@
 """A verification runs real pytest, goes on after a kill, and knows the baseline."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -21,7 +19,7 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
-from balance_tools.verify.verify import Entry, Ledger, Verdict
+from balance_tools.verify.verify import Ledger
 from rebase_samples import write_tree
 
 SAMPLE = b"""\
@@ -122,19 +120,6 @@ def test_a_terminated_run_ends_what_it_started(tmp_path: Path) -> None:
     assert not Path(f"/proc/{started}").exists()
 
 
-def test_a_stage_is_done_once_for_equal_inputs(tmp_path: Path) -> None:
-    ledger, done = Ledger(tmp_path / "stages"), []
-
-    def work() -> dict[str, str]:
-        done.append(1)
-        return {"number": str(len(done))}
-
-    for _ in range(2):
-        assert ledger.once("a/b", ["x"], work).data == {"number": "1"}
-    assert ledger.once("a/b", ["y"], work).data == {"number": "2"}
-    assert len(done) == 2
-
-
 def test_a_stage_is_done_again_when_what_it_made_is_gone(tmp_path: Path) -> None:
     made = tmp_path / "made"
 
@@ -186,17 +171,3 @@ def test_only_what_passes_without_the_patches_can_newly_fail() -> None:
     ]
     (found,) = newly_failing({PLAIN: {"a": FAILED}, OFF: {}, ON: {}})
     assert found == "no test of upstream's passes without the patches"
-
-
-def test_the_verdict_sums_up_each_kind_of_stage() -> None:
-    stages = [
-        Entry("wheel, patched", {"path": "/x.whl"}, 20.0),
-        Entry("engine/test_a.py", {"a": PASSED, "b": PASSED}, 3.0),
-        Entry("engine/test_b.py", {"c": FAILED}, 4.0),
-    ]
-    verdict = Verdict("vllm 1.0", stages, ["c: failed (our engine tests)"])
-    text = verdict.markdown()
-    assert "| wheel, patched | – | – | 20 |" in text
-    assert "| engine | 2 | 2 passed, 1 failed | 7 |" in text
-    assert "27 s in all. Newly failing: 1." in text
-    assert text.endswith("\n- c: failed (our engine tests)\n")
