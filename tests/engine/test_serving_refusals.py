@@ -3,8 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from balance_tools.serving.serve_process import ServeProcess
-from balance_tools.serving.server import free_port
+from balance_tools.serving.server import ServeProcess, free_port
 
 REFUSED_S = 150
 

@@ -102,8 +102,8 @@ def computed(
 
 
 def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
-    """Also where KV caches hold a third of it all; and that is what is served. A router
-    that knows all computes no more than one that remembers what it sent."""
+    """Also where KV caches hold a third of it all; and that is what is served. All ends
+    as early with a router that remembers what it sent as with one that knows all."""
     workload = sessions(tmp_path, shares=True)
     roomy = [computed(workload, name)[0] for name in ("prefix-aware", "tokens")]
     assert roomy[0] < 0.6 * roomy[1]
@@ -112,7 +112,7 @@ def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
     assert found["as-served"] == found["prefix-aware"]
     for name in ("prefix-aware", "perfect", "trtllm-kv-aware"):
         assert found[name][0] < 0.6 * found["tokens"][0], name
-    assert found["perfect"][0] <= 1.05 * found["prefix-aware"][0]
+    assert found["prefix-aware"][1] <= 1.02 * found["perfect"][1]
     assert found["trtllm"][0] > 1.5 * found["prefix-aware"][0], "it looks at no prefix"
 
 
