@@ -1,5 +1,7 @@
 """Compiles the emulated device against the installed torch and torch_npu."""
 
+from __future__ import annotations
+
 import hashlib
 import subprocess
 import sysconfig
@@ -29,10 +31,18 @@ def sources() -> Iterator[str]:
 
 
 def build(packages: Path, out: Path) -> None:
-    """Compile everything for these site-packages into a new folder."""
+    """Compile everything.
+
+    Args:
+        packages: the site-packages with torch, torch_npu and the Ascend wheel.
+        out: a folder that is made; gets `cuda/`, `cann/` and `emulated_aten`.
+    """
     torch, npu, plugin = (packages / n for n in ("torch", "torch_npu", "vllm_ascend"))
-    folders = ("include/third_party/acl/inc", "include/third_party/hccl/inc", "include")
-    includes = [npu / folder for folder in folders]
+    includes = [
+        npu / "include/third_party/acl/inc",
+        npu / "include/third_party/hccl/inc",
+    ]
+    includes.append(npu / "include")
     refusing = [
         *_stubs(
             out / "cuda",
@@ -66,7 +76,13 @@ def build(packages: Path, out: Path) -> None:
 
 
 def write_run(folder: Path, environment: Path, native: Path) -> None:
-    """Write `folder/run`: a command of the environment with the emulated device."""
+    """Write `folder/run`, which runs a command with the emulated device.
+
+    Args:
+        folder: where to.
+        environment: the virtual environment of its programs.
+        native: what `build` has compiled.
+    """
     cann = native / "cann-home"
     for name in ("bin", "opp", "runtime", "compiler"):
         (cann / name).mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,8 @@ Every library that the given ones link, and that nobody has, gets a stand-in of 
 name. Functions that are linked are those of our own sources, or abort by name.
 """
 
+from __future__ import annotations
+
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,9 +57,15 @@ class Stubs:
 
 
 def make(stubs: Stubs, out: Path, name: str) -> list[str]:
-    """Write the libraries into an empty folder; returns the functions that abort.
+    """Write the libraries into `out`.
 
-    The library `name` has what belongs to no library in particular.
+    Args:
+        stubs: what for.
+        out: an empty folder.
+        name: of the library that has what belongs to no library in particular.
+
+    Returns:
+        The functions that abort.
     """
     needed = dict.fromkeys([*_needed(stubs), *stubs.extra])
     missing = _missing(stubs)

@@ -11,6 +11,7 @@ AFTER = {
     CUDA_GRAPHS: "",
     "torch_npu": "operators_of_torch_npu",
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
+    "vllm_ascend._build_info": "device_type",
     "triton.backends": "triton_driver",
 }
 

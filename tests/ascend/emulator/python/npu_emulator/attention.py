@@ -21,8 +21,18 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool):
-    """Of [queries, heads, size] over [keys, groups, size]; with the logarithms of the
-    sums of the exponentials. `causal`: the last query sees the last key; else each all.
+    """Attention of one request, in float32.
+
+    Args:
+        query: [queries, heads, size].
+        key: [keys, groups, size].
+        value: [keys, groups, size of a value].
+        scale: of the products.
+        causal: the last query sees the last key; else each sees all.
+
+    Returns:
+        [queries, heads, size of a value], and the logarithms of the sums of the
+        exponentials, [queries, heads, 1].
     """
     share = query.shape[1] // key.shape[1]
     k, v = (t.float().repeat_interleave(share, 1) for t in (key, value))

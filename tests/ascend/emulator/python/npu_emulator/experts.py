@@ -83,11 +83,22 @@ def moe_init_routing(
     return copies, rows, tokens, scales
 
 
+@operator("npu::npu_moe_token_permute")
+def moe_token_permute(tokens, indices, num_out_tokens=None, padded_mode=False):
+    """Copies of the tokens in the order of their experts, and where each copy lies."""
+    require(not padded_mode, "npu_moe_token_permute", "padded_mode")
+    k = indices.shape[1] if indices.dim() == 2 else 1
+    order = indices.flatten().long().argsort(stable=True)
+    rows = torch.empty_like(order)
+    rows[order] = torch.arange(order.numel(), device=tokens.device)
+    return tokens[order[: num_out_tokens or order.numel()] // k], rows.int()
+
+
 @operator("npu::npu_moe_token_unpermute")
 def moe_token_unpermute(
     permuted_tokens, sorted_indices, probs=None, padded_mode=False, restore_shape=None
 ):
-    """Tokens from their copies; with `probs` the weighted sum of copies.
+    """The inverse of `npu_moe_token_permute`; with `probs` the weighted sum of copies.
 
     An index without a row, as of another rank's expert, adds nothing.
     """
@@ -119,14 +130,14 @@ def grouped_matmul(
     name = "npu_grouped_matmul"
     require_defaults(name, rest)
     require(len(x) == len(weight) == 1 and group_type == 0, name, "several groups of x")
-    require(group_list_type == COUNTS, name, f"group_list_type={group_list_type}")
+    require(group_list_type in (0, COUNTS), name, f"group_list_type={group_list_type}")
     rows, weights = x[0], weight[0]
     out = torch.zeros(
         rows.shape[0], weights.shape[-1], dtype=rows.dtype, device=rows.device
     )
     start = 0
     for expert, number in enumerate(group_list.tolist()):
-        end = start + number
+        end = start + number if group_list_type == COUNTS else number
         if end > start:
             out[start:end] = rows[start:end] @ weights[expert]
             if bias:

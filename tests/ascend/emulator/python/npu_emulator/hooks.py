@@ -2,9 +2,9 @@
 
 import os
 
-from . import attention, experts, layers, registry
+from . import attention, experts, groups, layers, others, registry
 
-MODULES = (attention, experts, layers)
+MODULES = (attention, experts, groups, layers, others)
 """They register what they have."""
 
 
@@ -13,12 +13,19 @@ def operators_of_torch_npu(module):
     import emulated_aten
 
     emulated_aten.install()
+    registry.override()
     registry.replace(["npu", "atb"])
 
 
 def operators_of_the_plugin(module):
     """The plugin's kernel library has been loaded."""
     registry.replace(["_C_ascend"])
+
+
+def device_type(module):
+    """EMULATOR_DEVICE_TYPE: code of another device, in the wheel for A2."""
+    if wanted := os.environ.get("EMULATOR_DEVICE_TYPE"):
+        module.__device_type__ = wanted
 
 
 def triton_driver(module):

@@ -1,4 +1,4 @@
-"""Norms, activations, routing. Rotary embeddings are Triton's, by its interpreter."""
+"""Norms and activations. Rotary embeddings are Triton's, by its interpreter."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,9 +28,3 @@ def swiglu(input, dim=-1):
     """silu(a) · b of the two halves along `dim`, in float32."""
     a, b = input.float().chunk(2, dim)
     return (F.silu(a) * b).to(input.dtype)
-
-
-@operator("atb::_npu_matmul_add_fp32")
-def matmul_add_fp32(x, weight, C):
-    """C += xᵀ · weight, in place and in float32."""
-    C += x.float().t() @ weight.float()

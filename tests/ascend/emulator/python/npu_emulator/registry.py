@@ -64,6 +64,18 @@ def replace(namespaces: Iterable[str]) -> None:
             libraries[space].impl(rest, kernel, "PrivateUse1", allow_override=True)
 
 
+def override() -> None:
+    """Give the emulated operators of aten their kernels; others run as the CPU's."""
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there was a kernel before
+        for name, kernel in EMULATED.items():
+            space, _, rest = name.partition("::")
+            if space == "aten":
+                library.impl(rest, kernel, "PrivateUse1", allow_override=True)
+
+
 def _refuse(name: str) -> Operator:
     def run(*arguments: Any, **rest: Any) -> None:
         shapes = [_short(a) for a in arguments] + [

@@ -1,0 +1,50 @@
+"""Formats of memory, sampling, vocabularies."""
+
+import torch
+
+from .registry import operator
+
+ND = 2
+"""The number of the plain format; the emulated device has no other."""
+
+
+@operator("npu::npu_format_cast")
+def format_cast(input, acl_format, **rest):
+    """The same tensor: the device has one format."""
+    return input
+
+
+@operator("npu::npu_format_cast.Tensor")
+def format_cast_like(input, dst, **rest):
+    """The same tensor."""
+    return input
+
+
+@operator("npu::npu_format_cast_")
+def format_cast_in_place(input, *rest):
+    """The same tensor."""
+    return input
+
+
+@operator("npu::get_npu_format")
+def get_format(input):
+    """The plain format."""
+    return ND
+
+
+@operator("npu::npu_prefetch")
+def prefetch(*arguments, **rest):
+    """A hint for a cache that is not there."""
+
+
+@operator("atb::_npu_matmul_add_fp32")
+def matmul_add_fp32(x, weight, C):
+    """C += xᵀ · weight, in place and in float32."""
+    C += x.float().t() @ weight.float()
+
+
+@operator("aten::histc")
+def histc(self, bins=100, min=0, max=0):
+    """Counts in equal parts of a range; of integers, too, unlike the CPU's kernel."""
+    counts = torch.histc(self.cpu().double(), bins, min, max)
+    return counts.to(self.dtype).to(self.device)
