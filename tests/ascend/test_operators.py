@@ -1,5 +1,5 @@
-"""Emulated operators: their schemas, and what refuses. That they are right, the answers
-of the models show: those of Hugging Face.
+"""Emulated operators: their schemas, what refuses, and those that no test of a model
+needs. That the others are right, the answers of the models show: those of Hugging Face.
 """
 
 import pytest
@@ -8,6 +8,11 @@ import torch_npu
 import vllm_ascend.vllm_ascend_C  # noqa: F401
 from npu_emulator.registry import EMULATED
 from torch._C import _get_schema
+from torch.testing import assert_close
+
+
+def npu(*tensors):
+    return [tensor.to("npu") for tensor in tensors]
 
 
 @pytest.mark.parametrize("name", sorted(EMULATED))
@@ -25,6 +30,48 @@ def test_takes_the_arguments_of_its_schema(name):
     assert set(known) <= names, schema
     if not takes_rest:
         assert names == set(known), schema
+
+
+def test_permuting_tokens():
+    x = torch.randn(5, 4)
+    ids = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]], dtype=torch.int32)
+    copies, rows = torch_npu.npu_moe_token_permute(*npu(x, ids))
+    expected = [
+        x[t] for e in range(3) for t in range(5) for c in range(2) if ids[t, c] == e
+    ]
+    assert torch.equal(copies.cpu(), torch.stack(expected))
+    halves = torch.full((5, 2), 0.5, device="npu")
+    found = torch_npu.npu_moe_token_unpermute(copies, rows, halves)
+    assert_close(found.cpu(), x)
+
+
+def test_grouped_matmul_takes_running_sums():
+    x, weights = torch.randn(6, 4), torch.randn(3, 4, 5)
+    (out,) = torch_npu.npu_grouped_matmul(
+        npu(x),
+        npu(weights),
+        group_list=torch.tensor([2, 2, 5], device="npu"),
+        split_item=3,
+        group_list_type=0,
+        group_type=0,
+    )
+    golden = torch.cat((x[:2] @ weights[0], x[2:5] @ weights[2], torch.zeros(1, 5)))
+    assert_close(out.cpu(), golden)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_histogram(dtype):
+    """As `bincount` has it; PyTorch's kernel for the CPU refuses integers."""
+    experts = torch.randint(0, 8, (40,))
+    found = torch.histc(experts.to("npu", dtype), bins=8, min=0, max=8)
+    assert found.dtype == dtype
+    assert found.tolist() == experts.bincount(minlength=8).tolist()
+
+
+def test_the_format_is_the_plain_one():
+    x = torch.randn(4, 4, device="npu")
+    assert torch.equal(torch_npu.npu_format_cast(x, 29).cpu(), x.cpu())
+    assert torch_npu.get_npu_format(x) == 2
 
 
 def test_an_unknown_operator_refuses_by_name():
