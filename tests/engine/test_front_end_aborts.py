@@ -1,0 +1,196 @@
+"""Upstream's front-end class beside real schedulers, while clients give up: whatever
+happens to requests, no count and no belief is left behind."""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from schedulers import BLOCK_SIZE, engine_config, make_scheduler
+from test_front_end_model import front_end, made
+
+RANKS = 3
+SESSIONS = 12
+HASHER = get_request_block_hasher(BLOCK_SIZE, sha256)
+
+
+class Rank:
+    """A real scheduler behind the socket; it stands in for the process around it."""
+
+    def __init__(self, model: Path) -> None:
+        config = engine_config(
+            model,
+            enable_prefix_caching=True,
+            max_num_batched_tokens=1024,
+            max_model_len=2048,
+        )
+        self.scheduler = make_scheduler(config, num_blocks=300)
+        self.scheduler.finished_req_ids_dict = defaultdict(set)
+        self._decode = MsgpackDecoder(EngineCoreRequest).decode
+        self._names = MsgpackDecoder().decode
+
+    def take(self, kind: bytes, frames: Any, fails: bool) -> EngineCoreOutputs | None:
+        """As the engine's input thread, which answers at once what it cannot read."""
+        if kind == EngineCoreRequestType.ABORT.value:
+            names = self._names(frames)
+            self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+            return None
+        request = self._decode(frames)
+        if fails:
+            return EngineCoreOutputs(
+                outputs=[
+                    EngineCoreOutput(
+                        request.request_id, [], finish_reason=FinishReason.ERROR
+                    )
+                ],
+                finished_requests={request.request_id},
+            )
+        self.scheduler.add_request(Request.from_engine_core_request(request, HASHER))
+        return None
+
+    def step(self) -> list[EngineCoreOutputs]:
+        """One step, in which every prompt that is complete gets a token."""
+        planned = self.scheduler.schedule()
+        names = list(planned.num_scheduled_tokens)
+        requests = [self.scheduler.requests[name] for name in names]
+        ran = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[
+                [7] if each.num_computed_tokens >= each.num_tokens else []
+                for each in requests
+            ],
+        )
+        return list(self.scheduler.update_from_output(planned, ran).values())
+
+
+class Client:
+    """The client's own methods, with a socket that ends at the ranks."""
+
+    def __init__(self, model: Path, rng: random.Random) -> None:
+        tokens = TokenDispatch(RANKS, 4, 1, 0, 300 * BLOCK_SIZE // 512, 512)
+        self.real = front_end(RANKS, BalanceDispatch(tokens, PromptHasher(BLOCK_SIZE)))
+        self.dispatch = tokens
+        self.ranks = [Rank(model) for _ in range(RANKS)]
+        self._rng = rng
+        self._answers: list[EngineCoreOutputs] = []
+        self.seen: Counter[str] = Counter()
+        self.computed: list[set[Any]] = [set() for _ in range(RANKS)]
+        there = {
+            "client_index": 0,
+            "current_wave": 0,
+            "engines_running": True,
+            "encoder": MsgpackEncoder(),
+            "input_socket": SimpleNamespace(send_multipart=self._send),
+            "resources": SimpleNamespace(engine_dead=False),
+            "pending_messages": [],
+            "_ensure_stats_update_task": lambda: None,
+            "_ensure_output_queue_task": lambda: None,
+        }
+        vars(self.real).update(there)
+
+    def _send(self, message: Any, **_: Any) -> Any:
+        engine, kind, *frames = message
+        fails = self._rng.random() < 0.05
+        answer = self.ranks[int(engine)].take(kind, frames, fails)
+        if answer is not None:
+            self.seen["error of the rank"] += 1
+            self._answers.append(answer)
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sent.set_result(None)
+        return sent
+
+    async def step(self) -> None:
+        """All ranks step, and the front-end sees what they and the errors say."""
+        answers, self._answers = self._answers, []
+        for rank in self.ranks:
+            answers += rank.step()
+        for each in answers:
+            for output in each.outputs:
+                sent = self.dispatch._requests.get(output.request_id)
+                if output.new_token_ids and sent is not None and sent.prefix:
+                    self.computed[sent.rank].update(sent.prefix.keys)
+                    self.seen["first token"] += 1
+            await DPLBAsyncMPClient.process_engine_outputs(self.real, each)
+
+
+def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model: Path) -> None:
+    """Before they are sent, before and after the first token, twice, and late; several
+    requests of a session at once, with pins, more input, and caches that are reset."""
+    rng = random.Random(1)
+    client = Client(moe_model, rng)
+    real, seen = client.real, client.seen
+
+    async def ask(number: int) -> str:
+        session = rng.randrange(SESSIONS)
+        tokens = [3 + session] * rng.choice((20, 300, 600, 1100, 1700))
+        odd = {"stop_token_ids": [2**64]} if rng.random() < 0.05 else {}
+        output = rng.choice((1, 2, 10))
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, **odd)
+        pin = rng.randrange(RANKS) if rng.random() < 0.1 else None
+        request = made(
+            request_id=f"{number}",
+            prompt_token_ids=tokens,
+            sampling_params=sampling,
+            data_parallel_rank=pin,
+        )
+        try:
+            await real.add_request_async(request)
+        except OverflowError:
+            seen["not sent"] += 1
+        return request.request_id
+
+    async def serve() -> None:
+        open_: list[str] = []
+        number = 0
+        while seen["abort"] + seen["error of the rank"] + seen["not sent"] < 10_000:
+            for _ in range(rng.randrange(12)):
+                open_.append(await ask(number))
+                number += 1
+            rng.shuffle(open_)
+            given_up = [open_.pop() for _ in range(min(len(open_), rng.randrange(12)))]
+            gone = [name for name in given_up if name not in client.dispatch._requests]
+            seen["abort"] += len(given_up) - len(gone)
+            seen["late abort"] += len(gone)
+            await real.abort_requests_async(given_up)
+            if rng.random() < 0.1:
+                await real.abort_requests_async(given_up[:1])
+            if rng.random() < 0.02:
+                rank = rng.choice(client.ranks)
+                rank.scheduler.reset_prefix_cache(reset_running_requests=True)
+                seen["reset"] += 1
+            await client.step()
+        await real.abort_requests_async(open_)
+        while any(rank.scheduler.has_requests() for rank in client.ranks):
+            await client.step()
+        await client.step()
+
+    asyncio.run(serve())
+    print(dict(seen))
+    assert min(seen.values()) > 20
+    dispatch = client.dispatch
+    assert dispatch.own == [Backlog()] * RANKS
+    assert not dispatch._requests
+    for memory, computed in zip(dispatch.memories, client.computed, strict=True):
+        assert memory._last
+        assert computed.issuperset(memory._last)
+        assert min(memory._last.values()) > 0
