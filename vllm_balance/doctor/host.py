@@ -268,4 +268,4 @@ def ports(machine: Machine) -> Said:
         # HCCL of a server beside this one has such ports, too, for NPUs of its own.
         sure: State = "bad" if plan.ranks and wanted[port][0] == "-" else "warn"
         yield Line(f"port {port}", sure, "something listens on it", "free", do)
-    yield f"{len(wanted)} are free"
+    yield f"{len(wanted)} free"

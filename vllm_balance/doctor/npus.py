@@ -201,7 +201,7 @@ def use(machine: Machine) -> Said:
             )
             found += "is seen here"
             yield Line(f"NPU {npu.number}", "warn", found, "free", do)
-    yield f"{len(machine.visible)} are free"
+    yield f"{len(machine.visible)} free"
 
 
 def network(machine: Machine) -> Said:
