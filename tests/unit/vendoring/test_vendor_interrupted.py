@@ -59,13 +59,18 @@ def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
     assert code == 0
     effects = int(out.split()[-1])
     assert effects > 2
+    half = 0
     for at in range(1, effects + 1):
         subprocess.run(["rm", "-r", str(upgrade.root)], check=True)
         subprocess.run(["cp", "-a", str(saved), str(upgrade.root)], check=True)
         assert killed(upgrade, at)[0] == -signal.SIGKILL
         assert upgrade.read(MINE) == "mine\n"
+        if '"inputs": {}' in upgrade.read("vllm/.vendor.json"):
+            upgrade.write("vllm/version.py", "one = 1\ntw")  # half a copy, and no edit
+            half += 1
         upgrade.vendor()
         check_new(upgrade)
+    assert half > 0
 
 
 def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) -> None:
