@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.balance.policies import adaptive
 
 from dp_loop import LoopEngine, ModelEngine, Trace, prompt_of
 from dp_ranks import Ranks, burst, loop_arguments
@@ -33,7 +34,14 @@ PREFILL_S_PER_TOKEN = 6e-4
 
 
 class CheckedEngine(LoopEngine):
-    """Checks what was scheduled against the gate's decision."""
+    """Checks what was scheduled against the gate's decision.
+
+    Waves last seconds: the adaptive policy does not wait 20 for its first decode step.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        adaptive._LONGEST_UNKNOWN = 0.05
 
     def _record(self, output) -> None:
         super()._record(output)
