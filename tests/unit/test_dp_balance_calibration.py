@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_recommend_shows_the_range_and_warns(
     found = unknown_phi()
     path = tmp_path / "mine.json"
     document = {"format": "dp-balance calibrate", "format_version": 1}
-    path.write_text(json.dumps(document | Calibration.of(found).as_document()))
+    path.write_text(json.dumps(document | {"fit": asdict(found)}))
     assert len(Calibration.read(path).costs) == 2
     parser = argparse.ArgumentParser()
     recommend.add_cli_args(parser)

@@ -6,7 +6,6 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from .calibration import Calibration
 from .errors import UsageError
 from .options import add_result_args, result_path
 from .results import FORMAT_VERSION, print_table, versions, write_json
@@ -52,7 +51,6 @@ def main(args: argparse.Namespace) -> None:
             "format": "dp-balance calibrate",
             "format_version": FORMAT_VERSION,
             "versions": versions(),
-            **Calibration.of(fitted).as_document(),
             "fit": asdict(fitted),
         }
         write_json(path, document)

@@ -214,7 +214,7 @@ def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
     if args.calibration is None:
         return [replace(PRESETS[args.cost_preset], **changes)]
     found = Calibration.read(args.calibration)
-    for warning in found.seen.warnings(limits):
+    for warning in found.warnings(limits):
         print(f"warning: {warning}", file=sys.stderr)
     costs = found.costs[-1:] if "phi" in changes else found.costs
     return [replace(cost, **changes) for cost in costs]

@@ -3,26 +3,28 @@
 """Fits the cost model to measured steps, and says how sure each constant is.
 
 The model is linear once it is known which rank is the slowest in each step, and the
-slowest ranks follow from the constants: the two are computed in turn. How many tokens
-read all experts is not linear: some numbers are tried.
+slowest ranks follow from the constants: the two are computed in turn. Of phi, and of
+how many tokens read all experts, some values are tried.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .model import CostModel
-from .regression import COLUMNS, EXPERTS_TOKENS, Regression, Samples
+from .regression import COLUMNS, Samples, Solution, solve
 from .steps import StepSample
 
+EXPERTS_TOKENS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""What is tried for `CostModel.experts_tokens`."""
+COARSE = tuple(i / 20 for i in range(20))
+FINE = tuple(i / 100 for i in range(96))
+"""The values of phi that are tried; a whole prefill is never shared."""
 PHI_TOLERANCE = 0.1
 """A share known no better than this is no knowledge: it gets a range."""
-PHI_GRID = tuple(i / 20 for i in range(20))
-"""The shares that are tried; a whole prefill is never shared."""
 CLEARLY_BETTER = 0.9
 """Residual with another constant, as a share of the one without."""
-CHI2_95 = 3.84
-"""Of one degree of freedom."""
+HALF_CHI2_95 = 1.92
+"""Of one degree of freedom: what is less likely by more is outside of the interval."""
 RELATIVE_TOLERANCE = 0.5
 """A constant known to this share of itself is identified."""
 STEP_TOLERANCE = 0.02
@@ -79,15 +81,15 @@ class Fit:
 
 
 NOTES = {
-    "shared": "the ranks' shares of prefill hardly vary between steps",
+    "attention": "it hardly varies beside the prompt tokens; taken as 0",
+    "context": "it hardly varies beside the number of decodes; taken as 0",
+    "experts": "few tokens hardly cost less than their share; taken as 0",
     "c": "the prompt tokens of prefilling steps hardly vary; taken as 0, its cost is "
     "in b",
     "a": "the number of decodes hardly varies; taken as 0, its cost is in t0",
-    "own": "too few steps prefill; taken as 0",
-    "context": "it hardly varies beside the number of decodes; taken as 0",
-    "attention": "it hardly varies beside the prompt tokens; taken as 0",
-    "experts": "few tokens hardly cost less than their share; taken as 0",
+    "b": "too few steps prefill; taken as 0",
 }
+"""Constants in the order in which they are given up, and why."""
 
 
 def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
@@ -98,124 +100,97 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         host_seconds: mean time between two steps.
     """
     data = Samples.of(samples)
-    solution, notes = _simplest(data)
-    own, shared = solution.value("own"), solution.value("shared")
-    names = [*solution.names, *({"own", "shared"} - set(solution.names))]
-    phis = _phi_range(data, names, solution.experts_tokens)
-    phi_error = Z95 * solution.error_of_phi()
-    note = notes.get("shared", "")
-    if not note and (not own or phis[-1] - phis[0] > 2 * PHI_TOLERANCE):
-        note = NOTES["shared"]
-    if note:
-        note = f"{note}; {phis[0]:g} to {phis[-1]:g} fit about as well"
-    costs = [solution] if not note else [
-        Regression(data, names, solution.experts_tokens, phi)
-        for phi in (phis[0], phis[-1])
-    ]  # fmt: skip
+    names, tokens, notes = _simplest(data)
+    tried = {phi: solve(data, names, phi, tokens) for phi in FINE}
+    phi, best = _best(tried)
+    alike = {
+        other: each
+        for other, each in tried.items()
+        if each.unlikelihood <= best.unlikelihood + HALF_CHI2_95
+    }
+    low, high = min(alike), max(alike)
+    note = ""
+    if high - low > 2 * PHI_TOLERANCE:
+        note = "the ranks' shares of prefill hardly vary between steps; "
+        note += f"{low:g} to {high:g} fit about as well"
+    constants = {}
+    for name in COLUMNS:
+        value = best.values[name]
+        # Besides its own error, what the one of phi makes of it.
+        by_phi = max(abs(each.values[name] - value) for each in alike.values())
+        half_width = Z95 * best.errors[name] + by_phi
+        constants[name] = Estimate(value, half_width, notes.get(name, ""))
+    ends = (low, high) if note else (phi,)
     return Fit(
-        t0=_estimate(solution, "t0", notes),
-        a=_estimate(solution, "a", notes),
-        b=Estimate(own + shared, Z95 * solution.error_of_sum(), notes.get("own", "")),
-        c=_estimate(solution, "c", notes),
-        context=_estimate(solution, "context", notes),
-        attention=_estimate(solution, "attention", notes),
-        experts=_estimate(solution, "experts", notes),
-        phi=Estimate(
-            shared / (own + shared) if own + shared else 0.0,
-            (phis[-1] - phis[0]) / 2 if note else phi_error,
-            note,
-        ),
-        experts_tokens=solution.experts_tokens,
+        **constants,
+        phi=Estimate(phi, (high - low) / 2, note),
+        experts_tokens=tokens,
         steps=len(samples),
-        residual=solution.residual / data.mean_step,
+        residual=best.residual / data.mean_step,
         host_seconds=host_seconds,
-        costs=tuple(_cost(found, host_seconds) for found in costs),
+        costs=tuple(_cost(tried[end], end, tokens, host_seconds) for end in ends),
         most_decodes=float(data.decodes.max()),
         most_prefill=float(data.prefill.max()),
         ranks=data.prefill.shape[1],
     )
 
 
-def _simplest(data: Samples) -> tuple[Regression, dict[str, str]]:
-    """The best fit without experts, unless one with them is clearly better.
+def _best(tried: dict[float, Solution]) -> tuple[float, Solution]:
+    """The likeliest phi."""
+    return min(tried.items(), key=lambda item: item[1].unlikelihood)
+
+
+def _simplest(data: Samples) -> tuple[list[str], float, dict[str, str]]:
+    """The constants to fit: with experts only if that is clearly better.
 
     They can pass for a part of the cost of decodes.
+
+    Returns:
+        Their names, the tokens that read all experts, and notes on what is given up.
     """
-    active = [name for name in COLUMNS if data.has(name)]
-    plain = [name for name in active if name != "experts"]
-    without = _reduced(data, plain, EXPERTS_TOKENS[-1])
-    found = min(
-        (_reduced(data, active, tokens) for tokens in EXPERTS_TOKENS),
-        key=lambda candidate: candidate[0].residual,
+    every = [*COLUMNS]
+    plain = [name for name in every if name != "experts"]
+    phi, _ = _best({phi: solve(data, plain, phi, EXPERTS_TOKENS[-1]) for phi in COARSE})
+    tokens = min(
+        EXPERTS_TOKENS, key=lambda tokens: solve(data, every, phi, tokens).residual
     )
-    if found[0].residual < CLEARLY_BETTER * without[0].residual:
-        return found
-    return without[0], {"experts": NOTES["experts"]} | without[1]
+    without, residual, notes = _reduced(data, plain, EXPERTS_TOKENS[-1])
+    with_experts, less, more_notes = _reduced(data, every, tokens)
+    if less < CLEARLY_BETTER * residual:
+        return with_experts, tokens, more_notes
+    return without, EXPERTS_TOKENS[-1], notes | {"experts": NOTES["experts"]}
 
 
 def _reduced(
-    data: Samples, active: list[str], tokens: float
-) -> tuple[Regression, dict[str, str]]:
-    """Gives up constants that the data cannot tell, the worst first."""
-    notes: dict[str, str] = {}
-    active = active.copy()
-    while True:
-        solution = Regression(data, active, tokens)
-        worst = _least_known(solution, float(data.seconds.mean()))
-        if worst is None:
-            return solution, notes
-        active.remove(worst)
-        notes[worst] = NOTES[worst]
+    data: Samples, names: list[str], tokens: float
+) -> tuple[list[str], float, dict[str, str]]:
+    """Gives up constants that the data cannot tell, or that would be below 0.
 
-
-def _least_known(solution: Regression, interval: float) -> str | None:
-    """The constant to give up because the data cannot tell it; None if none."""
-    if "shared" in solution.names and not math.isfinite(solution.error_of_phi()):
-        return "shared"
-    for name in ("attention", "context", "experts", "c", "a", "own"):
-        half_width = Z95 * solution.error(name)
-        if (
-            name in solution.names
-            and half_width > RELATIVE_TOLERANCE * solution.value(name)
-            and half_width * solution.scale(name) > STEP_TOLERANCE * interval
-        ):
-            return name
-    return None
-
-
-def _phi_range(
-    data: Samples, names: Sequence[str], experts_tokens: float
-) -> list[float]:
-    """The shares that fit about as well as the best.
-
-    By the likelihood of normal errors, as many as there are measured intervals.
+    Returns:
+        The names of the others, their residual, and notes on those.
     """
-    tried = {
-        phi: Regression(data, names, experts_tokens, phi).residual for phi in PHI_GRID
-    }
-    least = min(tried.values())
-    if not least:
-        return [phi for phi, residual in tried.items() if not residual]
-    worst = least * math.exp(CHI2_95 / data.intervals / 2)
-    return [phi for phi, residual in tried.items() if residual <= worst]
+    notes: dict[str, str] = {}
+    while True:
+        tried = {phi: solve(data, names, phi, tokens) for phi in COARSE}
+        best = _best(tried)[1]
+        worst = next((name for name in NOTES if _is_unknown(data, best, name)), None)
+        if worst is None:
+            return names, best.residual, notes
+        names = [name for name in names if name != worst]
+        is_negative = best.values[worst] < 0
+        notes[worst] = "fits best as 0" if is_negative else NOTES[worst]
 
 
-def _estimate(solution: Regression, name: str, notes: dict[str, str]) -> Estimate:
-    missing = "fits best as 0" if name in COLUMNS[:5] else ""
-    note = notes.get(name, "" if name in solution.names else missing)
-    return Estimate(solution.value(name), Z95 * solution.error(name), note)
+def _is_unknown(data: Samples, solution: Solution, name: str) -> bool:
+    """Whether a constant is below 0, or its error too large for itself and a step."""
+    value, half_width = solution.values[name], Z95 * solution.errors[name]
+    is_large = half_width * solution.scales[name] > STEP_TOLERANCE * data.seconds.mean()
+    return value < 0 or (half_width > RELATIVE_TOLERANCE * value and bool(is_large))
 
 
-def _cost(solution: Regression, host_seconds: float) -> CostModel:
-    own, shared = solution.value("own"), solution.value("shared")
-    return CostModel(
-        t0=solution.value("t0") + host_seconds or 1e-6,
-        a=solution.value("a"),
-        b=own + shared,
-        c=solution.value("c"),
-        context=solution.value("context"),
-        attention=solution.value("attention"),
-        experts=solution.value("experts"),
-        experts_tokens=solution.experts_tokens,
-        phi=shared / (own + shared) if own + shared else 0.0,
-    )
+def _cost(
+    solution: Solution, phi: float, experts_tokens: float, host_seconds: float
+) -> CostModel:
+    values = {name: max(0.0, value) for name, value in solution.values.items()}
+    values["t0"] = values["t0"] + host_seconds or 1e-6
+    return CostModel(**values, experts_tokens=experts_tokens, phi=phi)

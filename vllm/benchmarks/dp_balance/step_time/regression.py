@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Least squares with outliers and constants of 0 or more, for `fit`."""
+"""Least squares with outliers, for `fit`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +16,20 @@ Array = NDArray[np.float64]
 
 ROUNDS = 50
 """Of choosing the slowest ranks and fitting; it settles in a few."""
+REWEIGHTED = 10
+"""How often outliers are weighed anew."""
 HUBER = 1.345
 """Residuals beyond so many deviations count less (95 % efficient without outliers)."""
 FLOOR, RELATIVE = 0.1, 0.02
 """Expected error of a time: a share of the mean step, and a share of the time."""
 LEAST_SPREAD = 0.05
 """Of errors over expected errors: less is no reason to call a step an outlier."""
-EXPERTS_TOKENS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-"""What is tried for `CostModel.experts_tokens`."""
 
-COLUMNS = ("t0", "a", "own", "shared", "c", "context", "attention", "experts")
-"""Regressors: 1, the slowest rank's decodes and prompt tokens, the mean of the ranks'
-prompt tokens, whether any rank prefilled, what the slowest rank's decodes and its
-prompt tokens attend to, and the share of the experts that is read. own = (1 - phi)·b,
-shared = phi·b."""
+COLUMNS = ("t0", "a", "b", "c", "context", "attention", "experts")
+"""Regressors, named as in `CostModel`: 1, the slowest rank's decodes, its prompt tokens
+and, by phi, the mean of the ranks' prompt tokens, whether any rank prefilled, what the
+slowest rank's decodes and its prompt tokens attend to, and the share of the experts
+that is read."""
 
 
 @dataclass(frozen=True)
@@ -60,196 +61,109 @@ class Samples:
         )
 
     @property
-    def intervals(self) -> int:
-        """How many times were measured."""
-        return len(self.seconds)
-
-    @property
     def mean_step(self) -> float:
         """Seconds."""
         return float(self.seconds.sum()) / len(self.prefill)
 
-    def has(self, name: str) -> bool:
-        """Whether a column of `COLUMNS` is not all zeros."""
-        if name == "context":
-            return bool(self.context.any())
-        return name != "attention" or bool(self.attended.any())
-
-
-def nonnegative(x: Array, y: Array) -> Array:
-    """Least squares with coefficients of 0 or more (Lawson and Hanson)."""
-    beta = np.zeros(x.shape[1])
-    active: list[int] = []
-    for _ in range(10 * len(beta)):
-        gradient = x.T @ (y - x @ beta)
-        gradient[active] = -np.inf
-        best = int(gradient.argmax())
-        if not gradient[best] > 1e-10 * float(abs(x.T @ y).max()):
-            break
-        active.append(best)
-        while True:
-            solved = np.linalg.lstsq(x[:, active], y, rcond=1e-12)[0]
-            if (solved > 0).all():
-                break
-            old = beta[active]
-            down = np.flatnonzero(solved <= 0)
-            # As far as to the first bound; what reaches it is given up.
-            shares = old[down] / np.maximum(old[down] - solved[down], 1e-300)
-            stopped = int(down[shares.argmin()])
-            moved = old + shares.min() * (solved - old)
-            beta[:] = 0.0
-            kept = [i for i in range(len(active)) if i != stopped and moved[i] > 0]
-            beta[[active[i] for i in kept]] = moved[kept]
-            active = [active[i] for i in kept]
-            if not active:
-                return beta
-        beta[:] = 0.0
-        beta[active] = solved
-    return beta
-
-
-class Regression:
-    """The best constants among those that are active; the others are 0."""
-
-    def __init__(
-        self,
-        data: Samples,
-        active: Sequence[str],
-        experts_tokens: float,
-        phi: float | None = None,
-    ) -> None:
-        """Fits.
-
-        Args:
-            data: what was measured.
-            active: names of `COLUMNS`.
-            experts_tokens: as in `CostModel`.
-            phi: holds the share fixed, if given.
-        """
-        self.experts_tokens = experts_tokens
-        self._data = data
-        self._fixed_phi = phi
-        if phi is not None:
-            active = [name for name in active if name != "shared"]
-        theta = dict.fromkeys(COLUMNS, 0.0) | {"own": 1.0, "a": 1e-6}
-        slowest = None
-        for _ in range(ROUNDS):
-            load = (
-                theta["a"] * data.decodes
-                + theta["own"] * data.prefill
-                + theta["context"] * data.context
-                + theta["attention"] * data.attended
-            )
-            previous, slowest = slowest, load.argmax(axis=1)
-            if previous is not None and (previous == slowest).all():
-                break
-            table = self._table(slowest)
-            names = [name for name in active if table[name].any()]
-            theta = dict.fromkeys(COLUMNS, 0.0) | self._regress(table, names)
-            if phi is not None:
-                theta["own"], theta["shared"] = (
-                    theta["own"] * (1 - phi), theta["own"] * phi
-                )  # fmt: skip
-        self._theta = theta
-
-    def _table(self, slowest: NDArray[np.intp]) -> dict[str, Array]:
+    def columns(
+        self, slowest: NDArray[np.intp], phi: float, experts_tokens: float
+    ) -> dict[str, Array]:
         """The regressors, summed over the steps of each interval."""
-        data = self._data
         rows = np.arange(len(slowest))
-        mean = data.prefill.mean(axis=1)
-        own = data.prefill[rows, slowest]
-        if (phi := self._fixed_phi) is not None:
-            own = (1 - phi) * own + phi * mean
-        tokens = (data.prefill + data.decodes).sum(axis=1)
-        table = {
+        mean = self.prefill.mean(axis=1)
+        tokens = (self.prefill + self.decodes).sum(axis=1)
+        columns = {
             "t0": np.ones(len(slowest)),
-            "a": data.decodes[rows, slowest],
-            "own": own,
-            "shared": mean,
-            "c": (data.prefill.max(axis=1) > 0).astype(float),
-            "context": data.context[rows, slowest],
-            "attention": data.attended[rows, slowest],
-            "experts": -np.expm1(-tokens / self.experts_tokens),
+            "a": self.decodes[rows, slowest],
+            "b": (1 - phi) * self.prefill[rows, slowest] + phi * mean,
+            "c": (mean > 0).astype(float),
+            "context": self.context[rows, slowest],
+            "attention": self.attended[rows, slowest],
+            "experts": -np.expm1(-tokens / experts_tokens),
         }
         return {
-            name: np.add.reduceat(column, data.starts) for name, column in table.items()
+            name: np.add.reduceat(column, self.starts)
+            for name, column in columns.items()
         }
 
-    def _regress(self, table: dict[str, Array], names: list[str]) -> dict[str, float]:
-        """Robust least squares of the named columns with coefficients of 0 or more."""
-        seconds = self._data.seconds
-        self.names = names
-        self._scale = {name: float(table[name].max()) for name in names}
-        x = np.column_stack([table[name] / self._scale[name] for name in names])
-        # What is not modelled grows with the time, above the jitter of a step.
-        expected = FLOOR * self._data.mean_step + RELATIVE * seconds
-        weights = 1 / expected
-        for _ in range(10):
-            beta = nonnegative(x * weights[:, None], seconds * weights)
-            errors = seconds - x @ beta
-            sizes = abs(errors) / expected
-            spread = max(LEAST_SPREAD, 1.4826 * float(np.median(sizes)))
-            outlying = np.minimum(1, HUBER * spread / np.maximum(sizes, 1e-15))
-            weights = np.sqrt(outlying) / expected
-        weights = weights**2
-        self.residual = float(np.sqrt(np.average(errors**2, weights=weights)))
-        # A constant at its bound of 0 is not free.
-        free = [i for i, value in enumerate(beta) if value > 0]
-        self.names, beta, x = [names[i] for i in free], beta[free], x[:, free]
+
+class Solution(NamedTuple):
+    """Constants, by their names in `COLUMNS`; 0 where nothing depends on one."""
+
+    values: Mapping[str, float]
+    errors: Mapping[str, float]
+    """Standard errors for the phi that was given."""
+    scales: Mapping[str, float]
+    """The greatest values of the columns."""
+    residual: float
+    """Seconds."""
+    unlikelihood: float
+    """Logarithm of how unlikely the times are, as for Huber's M-estimator."""
+
+
+def solve(
+    data: Samples, names: Sequence[str], phi: float, experts_tokens: float
+) -> Solution:
+    """The constants of these names that fit best; the others are 0.
+
+    Args:
+        data: what was measured.
+        names: of `COLUMNS`.
+        phi: as in `CostModel`.
+        experts_tokens: the same.
+    """
+    values: Mapping[str, float] = dict.fromkeys(COLUMNS, 0.0) | {"b": 1.0, "a": 1e-6}
+    slowest = None
+    for _ in range(ROUNDS):
+        load = (
+            values["a"] * data.decodes
+            + (1 - phi) * values["b"] * data.prefill
+            + values["context"] * data.context
+            + values["attention"] * data.attended
+        )
+        previous, slowest = slowest, load.argmax(axis=1)
+        if previous is not None and (previous == slowest).all():
+            break
+        table = data.columns(slowest, phi, experts_tokens)
+        found = _regress(data, {name: table[name] for name in names})
+        values = found.values
+    return found
+
+
+def _regress(data: Samples, table: Mapping[str, Array]) -> Solution:
+    """Robust least squares."""
+    names = [name for name, column in table.items() if column.any()]
+    scales = np.array([table[name].max() for name in names])
+    x = np.column_stack([table[name] for name in names]) / scales
+    # What is not modelled grows with the time, above the jitter of a step.
+    expected = FLOOR * data.mean_step + RELATIVE * data.seconds
+    weights = 1 / expected
+    for _ in range(REWEIGHTED):
         weighted = x * weights[:, None]
-        normal = weighted.T @ x
-        inverse = np.linalg.pinv(normal, rcond=1e-14)
-        # Long steps vary more than short ones: the sandwich estimator allows for it.
-        scores = weighted * errors[:, None]
-        self._covariance = inverse @ (scores.T @ scores) @ inverse
-        # A pseudo-inverse hides collinear columns: their error is infinite.
-        vectors = np.linalg.svd(normal)
-        for value, vector in zip(vectors.S, vectors.Vh, strict=True):
-            if value < 1e-10 * vectors.S[0]:
-                involved = np.flatnonzero(abs(vector) > 1e-3)
-                self._covariance[involved, involved] = np.inf
-        return {
-            name: float(value) / self._scale[name]
-            for name, value in zip(self.names, beta, strict=True)
-        }
-
-    def value(self, name: str) -> float:
-        """The constant, in its own unit."""
-        return self._theta[name]
-
-    def scale(self, name: str) -> float:
-        """The greatest value of its column."""
-        return self._scale[name]
-
-    def error(self, name: str) -> float:
-        """Standard error of a constant, in its own unit; 0 if it is not active."""
-        if name not in self.names:
-            return 0.0
-        i = self.names.index(name)
-        return float(np.sqrt(self._covariance[i, i])) / self._scale[name]
-
-    def _own_and_shared(self) -> Array:
-        """Covariance of own and shared, in their own unit."""
-        covariance = np.zeros((2, 2))
-        for i, first in enumerate(("own", "shared")):
-            for j, second in enumerate(("own", "shared")):
-                if first in self.names and second in self.names:
-                    at = self.names.index(first), self.names.index(second)
-                    scale = self._scale[first] * self._scale[second]
-                    covariance[i, j] = self._covariance[at] / scale
-        return covariance
-
-    def error_of_sum(self) -> float:
-        """Standard error of b = own + shared."""
-        return math.sqrt(max(0.0, float(self._own_and_shared().sum())))
-
-    def error_of_phi(self) -> float:
-        """Standard error of phi = shared / (own + shared)."""
-        own, shared = self.value("own"), self.value("shared")
-        if not own + shared:
-            return 0.0
-        covariance = self._own_and_shared()
-        if not np.isfinite(covariance).all():
-            return math.inf
-        gradient = np.array([-shared, own]) / (own + shared) ** 2
-        return math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
+        beta = np.linalg.lstsq(weighted, data.seconds * weights, rcond=1e-12)[0]
+        errors = data.seconds - x @ beta
+        sizes = abs(errors) / expected
+        spread = max(LEAST_SPREAD, 1.4826 * float(np.median(sizes)))
+        outlying = np.minimum(1, HUBER * spread / np.maximum(sizes, 1e-15))
+        weights = np.sqrt(outlying) / expected
+    weighted = x * weights[:, None] ** 2
+    normal = weighted.T @ x
+    inverse = np.linalg.pinv(normal, rcond=1e-14)
+    # Long steps vary more than short ones: the sandwich estimator allows for it.
+    scores = weighted * errors[:, None]
+    variance = (inverse @ (scores.T @ scores) @ inverse).diagonal().copy()
+    # A pseudo-inverse hides collinear columns: their error is infinite.
+    vectors = np.linalg.svd(normal)
+    for value, vector in zip(vectors.S, vectors.Vh, strict=True):
+        if value < 1e-10 * vectors.S[0]:
+            variance[abs(vector) > 1e-3] = np.inf
+    inside = np.minimum(sizes, HUBER * spread)
+    losses = inside * (sizes - inside / 2) / spread**2
+    zeros = dict.fromkeys(COLUMNS, 0.0)
+    return Solution(
+        zeros | dict(zip(names, (beta / scales).tolist(), strict=True)),
+        zeros | dict(zip(names, (np.sqrt(variance) / scales).tolist(), strict=True)),
+        zeros | dict(zip(names, scales.tolist(), strict=True)),
+        float(np.sqrt(np.average(errors**2, weights=weights**2))),
+        len(sizes) * math.log(spread) + float(losses.sum()),
+    )
