@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.doctor.npus import Smi, ask, fields
 from vllm_balance.doctor.serve import Plan
-from vllm_balance.doctor.versions import LINES, Fact
+from vllm_balance.doctor.versions import LINES
 
 SECONDS = 10.0
 """A healthy program of the vendor answers in one or two."""
@@ -74,11 +74,10 @@ class Machine:
         """Whether the wheel needs NPUs; a checkout is taken for one that does not."""
         return self.info is not None and self.info.target == "ascend"
 
-    def fact(self, name: str) -> Fact:
-        """The version that belongs to the wheel."""
+    def version_for(self, name: str) -> str:
+        """The vendor's version that belongs to the wheel; empty if none is known."""
         version = self.info.upstreams.get("vllm", "") if self.info else ""
-        line = LINES.get(".".join(version.split(".")[:2]), {})
-        return line.get(name, Fact("", "no table for this line"))
+        return LINES.get(".".join(version.split(".")[:2]), {}).get(name, "")
 
     @cached_property
     def smi(self) -> Smi:

@@ -10,7 +10,7 @@ from shutil import which
 
 from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
-from vllm_balance.doctor.versions import Fact, order
+from vllm_balance.doctor.versions import UNKNOWN, order
 from vllm_balance.installed import find_installed, folder_of, normalise
 from vllm_balance.start import hooks_that_are_gone, triton_problem
 from vllm_balance.verify import NAMES, repair_mixed, strangers
@@ -89,16 +89,16 @@ def driver(machine: Machine) -> Iterator[Line]:
     """The driver against the table, and the firmware against the driver."""
     fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
     version = fields.get("version") or machine.smi.version
-    fact = machine.fact("Ascend HDK")
+    wanted = machine.version_for("Ascend HDK")
     if not version:
         do = f"mount {ASCEND}/driver of the host, or install the driver"
         found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
         yield Line("driver", "bad", found, "a driver", do)
         return
     do = "install the driver and firmware that CANN's release notes name"
-    expected = f"{fact.version} or newer" if fact.version else fact.says
-    old = order(version) < order(fact.version)
-    yield judged("driver", version, expected, do, warn=old, unknown=not fact.version)
+    expected = f"{wanted} or newer" if wanted else UNKNOWN
+    old = order(version) < order(wanted)
+    yield judged("driver", version, expected, do, warn=old, unknown=not wanted)
     firmware = machine.fields(f"{ASCEND}/firmware/version.info").get("version")
     firmware = firmware or board.get("firmware version", "")
     given = fields.get("compatible_version_fw", "")
@@ -124,14 +124,14 @@ def toolkits(machine: Machine) -> Iterator[Line]:
     home = machine.environ.get("ASCEND_HOME_PATH", "/-")
     files = machine.glob(f"{home}/*-linux/ascend_toolkit_install.info")
     version = machine.fields(files[0]).get("version") if files else None
-    cann, nnal = machine.fact("CANN"), machine.fact("NNAL")
+    cann, nnal = machine.version_for("CANN"), machine.version_for("NNAL")
     yield _toolkit(machine, *CANN, cann, version)
     # It ends with atb/cxx_abi_1, and the file lies above that.
     atb = Path(machine.environ.get("ATB_HOME_PATH", "/-/-"))
     infos = [machine.fields(f"{f}/version.info") for f in (atb, *atb.parents[:2])]
     version = next((v for info in infos if (v := info.get("ascend-cann-atb"))), None)
     # They are released together, so where the line has no NNAL, CANN's counts.
-    yield _toolkit(machine, *NNAL, nnal if nnal.version else cann, version)
+    yield _toolkit(machine, *NNAL, nnal or cann, version)
     search = machine.environ.get("LD_LIBRARY_PATH", "")
     found = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
     if len(set(map(_short, found))) > 1:
@@ -145,10 +145,10 @@ def _toolkit(
     name: str,
     variable: str,
     set_env: str,
-    fact: Fact,
+    wanted: str,
     version: str | None,
 ) -> Line:
-    home, wanted = machine.environ.get(variable), fact.version
+    home = machine.environ.get(variable)
     if home is None:
         return Line(name, "bad", f"{variable} is not set", "its environment", set_env)
     if not machine.path(home).is_dir():
@@ -156,7 +156,7 @@ def _toolkit(
         return Line(name, "bad", f"no {home}", f"the folder of {variable}", do)
     if version is None or not wanted:
         found = version or f"no version in {home}"
-        return Line(name, "unknown", found, wanted or fact.says)
+        return Line(name, "unknown", found, wanted or UNKNOWN)
     do = f"install {name} {wanted}, then {set_env} in a new shell"
     older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
     return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)

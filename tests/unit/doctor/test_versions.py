@@ -9,11 +9,17 @@ import tomlkit
 
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
-from vllm_balance.doctor.versions import LINES, POLICY, order
+from vllm_balance.doctor.versions import LINES, order
 
 PATHS = Paths.find()
 LOCK = load_lock(PATHS.lock)
-PINNED = LINES[".".join(LOCK.vllm.version.split(".")[:2])]
+PINNED = ".".join(LOCK.vllm.version.split(".")[:2])
+PAGE = (PATHS.root / "docs/install.md").read_text(encoding="utf-8")
+PAGE = PAGE[PAGE.index("### Versions by line") :]
+ROWS = [re.split(r" *\| *", line)[1:-1] for line in re.findall(r"^\|.*", PAGE, re.M)]
+TABLE = {what: dict(zip(ROWS[0][1:], cells, strict=True)) for what, *cells in ROWS[2:]}
+"""What it is of, to the version by line, and to the file that says it."""
+POLICY = "docs/source/community/versioning_policy.md"
 VERSIONS = [
     "24.1.rc3",
     "24.1.0.3",
@@ -25,45 +31,37 @@ VERSIONS = [
 ]
 
 
-def rows() -> list[str]:
-    """The table of docs/install.md."""
-    found = [f"| | {' | '.join(LINES)} | says |", "|---|---|---|---|---|"]
-    for name in PINNED:
-        facts = [stack[name] for stack in LINES.values()]
-        says = dict.fromkeys(fact.says for fact in facts if fact.version)
-        quoted = [text if "`" in text else f"`{text}`" for text in says]
-        cells = [fact.version or "–" for fact in facts]
-        found.append(f"| {name} | {' | '.join(cells)} | {', '.join(quoted)} |")
-    return found
+def test_the_doctor_has_the_versions_of_the_page() -> None:
+    for line, known in LINES.items():
+        assert known == {
+            what: TABLE[what][line]
+            for what in ("Ascend HDK", "CANN", "NNAL")
+            if TABLE[what][line] != "–"
+        }
 
 
-def test_the_page_shows_the_table() -> None:
-    page = (PATHS.root / "docs/install.md").read_text(encoding="utf-8")
-    assert "\n".join(rows()) in page
-
-
-def test_every_supported_line_has_a_table() -> None:
+def test_every_supported_line_has_a_column() -> None:
     locked = {}
     for lock in PATHS.root.glob("lines/*/upstream.toml"):
         locked[lock.parent.name] = tomlkit.parse(lock.read_text()).unwrap()
-    assert {*locked} | {".".join(LOCK.vllm.version.split(".")[:2])} == {*LINES}
+    assert {*locked, PINNED} == {*LINES} == {*ROWS[0]} - {"", "says"}
     for name, lock in locked.items():
         published = lock["vllm_ascend"]["version"].startswith(name)
-        assert bool(LINES[name]["CANN"].version) == published, name
+        assert bool(LINES[name]) == published, name
 
 
-@pytest.mark.parametrize("name", PINNED)
-def test_the_pinned_sources_say_so(name: str) -> None:
-    fact = PINNED[name]
+@pytest.mark.parametrize("what", TABLE)
+def test_the_pinned_sources_say_so(what: str) -> None:
+    version = TABLE[what][PINNED]
+    says = TABLE[what]["says"].partition(", ")[0].strip("`")
     folder = PATHS.pristine / f"vllm-ascend-{LOCK.vllm_ascend.version}"
-    text = (folder / fact.says).read_text(encoding="utf-8")
-    if fact.says == POLICY:
+    text = (folder / says).read_text(encoding="utf-8")
+    if says == POLICY:
         start = f"| v{LOCK.vllm_ascend.version} "
         (text,) = [line for line in text.splitlines() if line.startswith(start)]
-    wanted = fact.version.split(", ") if name == "chips" else [fact.version]
-    before = r"HDK " if name == "Ascend HDK" else ""
-    for version in wanted:
-        assert re.search(rf"{before}{re.escape(version)}(?![\d.]\d)", text), version
+    before = r"HDK " if what == "Ascend HDK" else ""
+    for each in version.split(", ") if what == "chips" else [version]:
+        assert re.search(rf"{before}{re.escape(each)}(?![\d.]\d)", text), each
 
 
 def test_versions_of_the_vendor_are_in_order() -> None:
