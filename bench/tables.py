@@ -150,49 +150,38 @@ def mean(cells: Sequence[Cell], policy: str, figure: str) -> float:
     return statistics.fmean(cell["policies"][policy][figure] for cell in cells)
 
 
-def by_load(
-    cells: Sequence[Cell], columns: Callable[[Sequence[Cell]], Iterable[str]]
-) -> Rows:
-    """A row for the windows of each trace at each load."""
+def shown(cells: Sequence[Cell], policy: str, form: str) -> str:
+    """Means over the cells, in a format of the figures' names.
+
+    Times are also there in seconds, and shares in per cent: `mean_e2el_s`,
+    `goodput_percent`.
+    """
+    found = {name: mean(cells, policy, name) for name in cells[0]["policies"][policy]}
+    seconds = {f"{name[:-3]}_s": x / 1e3 for name, x in found.items() if "_ms" in name}
+    shares = {f"{name}_percent": 100 * found[name] for name in ("goodput", "computed")}
+    return form.format_map(found | seconds | shares)
+
+
+def by_load(cells: Sequence[Cell], names: Sequence[str], form: str) -> Rows:
+    """A row for the windows of each trace at each load, a column for each policy."""
     return [
-        [f"{trace}, {load_name(load)}", *columns(found)]
+        [f"{trace}, {load_name(load)}", *(shown(found, name, form) for name in names)]
         for (trace, load), found in groups(cells, "trace", "load").items()
     ]
 
 
-def felt(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
-    """TTFT p50 s / TTFT p99 s / TPOT ms / goodput %, means of the windows."""
-    return by_load(
-        cells,
-        lambda found: (
-            f"{mean(found, name, 'median_ttft_ms') / 1e3:.1f} / "
-            f"{mean(found, name, 'p99_ttft_ms') / 1e3:.0f} / "
-            f"{mean(found, name, 'mean_tpot_ms'):.0f} / "
-            f"{100 * mean(found, name, 'goodput'):.0f}"
-            for name in names
-        ),
-    )
-
-
-def end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
-    """Mean end-to-end time (s), a mean of the windows."""
-    return by_load(
-        cells,
-        lambda found: (f"{mean(found, n, 'mean_e2el_ms') / 1e3:.1f}" for n in names),
-    )
-
-
 def misses(cells: Sequence[Cell]) -> Rows:
     """How many miss each target, and the worst of each."""
-    return by_load(
-        cells,
-        lambda found: (
+    return [
+        [
+            f"{trace}, {load_name(load)}",
             *(f"{missed(found, target)} of {len(found)}" for target in MISSED),
             f"{100 * max(map(lead, found)):+.1f} %",
             f"{100 * min(map(goodput_lead, found)):+.0f}",
             f"{max(map(tail, found)):.2f}",
-        ),
-    )
+        ]
+        for (trace, load), found in groups(cells, "trace", "load").items()
+    ]
 
 
 def traded(document: Document) -> list[Cell]:
@@ -247,31 +236,16 @@ def agents_name(cell: Cell) -> str:
     return f"{cell['cache'] / 1e6:g} M, {cell['sessions']} sessions{shared}"
 
 
-def agents_felt(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
-    """Mean end-to-end s / TTFT p99 s / computed %; last, those of the best rival."""
+def by_agents(
+    cells: Sequence[Cell], names: Sequence[str], form: str, with_rival: bool = False
+) -> Rows:
+    """A row for each cell, a column for each policy; last the best rival, and which."""
     rows = []
     for cell in cells:
-        best_rival = rival(cell)
-        rows.append([agents_name(cell)])
-        for name in (*names, best_rival):
-            found = cell["policies"][name]
-            rows[-1].append(
-                f"{found['mean_e2el_ms'] / 1e3:.0f} / "
-                f"{found['p99_ttft_ms'] / 1e3:.0f} / {100 * found['computed']:.0f}"
-            )
-        rows[-1].append(best_rival)
+        last = [rival(cell)] if with_rival else []
+        columns = (shown([cell], name, form) for name in (*names, *last))
+        rows.append([agents_name(cell), *columns, *last])
     return rows
-
-
-def agents_end_to_end(cells: Sequence[Cell], names: Sequence[str]) -> Rows:
-    """Mean end-to-end time in seconds."""
-    return [
-        [
-            agents_name(cell),
-            *(f"{mean([cell], n, 'mean_e2el_ms') / 1e3:.0f}" for n in names),
-        ]
-        for cell in cells
-    ]
 
 
 def agents_missed(
