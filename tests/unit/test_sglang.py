@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator
 
 from vllm.benchmarks.dp_balance.rivals.sglang_delayer import (
-    DelayerParameters,
     RankState,
     SGLangDelayer0523,
 )
@@ -43,11 +42,9 @@ def test_every_decision_is_that_of_sglang() -> None:
     for case in range(60):
         rng, now = random.Random(case), 0.0
         ranks, slots = rng.choice([2, 4, 8]), rng.choice([4, 16, 64])
-        parameters = DelayerParameters(
-            rng.choice([1, 2, 5, 30, 100]),
-            rng.choice([None, None, 0.1, 0.5]),
+        ours = SGLangDelayer0523(
+            rng.choice([1, 2, 5, 30, 100]), rng.choice([None, None, 0.1, 0.5])
         )
-        ours = SGLangDelayer0523(parameters)
         for states in generated(rng, ranks, slots):
             now += rng.choice([0.01, 0.1, 1.0])
             decided += "01"[ours.allows(states, now)]

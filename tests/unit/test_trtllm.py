@@ -3,11 +3,7 @@
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
-from vllm.benchmarks.dp_balance.rivals.trtllm import (
-    AttentionDpBalance,
-    AttentionDpParameters,
-    EqualCost,
-)
+from vllm.benchmarks.dp_balance.rivals.trtllm import AttentionDpBalance, EqualCost
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, create_policy
@@ -25,45 +21,41 @@ def state(
     return snapshot(**columns, waiting=pending, max_running=limits)
 
 
-def balance(**parameters: int) -> AttentionDpBalance:
-    return AttentionDpBalance(AttentionDpParameters(**parameters))
-
-
 SOME = state((2, 2), (1, 0))
 ALL = state((2, 2), (1, 2))
 NOTHING_PENDING = state((2, 2), (0, 0))
 
 
 def test_it_waits_for_a_prompt_on_every_rank_up_to_the_timeout() -> None:
-    rule = balance(timeout_iters=3)
+    rule = AttentionDpBalance(timeout_iters=3)
     assert [rule.decide(SOME) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
 
 
 def test_then_it_waits_for_more_prompts() -> None:
-    rule = balance(batching_wait_iters=2)
+    rule = AttentionDpBalance(batching_wait_iters=2)
     assert [rule.decide(ALL) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
 
 
 def test_prompts_on_all_ranks_start_the_timeout_anew_but_not_the_batching() -> None:
-    rule = balance(timeout_iters=2, batching_wait_iters=2)
+    rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=2)
     states = [SOME, ALL, SOME, ALL, ALL]
     assert [rule.decide(each) for each in states] == [HOLD, HOLD, HOLD, HOLD, OPEN]
 
 
 def test_a_rank_that_only_has_prompts_ends_both_waits() -> None:
-    rule = balance()
+    rule = AttentionDpBalance()
     assert rule.decide(state((2, 0), (1, 1))) == OPEN
     assert rule.decide(state((2, 0, 2), (0, 1, 0))) == OPEN
 
 
 def test_a_rank_without_requests_counts_as_decoding() -> None:
     idle = state((2, 0), (1, 0))
-    assert balance(timeout_iters=9).decide(idle) == HOLD
+    assert AttentionDpBalance(timeout_iters=9).decide(idle) == HOLD
     assert create_policy("align").decide(idle).admit, "align differs here"
 
 
 def test_the_timeout_also_runs_while_nothing_is_pending() -> None:
-    rule = balance(timeout_iters=3)
+    rule = AttentionDpBalance(timeout_iters=3)
     assert [rule.decide(NOTHING_PENDING) for _ in range(2)] == [HOLD, HOLD]
     assert rule.decide(SOME) == OPEN
 
@@ -71,17 +63,18 @@ def test_the_timeout_also_runs_while_nothing_is_pending() -> None:
 def test_low_occupancy_has_a_timeout_of_its_own() -> None:
     least = {"min_generation_requests": 2}
     few = state((1, 3), (0, 2))
-    assert balance(**least).decide(few) == OPEN
-    assert balance(**least).decide(SOME) == HOLD, "two decode on each rank"
-    rule = balance(**least, low_occupancy_timeout_iters=2)
+    assert AttentionDpBalance(**least).decide(few) == OPEN
+    assert AttentionDpBalance(**least).decide(SOME) == HOLD, "two decode on each rank"
+    rule = AttentionDpBalance(**least, low_occupancy_timeout_iters=2)
     assert [rule.decide(few) for _ in range(2)] == [HOLD, OPEN]
-    assert balance(min_generation_requests=1).decide(state((2, 0), (1, 0))) == OPEN, (
-        "padding is no request"
-    )
+    assert (
+        AttentionDpBalance(min_generation_requests=1).decide(state((2, 0), (1, 0)))
+        == OPEN
+    ), "padding is no request"
 
 
 def test_a_full_batch_of_decodes_waits_as_if_it_had_no_prompt() -> None:
-    rule = balance(timeout_iters=2, batching_wait_iters=0)
+    rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0)
     full = state((4, 2), (1, 1))
     assert [rule.decide(full) for _ in range(2)] == [HOLD, OPEN]
 

@@ -40,7 +40,6 @@ class StepTotals(NamedTuple):
     """Output tokens."""
     decodes: int
     prefill: int
-    max_prefill: int
     balance: float
     """Mean over maximum of the ranks' tokens; 1 if the step was empty."""
 
@@ -85,30 +84,7 @@ def run(
         on_done: called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
-
-    def step_seconds(loads: Loads) -> float:
-        seconds = cost.step_seconds(loads)
-        return cost.noisy(seconds, rng) if cost.noise else seconds
-
-    totals = _serve(
-        *(engine, controller, clients, dispatcher, step_seconds, len(requests)),
-        *(async_scheduling, on_step, on_done),
-    )
-    return Run(requests, totals, clients.last_sent)
-
-
-def _serve(
-    engine: Engine,
-    controller: Controller | None,
-    clients: Clients,
-    dispatcher: Dispatcher,
-    step_seconds: Callable[[Loads], float],
-    left: int,
-    async_scheduling: bool,
-    on_step: Callable[[StepRecord], None] | None,
-    on_done: Callable[[int], object] | None,
-) -> list[StepTotals]:
-    """Takes steps until so many requests, `left`, have ended."""
+    left = len(requests)
     tell = engine.backlogs if dispatcher.by_tokens else engine.counts
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
@@ -119,7 +95,8 @@ def _serve(
         if step == 0 and not routed and not engine.has_work():
             now = max(now, clients.next_arrival)
             dispatcher.wake(now)
-        for rank, request in (*routed, *_route(clients, dispatcher, now)):
+        arrived = dispatcher.route(clients.arrived(now))
+        for rank, request in (*routed, *arrived):
             engine.add(rank, request)
         routed = []
         dispatcher.tell(now, wave, step, tell())
@@ -127,9 +104,11 @@ def _serve(
         in_flight.append(engine.schedule())
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
-            seconds = step_seconds(loads)
+            seconds = cost.step_seconds(loads)
+            if cost.noise:
+                seconds = cost.noisy(seconds, rng)
             now += seconds
-            routed = _route(clients, dispatcher, now)
+            routed = dispatcher.route(clients.arrived(now))
             first, done = engine.update()
             totals.append(_sum_up(now, seconds, loads, len(first)))
             if on_step is not None:
@@ -137,7 +116,13 @@ def _serve(
                 on_step(StepRecord(now, seconds, loads, tuple(engine.held), counts))
         else:  # the first step of a wave: another is scheduled before it ends
             first, done = [], []
-        _answer(first, done, now, clients, dispatcher)
+        for request in first:
+            request.first_token = now
+            dispatcher.first_token(request)
+        for request in sorted(done, key=lambda request: request.index):
+            request.done = now
+            dispatcher.finished(request)
+            clients.finished(request, now)
         dispatcher.tell(now, wave, step, tell())
         if done:
             left -= len(done)
@@ -153,42 +138,15 @@ def _serve(
                 controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return totals
-
-
-def _route(
-    clients: Clients, dispatcher: Dispatcher, now: float
-) -> list[tuple[int, SimRequest]]:
-    """What has reached the front-end until now, each with the rank chosen for it."""
-    return dispatcher.route_all(now, clients.arrived(now))
-
-
-def _answer(
-    first: Sequence[SimRequest],
-    done: Sequence[SimRequest],
-    now: float,
-    clients: Clients,
-    dispatcher: Dispatcher,
-) -> None:
-    """Tells who must know of first tokens and of requests that have ended."""
-    for request in first:
-        request.first_token = now
-        dispatcher.first_token(request)
-    for request in sorted(done, key=lambda request: request.index):
-        request.done = now
-        dispatcher.finished(request)
-        clients.finished(request, now)
+    return Run(requests, totals, clients.last_sent)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:
     decodes, prefill = sum(loads.decodes), sum(loads.prefill)
-    max_prefill = max(loads.prefill) if prefill else 0
     if prefill:
         most = max(map(int.__add__, loads.prefill, loads.decodes))
     else:
         most = max(loads.decodes)
     ranks = len(loads.decodes)
     balance = (decodes + prefill) / (ranks * most) if most else 1.0
-    return StepTotals(
-        end, seconds, decodes + first, decodes, prefill, max_prefill, balance
-    )
+    return StepTotals(end, seconds, decodes + first, decodes, prefill, balance)

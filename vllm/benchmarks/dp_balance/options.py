@@ -15,7 +15,6 @@ from .policies import BASELINES, OWN, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import add_trace_args, traffic_from, workload_from
-from .requests.traces import CountTokens
 from .requests.workload import LENGTH_HELP
 from .scenario import Scenario
 from .step_time.model import CostModel
@@ -26,24 +25,13 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenarios_from` reads."""
-    _add_server_args(parser.add_argument_group("server", "as given to `vllm serve`"))
-    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
-    _add_load_args(load)
-    add_trace_args(load)
-    _add_model_args(parser.add_argument_group("step time"))
-
-
-def _add_server_args(server: argparse._ArgumentGroup) -> None:
-    server.add_argument("--data-parallel-size", "-dp", type=int, default=4)
-    server.add_argument("--max-num-seqs", type=int, default=32)
-    server.add_argument("--max-num-batched-tokens", type=int, default=4096)
-    server.add_argument(
-        "--num-gpu-blocks",
-        type=int,
-        help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
-        "Default: it never fills.",
-    )
-    server.add_argument(
+    add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
+    add("--data-parallel-size", "-dp", type=int, default=4)
+    add("--max-num-seqs", type=int, default=32)
+    add("--max-num-batched-tokens", type=int, default=4096)
+    text = "Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
+    add("--num-gpu-blocks", type=int, help=text + "Default: it never fills.")
+    add(
         "--load-balancer",
         choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
         default=AS_SERVED,
@@ -53,31 +41,26 @@ def _add_server_args(server: argparse._ArgumentGroup) -> None:
         "Zipf's law), keeps sessions together, or knows all; or TensorRT-LLM's two.",
     )
     text = "Default: one per rank, as of `vllm serve`."
-    server.add_argument("--api-server-count", "-asc", type=int, help=text)
+    add("--api-server-count", "-asc", type=int, help=text)
     text = "Exponent of Zipf's law; 0 is uniform."
-    server.add_argument("--skew", type=float, default=0.5, help=text)
+    add("--skew", type=float, default=0.5, help=text)
 
-
-def _add_load_args(load: argparse._ArgumentGroup) -> None:
+    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
+    add = load.add_argument
     text = "Default: 2048, or as many as the dataset has."
-    load.add_argument("--num-prompts", type=int, help=text)
-    load.add_argument("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
-    load.add_argument("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    text = "Counts the tokens of the dataset's prompts."
-    load.add_argument("--tokenizer", help=text)
-    load.add_argument(
-        "--max-concurrency",
-        type=int,
-        help="Requests in flight. Default: as many as all ranks can run; without "
-        "limit if there is a --request-rate.",
-    )
+    add("--num-prompts", type=int, help=text)
+    add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
+    add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
+    add("--tokenizer", help="Counts the tokens of the dataset's prompts.")
+    text = "Requests in flight. Default: as many as all ranks can run; without limit "
+    add("--max-concurrency", type=int, help=text + "if there is a --request-rate.")
     text = "Requests per second on average (default: inf)."
-    load.add_argument("--request-rate", type=float, default=float("inf"), help=text)
-    load.add_argument("--burstiness", type=float, default=1.0)
+    add("--request-rate", type=float, default=float("inf"), help=text)
+    add("--burstiness", type=float, default=1.0)
+    add_trace_args(load)
 
-
-def _add_model_args(model: argparse._ArgumentGroup) -> None:
-    model.add_argument(
+    add = parser.add_argument_group("step time").add_argument
+    add(
         "--cost-preset",
         choices=tuple(PRESETS),
         default="deepseek-v3.1-5212",
@@ -85,21 +68,15 @@ def _add_model_args(model: argparse._ArgumentGroup) -> None:
         "tensor parallel size; the default is fitted to vllm-ascend #5212.",
     )
     text = "Constants that `vllm bench dp-balance calibrate` saved."
-    model.add_argument("--calibration", type=Path, help=text)
-    model.add_argument(
-        "--cost",
-        metavar="NAME=SECONDS,...",
-        help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-        "--calibration or --cost-preset.",
-    )
-    model.add_argument(
-        "--async-scheduling",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="Whether the server schedules a step before the one before it has ended.",
-    )
-    model.add_argument("--seed", type=int, default=0)
-    model.add_argument("--num-seeds", type=int, default=1, help="Runs per policy.")
+    add("--calibration", type=Path, help=text)
+    text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
+    text += "--calibration or --cost-preset."
+    add("--cost", metavar="NAME=SECONDS,...", help=text)
+    text = "Whether the server schedules a step before the one before it has ended."
+    yes_or_no = argparse.BooleanOptionalAction
+    add("--async-scheduling", action=yes_or_no, default=False, help=text)
+    add("--seed", type=int, default=0)
+    add("--num-seeds", type=int, default=1, help="Runs per policy.")
 
 
 def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
@@ -117,24 +94,14 @@ def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) ->
 
 def add_result_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `vllm bench serve` about results."""
-    parser.add_argument(
-        "--save-result",
-        action="store_true",
-        help="Specify to save benchmark results to a json file",
-    )
-    parser.add_argument(
-        "--result-dir",
-        type=Path,
-        default=Path(),
-        help="Specify directory to save benchmark json results. "
-        "If not specified, results are saved in the current directory.",
-    )
-    parser.add_argument(
-        "--result-filename",
-        default=None,
-        help="Specify the filename to save benchmark json results. "
-        "If not specified, it names the command and the time.",
-    )
+    add = parser.add_argument
+    text = "Specify to save benchmark results to a json file"
+    add("--save-result", action="store_true", help=text)
+    text = "Specify directory to save benchmark json results. If not specified, "
+    text += "results are saved in the current directory."
+    add("--result-dir", type=Path, default=Path(), help=text)
+    text = "Specify the filename to save benchmark json results. If not specified, it "
+    add("--result-filename", help=text + "names the command and the time.")
 
 
 def result_path(args: argparse.Namespace, kind: str) -> Path:
@@ -146,11 +113,8 @@ def result_path(args: argparse.Namespace, kind: str) -> Path:
 
 def add_progress_arg(parser: argparse.ArgumentParser) -> None:
     """Adds --disable-tqdm."""
-    parser.add_argument(
-        "--disable-tqdm",
-        action="store_true",
-        help="Specify to disable tqdm progress bar.",
-    )
+    text = "Specify to disable tqdm progress bar."
+    parser.add_argument("--disable-tqdm", action="store_true", help=text)
 
 
 def policies_from(args: argparse.Namespace) -> list[str]:
@@ -183,22 +147,19 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         args.max_num_batched_tokens,
         args.num_gpu_blocks,
     )
-    costs = costs_from(args, limits)
-    scenario = Scenario(
-        limits=limits,
-        cost=costs[-1],
-        workload=workload_from(args),
-        traffic=traffic_from(args, limits.ranks * limits.max_num_seqs),
-        frontend=Frontend(
-            api_servers=limits.ranks
-            if args.api_server_count is None
-            else args.api_server_count
-        ),
-        load_balancer=args.load_balancer,
-        skew=args.skew,
-        async_scheduling=args.async_scheduling,
+    api_servers = args.api_server_count
+    workload = workload_from(args)
+    traffic = traffic_from(args, limits.ranks * limits.max_num_seqs)
+    frontend = Frontend(
+        api_servers=limits.ranks if api_servers is None else api_servers
     )
-    return [replace(scenario, cost=cost) for cost in costs]
+    return [
+        Scenario(
+            *(limits, cost, workload, traffic, frontend, args.load_balancer, args.skew),
+            async_scheduling=args.async_scheduling,
+        )
+        for cost in costs_from(args, limits)
+    ]
 
 
 def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
@@ -234,13 +195,3 @@ def _cost_changes(text: str | None) -> dict[str, float]:
                 f"{', '.join(COST_FIELDS)}."
             ) from None
     return changes
-
-
-def token_counter_from(args: argparse.Namespace) -> CountTokens | None:
-    """Counts tokens with --tokenizer; None without."""
-    if args.tokenizer is None or args.dataset_path is None:
-        return None
-    from vllm.tokenizers import get_tokenizer
-
-    tokenizer = get_tokenizer(args.tokenizer)
-    return lambda prompt: len(tokenizer.encode(prompt))

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Policies by name: those of the balance package, and baselines to compare with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol, cast
 
@@ -15,13 +15,9 @@ from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from .errors import UsageError
 from .rivals.prefill_interval import IntervalPolicy
-from .rivals.sglang_delayer import (
-    DelayerParameters,
-    SGLangDelayer,
-    SGLangDelayer0523,
-)
+from .rivals.sglang_delayer import SGLangDelayer, SGLangDelayer0523
 from .rivals.sglang_intervals import DecodeInterval, FreeSlots
-from .rivals.trtllm import AttentionDpBalance, AttentionDpParameters, EqualCost
+from .rivals.trtllm import AttentionDpBalance, EqualCost
 
 
 class Controller(Protocol):
@@ -42,14 +38,17 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
-BASELINES = (
-    *("interval-N", "sglang-N", "sglang23-N", "sglang-interval-N", "sglang-slots-N"),
-    "trtllm",
-)
+_WITH_N: Mapping[str, Callable[..., Controller]] = {
+    "interval": IntervalPolicy,
+    "sglang": SGLangDelayer,
+    "sglang23": SGLangDelayer0523,
+    "sglang-interval": DecodeInterval,
+    "sglang-slots": FreeSlots,
+}
+BASELINES = (*(f"{name}-N" for name in _WITH_N), "trtllm")
 """Rules of other systems, N in steps or slots; see `rivals`."""
 
 _CHUNKS = {field.name for field in fields(EqualCost)}
-_TRTLLM_PARAMETERS = {field.name for field in fields(AttentionDpParameters)}
 
 
 class PolicySpec(NamedTuple):
@@ -98,33 +97,25 @@ def make_controller(text: str) -> Controller | None:
         UsageError: there is none of that name, or not with these parameters.
     """
     name, parameters = PolicySpec.parse(text)
+    kind, _, number = name.rpartition("-")
+    steps = int(number) if number.isdecimal() else 0
     try:
         if name in POLICIES:
             return create_policy(name, parameters)
-        if name == "trtllm" and set(parameters) <= _TRTLLM_PARAMETERS | _CHUNKS:
+        if name == "trtllm":
             its = {n: v for n, v in parameters.items() if n not in _CHUNKS}
-            numbers = cast("dict[str, int]", its)  # it checks them
-            return AttentionDpBalance(AttentionDpParameters(**numbers))
-    except (TypeError, ValueError) as error:
+            return AttentionDpBalance(**cast("dict[str, int]", its))  # it checks them
+        if kind in _WITH_N and steps:
+            return _WITH_N[kind](steps, **parameters)
+    except TypeError:
+        raise UsageError(f"--policy {text}: {name} has no such parameters.") from None
+    except ValueError as error:
         raise UsageError(f"--policy {text}: {error}.") from None
-    kind, _, number = name.rpartition("-")
-    steps = int(number) if number.isdecimal() else 0
-    if steps and kind == "sglang23" and set(parameters) <= {"queue_min_ratio"}:
-        ratio = parameters.get("queue_min_ratio")
-        return SGLangDelayer0523(DelayerParameters(steps, ratio))
-    if steps and kind == "sglang-interval" and set(parameters) <= {"min_bs"}:
-        return DecodeInterval(steps, int(parameters.get("min_bs", 0)))
+    if name != "off":
+        names = ", ".join(OWN + BASELINES)
+        raise UsageError(
+            f"--policy {text}: unknown; choose from {names} (N is 1 or more)."
+        )
     if parameters:
         raise UsageError(f"--policy {text}: {name} has no such parameters.")
-    if name == "off":
-        return None
-    if steps and kind == "interval":
-        return IntervalPolicy(steps)
-    if steps and kind == "sglang":
-        return SGLangDelayer(steps)
-    if steps and kind == "sglang-slots":
-        return FreeSlots(steps)
-    raise UsageError(
-        f"--policy {text}: unknown; choose from {', '.join(OWN + BASELINES)} (N is 1 "
-        "or more)."
-    )
+    return None

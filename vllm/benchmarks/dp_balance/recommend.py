@@ -22,11 +22,6 @@ WORTHWHILE = 0.02
 """Requests must end this share earlier; less does not pay for another moving part."""
 
 
-def spread(values: Sequence[float]) -> float:
-    """Half width of the range of the values; 0 of a single one."""
-    return (max(values) - min(values)) / 2
-
-
 def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str:
     """Which policy to choose, and why, in one sentence.
 
@@ -51,7 +46,8 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
         candidates = kept
     best = min(candidates, key=lambda result: result.mean("mean_e2el_ms"))
     gains = [-gain for gain in best.gains("mean_e2el_ms", off)]
-    gain, margin = statistics.fmean(gains), spread(gains)
+    gain = statistics.fmean(gains)
+    margin = (max(gains) - min(gains)) / 2  # between seeds
     if gain < WORTHWHILE or gain < margin:
         return (
             f"Leave it off: with the best policy, {best.policy}, requests end "

@@ -136,20 +136,13 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
         UsageError: the file cannot be read, or is of another kind or version.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document: dict[str, object] = dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
-    if not isinstance(document, dict):
-        raise UsageError(f"{path}: not a JSON object.")
-    found = document.get("format")
-    if found != f"dp-balance {kind}":
+    found = [document.get(key) for key in ("format", "format_version")]
+    if found != [f"dp-balance {kind}", FORMAT_VERSION]:
         raise UsageError(
-            f"{path}: not a file of `vllm bench dp-balance {kind}` (its format is "
-            f"{found!r})."
-        )
-    if document.get("format_version") != FORMAT_VERSION:
-        raise UsageError(
-            f"{path}: format version {document.get('format_version')!r}; this is "
-            f"version {FORMAT_VERSION}. Make the file again with this vLLM."
+            f"{path}: not a file of `vllm bench dp-balance {kind}`, version "
+            f"{FORMAT_VERSION} (it says {found}). Make it again with this vLLM."
         )
     return document

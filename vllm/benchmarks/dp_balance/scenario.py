@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancers import (
-    BEYOND,
-    OWN,
-    load_balancer_of,
-    make_load_balancers,
-)
+from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
@@ -97,7 +92,7 @@ def simulate(
         scenario.frontend.api_servers,
         scenario.limits.max_num_seqs,
         scenario.limits.kv_blocks,
-        engine.cached_tokens if load_balancer in BEYOND else None,
+        engine.cached_tokens,
     )
     controller = make_controller(policy)
     return run(

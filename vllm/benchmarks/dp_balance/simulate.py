@@ -19,9 +19,9 @@ from .options import (
     result_path,
     scenarios_from,
     seeds_from,
-    token_counter_from,
 )
 from .policies import OWN
+from .requests.traces import CountTokens
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
 from .scenario import Scenario, simulate
 
@@ -43,14 +43,6 @@ class Comparison(NamedTuple):
     others: Sequence["Comparison"] = ()
     """With other cost models that the calibration cannot tell from this one, in which
     the best policy gains more."""
-
-    @property
-    def best_gain(self) -> float:
-        """How much earlier requests end with the best policy than with off.
-
-        A share of the mean; 0 without both.
-        """
-        return max(self.gains().values(), default=0.0)
 
     def gains(self) -> dict[str, float]:
         """By policy, how much earlier requests end than with off.
@@ -112,7 +104,9 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
             for policy in policies
         ]
         found.append(Comparison(scenario, seeds, results))
-    least, *others = sorted(found, key=lambda comparison: comparison.best_gain)
+    least, *others = sorted(
+        found, key=lambda each: max(each.gains().values(), default=0)
+    )
     return least._replace(others=others)
 
 
@@ -127,12 +121,19 @@ def _figures(
         # None: no bar unless standard error is a terminal.
         disable=True if args.disable_tqdm else None,
     ) as bar:
-        count_tokens = token_counter_from(args)
-        run = simulate(
-            scenario, policy, seed, count_tokens=count_tokens, on_done=bar.update
-        )
+        counter = _token_counter(args)
+        run = simulate(scenario, policy, seed, count_tokens=counter, on_done=bar.update)
     concurrency = scenario.traffic.max_concurrency
     return measure(run, scenario.limits, concurrency, scenario.cost)
+
+
+def _token_counter(args: argparse.Namespace) -> CountTokens | None:
+    if args.tokenizer is None or args.dataset_path is None:
+        return None
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(args.tokenizer)
+    return lambda prompt: len(tokenizer.encode(prompt))
 
 
 def main(args: argparse.Namespace) -> None:

@@ -30,30 +30,20 @@ class Dispatcher(Coordinator):
         self.by_tokens = by_tokens
         """Whether the ranks tell their backlog of prompt tokens instead of counts."""
 
-    def route(self, now: float, request: SimRequest) -> int:
-        """The rank of a request that its API server handles now.
-
-        Args:
-            now: virtual seconds; never less than in the call before.
-            request: with the number of its API server.
-        """
-        for publication in self.published(now):
-            for load_balancer in self._load_balancers:
-                load_balancer.publish(publication.counts)
-        return self._load_balancers[request.server].choose(request)
-
-    def route_all(
-        self, now: float, arrived: Sequence[tuple[float, SimRequest]]
+    def route(
+        self, arrived: Sequence[tuple[float, SimRequest]]
     ) -> list[tuple[int, SimRequest]]:
-        """What is sent now, each with its rank.
-
-        Args:
-            now: virtual seconds.
-            arrived: since the last call, with their times.
-        """
+        """What is sent of what has arrived, with its time, each with its rank."""
         if self._load_balancers[0].is_dealt:
             return self._load_balancers[0].deal([request for _, request in arrived])
-        return [(self.route(time, request), request) for time, request in arrived]
+        routed = []
+        for time, request in arrived:
+            for publication in self.published(time):
+                for load_balancer in self._load_balancers:
+                    load_balancer.publish(publication.counts)
+            rank = self._load_balancers[request.server].choose(request)
+            routed.append((rank, request))
+        return routed
 
     def first_token(self, request: SimRequest) -> None:
         """The first token of a request passes its API server."""

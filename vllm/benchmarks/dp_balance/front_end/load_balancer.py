@@ -33,18 +33,9 @@ class LoadBalancer:
         """Once before each step, what is sent then, of what has arrived until now."""
         raise NotImplementedError
 
-    def best(self) -> int:
-        """The rank for the next request."""
-        raise NotImplementedError
-
     def choose(self, request: SimRequest) -> int:
         """Sends a request to the best rank."""
-        rank = self.best()
-        self.sent(request, rank)
-        return rank
-
-    def sent(self, request: SimRequest, rank: int) -> None:
-        """A request was sent to a rank."""
+        raise NotImplementedError
 
     def publish(self, counts: Counts) -> None:
         """The coordinator's counts arrived."""

@@ -47,14 +47,12 @@ class Balancer023(LoadBalancer):
         self._waiting = [count.waiting for count in counts]
         self._running = [count.running for count in counts]
 
-    def best(self) -> int:
-        """The rank for the next request."""
+    def choose(self, request: SimRequest) -> int:
+        """Counts the request as waiting on its rank until the next `publish`."""
         waiting, running = self._waiting, self._running
-        return min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
-
-    def sent(self, request: SimRequest, rank: int) -> None:
-        """Counts the request as waiting until the next `publish`."""
-        self._waiting[rank] += self._server.count
+        rank = min(self._scan, key=lambda i: 4 * waiting[i] + running[i])
+        waiting[rank] += self._server.count
+        return rank
 
 
 class Balancer030(LoadBalancer):
@@ -80,18 +78,16 @@ class Balancer030(LoadBalancer):
         load = max(self._server.count * self._in_flight[rank], waiting + running)
         return load + waiting * 6.0 * max(0.0, usage - 0.5)
 
-    def best(self) -> int:
-        """The rank for the next request."""
+    def choose(self, request: SimRequest) -> int:
+        """Counts the request until the next `publish`, and as in flight."""
         ranks = len(self._counts)
         scan = [(self._start + i) % ranks for i in range(ranks)]
-        return min(scan, key=self._score)
-
-    def sent(self, request: SimRequest, rank: int) -> None:
-        """Counts the request until the next `publish`, and as in flight."""
+        rank = min(scan, key=self._score)
         count = self._counts[rank]
         self._counts[rank] = count._replace(waiting=count.waiting + self._server.count)
         self._in_flight[rank] += 1
-        self._start = (self._start + 1) % len(self._counts)
+        self._start = (self._start + 1) % ranks
+        return rank
 
     def finished(self, request: SimRequest) -> None:
         """Seen at once: the responses pass the same front-end."""
@@ -103,22 +99,29 @@ class TokenBalancer(LoadBalancer):
 
     def __init__(self, ranks: int, server: ApiServer, slots: int, *cache: int) -> None:
         self._dispatch = TokenDispatch(ranks, slots, server.count, server.index, *cache)
+        self._peers: list[TokenBalancer] = []
 
     def publish(self, counts: Counts) -> None:
         """Takes tokens and requests of all API servers."""
         self._dispatch.publish([(tokens, requests) for tokens, requests, _ in counts])
 
-    def best(self) -> int:
-        """The rank for the next request."""
-        return self._dispatch.choose()
-
-    def sent(self, request: SimRequest, rank: int) -> None:
+    def choose(self, request: SimRequest) -> int:
         """Counts the request at once."""
-        self._dispatch.sent(request.index, rank, request.prompt_len)
+        keys = self._keys(request)
+        rank = self._dispatch.choose(keys)
+        self._dispatch.sent(request.index, rank, request.prompt_len, keys)
+        return rank
+
+    def _keys(self, request: SimRequest) -> Keys:
+        """Of the prompt's chunks."""
+        return ()
 
     def first_token(self, request: SimRequest) -> None:
-        """Its prompt no longer counts."""
-        self._dispatch.first_token(request.index)
+        """Its prompt no longer counts, and what was cached of it is known."""
+        computed = self._dispatch.first_token(request.index, request.cached)
+        if computed is not None:
+            for peer in self._peers:
+                peer._dispatch.heard(*computed)
 
     def finished(self, request: SimRequest) -> None:
         """It no longer counts."""
@@ -136,19 +139,11 @@ class PrefixAwareBalancer(TokenBalancer):
         cache = blocks * BLOCK_SIZE // self._chunk, self._chunk
         super().__init__(ranks, server, slots, *cache)
         self._chunks = Chunks()
-        self._peers: list[PrefixAwareBalancer] = []
 
     def meet(self, servers: list["PrefixAwareBalancer"]) -> None:
         """They tell each other what ranks have computed."""
         self._peers = [each for each in servers if each is not self]
         self._chunks = servers[0]._chunks
-
-    def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
-        keys = self._keys(request)
-        rank = self._dispatch.choose(keys)
-        self._dispatch.sent(request.index, rank, request.prompt_len, keys)
-        return rank
 
     def _keys(self, request: SimRequest) -> Keys:
         """Those of the chunks of the front-end, of which those of a trace are parts."""
@@ -157,13 +152,6 @@ class PrefixAwareBalancer(TokenBalancer):
         ends = range(self._chunk, whole * self._chunk + 1, self._chunk)
         return [(numbers[(end - 1) // size], end) for end in ends]
 
-    def first_token(self, request: SimRequest) -> None:
-        """Its prompt no longer counts, and what was cached of it is known."""
-        computed = self._dispatch.first_token(request.index, request.cached)
-        if computed is not None:
-            for peer in self._peers:
-                peer._dispatch.heard(*computed)
-
 
 class BlindBalancer(LoadBalancer):
     """A router that does not look at the ranks; it draws each rank from a source."""
@@ -171,7 +159,7 @@ class BlindBalancer(LoadBalancer):
     def __init__(self, draw: Callable[[], int]) -> None:
         self._draw = draw
 
-    def best(self) -> int:
+    def choose(self, request: SimRequest) -> int:
         """Draws a rank."""
         return self._draw()
 
@@ -229,37 +217,14 @@ class PerfectKnowledge(LoadBalancer):
         self._counts[request.rank] -= 1
 
 
-ROUTERS = ("round-robin", "skewed")
-"""Without a look at the ranks; "skewed" draws them with Zipf weights."""
-
-
-def _router(name: str, ranks: int, rng: random.Random, skew: float) -> BlindBalancer:
-    if name == "round-robin":
-        return BlindBalancer(cycle(range(ranks)).__next__)
-    weights = list(accumulate((i + 1) ** -skew for i in range(ranks)))
-    return BlindBalancer(lambda: rng.choices(range(ranks), cum_weights=weights)[0])
-
-
-def _nothing(rank: int, request: SimRequest) -> int:
-    return 0
-
-
-def _beyond(name: str, ranks: int, slots: int, cached: CachedTokens) -> LoadBalancer:
-    if name == "session-affinity":
-        return SessionAffinity(ranks)
-    if name == "perfect":
-        return PerfectKnowledge(ranks, slots, cached)
-    if name == "trtllm":
-        return DealByTokens(ranks, slots)
-    return DealByPrefix(ranks, slots, cached)
-
-
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
 BY_TOKENS, BY_PREFIXES = OWN = ("tokens", "prefix-aware")
 """Balance scheduling's own."""
 
-LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, *ROUTERS)
+LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
+"""Those of servers, and routers that do not look at the ranks; "skewed" draws them with
+Zipf weights."""
 
 BEYOND = ("session-affinity", "perfect", "trtllm", "trtllm-kv-aware")
 """What a router in front could do, what one could that knows all, and those inside of
@@ -299,7 +264,7 @@ def make_load_balancers(
         api_servers: how many there are; a router is one for all of them.
         slots: requests that a rank runs at once.
         kv_blocks: in the KV cache of a rank; None if it never fills.
-        cached: what the caches have, for those of `BEYOND` that look into them.
+        cached: what the caches have, for those that look into them.
 
     Raises:
         UsageError: there is none of that name.
@@ -311,10 +276,20 @@ def make_load_balancers(
         )
     if not 0 <= skew < float("inf"):
         raise UsageError(f"--skew {skew}: give a number of 0 or more.")
-    if name in ROUTERS:
-        return [_router(name, ranks, rng, skew)] * api_servers
-    if name in BEYOND:
-        return [_beyond(name, ranks, slots, cached or _nothing)] * api_servers
+    cached = cached or (lambda rank, request: 0)
+    weights = list(accumulate((i + 1) ** -skew for i in range(ranks)))
+    for_all: dict[str, Callable[[], LoadBalancer]] = {
+        "round-robin": lambda: BlindBalancer(cycle(range(ranks)).__next__),
+        "skewed": lambda: BlindBalancer(
+            lambda: rng.choices(range(ranks), cum_weights=weights)[0]
+        ),
+        "session-affinity": lambda: SessionAffinity(ranks),
+        "perfect": lambda: PerfectKnowledge(ranks, slots, cached),
+        "trtllm": lambda: DealByTokens(ranks, slots),
+        "trtllm-kv-aware": lambda: DealByPrefix(ranks, slots, cached),
+    }
+    if name in for_all:
+        return [for_all[name]()] * api_servers
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]

@@ -14,49 +14,39 @@ from .workload import Workload
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
     """Adds the options about datasets and shared prefixes."""
-    load.add_argument(
+    add = load.add_argument
+    add(
         "--dataset-name",
         choices=("custom", "timed_trace"),
         default="custom",
         help="timed_trace: a trace with times (CSV of Azure or BurstGPT, JSON lines of "
         "Mooncake or Bailian, a result saved with --save-detailed).",
     )
-    load.add_argument(
-        "--dataset-path",
-        type=Path,
-        help="A trace, a custom dataset (.jsonl) or a result saved with "
-        "--save-detailed, instead of --input-len and --output-len.",
-    )
-    load.add_argument(
-        "--self-timed",
-        action=argparse.BooleanOptionalAction,
-        help="Whether requests are sent at the times of the trace. Default: yes with "
-        "--dataset-name timed_trace.",
-    )
-    load.add_argument("--timed-trace-chunk-hash-size", type=int)
-    load.add_argument("--timed-trace-sec-multiplier", type=float)
+    text = "A trace, a custom dataset (.jsonl) or a result saved with --save-detailed, "
+    text += "instead of --input-len and --output-len."
+    add("--dataset-path", type=Path, help=text)
+    text = "Whether requests are sent at the times of the trace. Default: yes with "
+    text += "--dataset-name timed_trace."
+    add("--self-timed", action=argparse.BooleanOptionalAction, help=text)
+    add("--timed-trace-chunk-hash-size", type=int)
+    add("--timed-trace-sec-multiplier", type=float)
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         option = f"--timed-trace-label-{name.replace('_', '-')}"
-        load.add_argument(option, default=name, help="Name in JSON lines.")
+        add(option, default=name, help="Name in JSON lines.")
     for option, default, text in (
         ("start", 0.0, "Seconds into the trace at which the window begins."),
         ("duration", float("inf"), "Seconds. --num-prompts limits the requests too."),
         ("rate-multiplier", 1.0, "Replays the trace so many times faster."),
     ):
-        option = f"--timed-trace-{option}"
-        load.add_argument(option, type=float, default=default, help=text)
-    load.add_argument(
-        "--prefix-share",
-        type=float,
-        default=0.0,
-        help="Share of each drawn prompt that is the beginning of a text that it has "
-        "in common with others.",
-    )
-    load.add_argument("--num-prefixes", type=int, default=8, help="Of these texts.")
+        add(f"--timed-trace-{option}", type=float, default=default, help=text)
+    text = "Share of each drawn prompt that is the beginning of a text that it has in "
+    text += "common with others."
+    add("--prefix-share", type=float, default=0.0, help=text)
+    add("--num-prefixes", type=int, default=8, help="Of these texts.")
     text = "Tokens with which the prompts of all sessions of a trace begin."
-    load.add_argument("--session-shared-tokens", type=int, default=0, help=text)
+    add("--session-shared-tokens", type=int, default=0, help=text)
     text = "So many first requests of each session of a trace. Default: all."
-    load.add_argument("--session-turns", type=int, help=text)
+    add("--session-turns", type=int, help=text)
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
@@ -71,17 +61,14 @@ def workload_from(args: argparse.Namespace) -> Workload:
     num_prompts = args.num_prompts
     if num_prompts is None and args.dataset_path is None:
         num_prompts = 2048
+    names = [field.name for field in fields(TimedTrace)]
+    how = {name: getattr(args, f"timed_trace_{name}") for name in names}
     return Workload(
         num_prompts,
         args.input_len,
         args.output_len,
         args.dataset_path,
-        TimedTrace(
-            **{
-                field.name: getattr(args, f"timed_trace_{field.name}")
-                for field in fields(TimedTrace)
-            }
-        ),
+        TimedTrace(**how),
         args.prefix_share,
         args.num_prefixes,
         args.session_shared_tokens,

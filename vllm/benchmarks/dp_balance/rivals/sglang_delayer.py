@@ -12,7 +12,6 @@ usage is off: rows do not have the usage.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
@@ -64,20 +63,19 @@ class RankState(NamedTuple):
     """Requests that can run."""
 
 
-@dataclass(frozen=True)
-class DelayerParameters:
-    """Named as SGLang's server arguments."""
-
-    max_delay_passes: int
-    queue_min_ratio: float | None = None
-    """Of the running requests; None for no queue trigger."""
-
-
 class SGLangDelayer0523:
     """All ranks' delayers at once; they decide alike."""
 
-    def __init__(self, parameters: DelayerParameters) -> None:
-        self._parameters = parameters
+    def __init__(
+        self, max_delay_passes: int, queue_min_ratio: float | None = None
+    ) -> None:
+        """Named as SGLang's server arguments.
+
+        Args:
+            max_delay_passes: passes that a hold lasts.
+            queue_min_ratio: of the running requests; None for no queue trigger.
+        """
+        self._max_passes, self._queue_min_ratio = max_delay_passes, queue_min_ratio
         self._batches: list[deque[int]] = []
         self._passes = 0
         self._delayed_since: float | None = None
@@ -143,7 +141,7 @@ class SGLangDelayer0523:
             if self._skip_first:
                 self._skip_first = False
                 return True
-        return self._passes >= self._parameters.max_delay_passes - 1
+        return self._passes >= self._max_passes - 1
 
     def _waits_for_more(self, states: Sequence[RankState], now: float) -> bool:
         """Whether a larger batch can be hoped for."""
@@ -151,7 +149,7 @@ class SGLangDelayer0523:
         running = max(state.running for state in states)
         if min(state.slots for state in states) - running < largest:
             return True
-        ratio = self._parameters.queue_min_ratio
+        ratio = self._queue_min_ratio
         since = self._delayed_since
         if ratio is None or not running:
             return False

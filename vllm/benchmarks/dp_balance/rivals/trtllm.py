@@ -18,30 +18,6 @@ from . import HOLD
 
 
 @dataclass(frozen=True)
-class AttentionDpParameters:
-    """Named as in TensorRT-LLM's `attention_dp_config` and environment variables."""
-
-    timeout_iters: int = 50
-    """Steps that prompts wait for ranks that have none."""
-    batching_wait_iters: int = 10
-    """Steps that they then wait for more of them."""
-    min_generation_requests: int = 0
-    """While the least busy rank decodes fewer requests, the other timeout holds."""
-    low_occupancy_timeout_iters: int = 0
-    """That timeout."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be a whole number from 0, not {value}")
-        if self.low_occupancy_timeout_iters > self.timeout_iters:
-            raise ValueError(
-                f"low_occupancy_timeout_iters must be {self.timeout_iters} or less, "
-                f"as timeout_iters, not {self.low_occupancy_timeout_iters}"
-            )
-
-
-@dataclass(frozen=True)
 class EqualCost:
     """Chunks of equal cost (#18528, from reading): a rank's own, besides the balance.
 
@@ -78,8 +54,36 @@ class EqualCost:
 class AttentionDpBalance:
     """All ranks at once; they decide alike."""
 
-    def __init__(self, parameters: AttentionDpParameters) -> None:
-        self._parameters = parameters
+    def __init__(
+        self,
+        timeout_iters: int = 50,
+        batching_wait_iters: int = 10,
+        min_generation_requests: int = 0,
+        low_occupancy_timeout_iters: int = 0,
+    ) -> None:
+        """Named as in TensorRT-LLM's `attention_dp_config` and environment variables.
+
+        Args:
+            timeout_iters: steps that prompts wait for ranks that have none.
+            batching_wait_iters: steps that they then wait for more of them.
+            min_generation_requests: while the least busy rank decodes fewer requests,
+                the other timeout holds.
+            low_occupancy_timeout_iters: that timeout.
+
+        Raises:
+            ValueError: one is no whole number from 0, or the other timeout is longer.
+        """
+        for name, value in list(locals().items())[1:]:
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0, not {value}")
+        if low_occupancy_timeout_iters > timeout_iters:
+            raise ValueError(
+                f"low_occupancy_timeout_iters must be {timeout_iters} or less, "
+                f"as timeout_iters, not {low_occupancy_timeout_iters}"
+            )
+        self._timeout, self._batching_wait = timeout_iters, batching_wait_iters
+        self._min_requests = min_generation_requests
+        self._low_timeout = low_occupancy_timeout_iters
         self.reset()
 
     def reset(self) -> None:
@@ -102,19 +106,16 @@ class AttentionDpBalance:
             self._waited = 0
             return OPEN if not all_decode or self._has_batched() else HOLD
         self._waited += 1
-        if all_decode and self._waited < self._timeout(min(snapshot.decoding)):
+        is_low = min(snapshot.decoding) < self._min_requests
+        timeout = self._low_timeout if is_low else self._timeout
+        if all_decode and self._waited < timeout:
             return HOLD
         self._waited = 0
         return OPEN
 
     def _has_batched(self) -> bool:
-        if self._batched < self._parameters.batching_wait_iters:
+        if self._batched < self._batching_wait:
             self._batched += 1
             return False
         self._batched = 0
         return True
-
-    def _timeout(self, least_decoding: int) -> int:
-        if least_decoding < self._parameters.min_generation_requests:
-            return self._parameters.low_occupancy_timeout_iters
-        return self._parameters.timeout_iters
