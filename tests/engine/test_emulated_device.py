@@ -13,7 +13,6 @@ from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 from balance_tools.serving.server import Server
 from vllm_balance.reference import emulated_config
-from vllm_balance.reference.emulated_config import EmulatedDeviceConfig
 
 RANKS = 2
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
@@ -89,7 +88,7 @@ def test_a_small_cache_preempts(tmp_path: Path, moe_model: Path) -> None:
 )
 def test_bad_option_is_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"emulated_device: .*{message}"):
-        EmulatedDeviceConfig.parse(options)
+        emulated_config.parse(options)
 
 
 def test_what_it_cannot_emulate_is_refused() -> None:

@@ -4,7 +4,7 @@
 model.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from vllm.benchmarks.dp_balance.errors import UsageError
@@ -20,48 +20,38 @@ WORKER = "vllm_balance.reference.emulated_device.EmulatedDevice"
 """For ``ParallelConfig.worker_cls``."""
 
 
-@dataclass(frozen=True)
-class EmulatedDeviceConfig:
-    """What the option may say beside the constants of ``CostModel`` (seconds)."""
+Scales = tuple[tuple[int, float], ...]
+"""A device whose times change: after so many steps in which any rank decodes, these
+wait so many times longer. ((0, 60), (1, 1)) has a slow first decode."""
 
-    cost: CostModel
-    decode_scales: tuple[tuple[int, float], ...] = ()
-    """A device whose times change: after so many steps in which any rank decodes,
-    these wait so many times longer. ((0, 60), (1, 1)) has a slow first decode."""
 
-    def scale(self, decode_steps: int) -> float:
-        """How many times longer the next step with decodes takes, after so many."""
-        reached = [x for since, x in self.decode_scales if since <= decode_steps]
-        return reached[-1] if reached else 1.0
+def parse(options: Any) -> tuple[CostModel, Scales]:
+    """Read the option.
 
-    @classmethod
-    def parse(cls, options: Any) -> "EmulatedDeviceConfig":
-        """Read the option.
-
-        Raises:
-            ValueError: names what is wrong with it.
-        """
-        where = f"--additional-config {OPTION}"
-        # The device does not count what prompt tokens attend to.
-        known = {field.name for field in fields(CostModel)} - {"attention"}
-        if not isinstance(options, dict):
-            raise ValueError(f"{where}: give an object, not {options!r}")
-        if unknown := ", ".join(sorted(set(options) - known - {SCALES})):
-            choices = ", ".join(sorted(known | {SCALES}))
-            raise ValueError(f"{where}: unknown {unknown}; choose from {choices}")
-        if missing := ", ".join(sorted({"t0", "a", "b", "c"} - set(options))):
-            raise ValueError(f"{where}: lacks {missing} (seconds)")
-        try:
-            cost = CostModel(**{k: v for k, v in options.items() if k in known})
-            scales = [(int(n), float(x)) for n, x in options.get(SCALES, ())]
-        except (UsageError, TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
-        if scales != sorted(scales) or not all(n >= 0 and x > 0 for n, x in scales):
-            raise ValueError(
-                f"{where}: {SCALES} must be pairs of a number of steps, rising, "
-                f"and a scale above 0, not {scales}"
-            )
-        return cls(cost, tuple(scales))
+    Raises:
+        ValueError: names what is wrong with it.
+    """
+    where = f"--additional-config {OPTION}"
+    # The device does not count what prompt tokens attend to.
+    known = {field.name for field in fields(CostModel)} - {"attention"}
+    if not isinstance(options, dict):
+        raise ValueError(f"{where}: give an object, not {options!r}")
+    if unknown := ", ".join(sorted(set(options) - known - {SCALES})):
+        choices = ", ".join(sorted(known | {SCALES}))
+        raise ValueError(f"{where}: unknown {unknown}; choose from {choices}")
+    if missing := ", ".join(sorted({"t0", "a", "b", "c"} - set(options))):
+        raise ValueError(f"{where}: lacks {missing} (seconds)")
+    try:
+        cost = CostModel(**{k: v for k, v in options.items() if k in known})
+        scales = [(int(n), float(x)) for n, x in options.get(SCALES, ())]
+    except (UsageError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    if scales != sorted(scales) or not all(n >= 0 and x > 0 for n, x in scales):
+        raise ValueError(
+            f"{where}: {SCALES} must be pairs of a number of steps, rising, and a "
+            f"scale above 0, not {scales}"
+        )
+    return cost, tuple(scales)
 
 
 def check(config: Any) -> None:
@@ -70,7 +60,7 @@ def check(config: Any) -> None:
     Raises:
         ValueError: says why.
     """
-    EmulatedDeviceConfig.parse(config.additional_config[OPTION])
+    parse(config.additional_config[OPTION])
     parallel = config.parallel_config
     for asked, flag in (
         (parallel.world_size > 1, "--tensor-parallel-size, --pipeline-parallel-size"),

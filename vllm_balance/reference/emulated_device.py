@@ -26,7 +26,7 @@ from vllm.v1.outputs import (
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from vllm_balance.reference.emulated_config import OPTION, EmulatedDeviceConfig
+from vllm_balance.reference.emulated_config import OPTION, parse
 
 TOKENS = 64
 """How many different tokens are generated, one after the other."""
@@ -76,7 +76,7 @@ class EmulatedDevice(WorkerBase):
             "gloo",
         )
         options = self.vllm_config.additional_config[OPTION]
-        self._config = EmulatedDeviceConfig.parse(options)
+        self._cost, self._scales = parse(options)
         self._group = get_dp_group()
         # Equal on all ranks, which draw once per step.
         self._rng = random.Random(0)
@@ -175,10 +175,10 @@ class EmulatedDevice(WorkerBase):
         dist.all_gather(ranks, mine, group=self._group.cpu_group)
         rows = [rank.tolist() for rank in ranks]
         loads = Loads(*([row[i] for row in rows] for i in range(len(load))))
-        cost = self._config.cost
-        seconds = cost.noisy(cost.step_seconds(loads), self._rng)
+        seconds = self._cost.noisy(self._cost.step_seconds(loads), self._rng)
         if any(loads.decodes):
-            seconds *= self._config.scale(self._decode_steps)
+            reached = [x for since, x in self._scales if since <= self._decode_steps]
+            seconds *= reached[-1] if reached else 1.0
             self._decode_steps += 1
         self._end = max(time.monotonic(), self._end) + seconds
 

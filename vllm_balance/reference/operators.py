@@ -149,22 +149,12 @@ def attention_with_kv_cache(
         values = _sequence(value_cache, blocks, context)
         distance = _distance(new_tokens, context)
         visible = _visible(distance, causal, window_left, window_right)
-        if alibi_slopes is None and sinks is None and softcap == 0:
-            result = F.scaled_dot_product_attention(
-                queries[None],
-                keys[None],
-                values[None],
-                attn_mask=visible,
-                scale=scale,
-                enable_gqa=True,
-            )[0]
-        else:
-            scores = _scores(queries, keys, scale, softcap)
-            if alibi_slopes is not None:
-                scores = scores - alibi_slopes[:, None, None] * distance
-            if visible is not None:
-                scores = scores.masked_fill(~visible, float("-inf"))
-            result = _weigh(scores, values, sinks).to(output.dtype)
+        scores = _scores(queries, keys, scale, softcap)
+        if alibi_slopes is not None:
+            scores = scores - alibi_slopes[:, None, None] * distance
+        if visible is not None:
+            scores = scores.masked_fill(~visible, float("-inf"))
+        result = _weigh(scores, values, sinks).to(output.dtype)
         output[new] = result.transpose(0, 1)
 
 
