@@ -62,12 +62,7 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
 
 
 def costs(document: Document, kind: str) -> Rows:
-    """Median µs by ranks, and the share of a step where it is known.
-
-    Args:
-        document: of a part of `costs.py`.
-        kind: what has a row each: "policy" or "way".
-    """
+    """Median µs by ranks, and the share of a step; a row for each "policy" or "way"."""
     rows: dict[str, list[str]] = {}
     for row in document["results"]:
         rows.setdefault(row[kind], [row[kind]]).append(_microseconds(row))

@@ -129,10 +129,7 @@ class Runs:
     def __init__(self, folder: Path, jobs: int, minutes: float) -> None:
         """Reads the runs that these sources have made.
 
-        Args:
-            folder: where they are kept.
-            jobs: how many processes make others.
-            minutes: after so many, no further run is begun.
+        So many processes, `jobs`, make others; after `minutes` none is begun.
         """
         self.path = folder / f"{sources_hash()}.jsonl"
         self._jobs = jobs

@@ -183,12 +183,7 @@ def measure(
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[Fit]]]:
     """Serves and measures what is missing; by variant, the figures and the fits.
 
-    Args:
-        args: of the command line.
-        name: of the result.
-        variants: what is served, by title.
-        load: options of `vllm bench serve`.
-        asked: the sessions to send instead.
+    `load` are options of `vllm bench serve`, `asked` sessions to send instead.
     """
     ranks, python = args.data_parallel_size, Path(sys.executable)
     folder = Path(args.model)  # or a name that the hub's cache has

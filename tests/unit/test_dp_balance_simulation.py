@@ -13,7 +13,6 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
     Frontend,
 )
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.requests.workload import draw_requests
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
 from vllm.benchmarks.dp_balance.scenario import (
@@ -209,4 +208,3 @@ def test_requests_are_drawn_from_the_distribution() -> None:
     outputs = sorted(request.output_len for request in requests)
     assert outputs[1000] == pytest.approx(100, rel=0.1)
     assert outputs[-1] == 300
-    assert len(draw_requests(3, lambda _: 1, lambda _: 2, rng)) == 3

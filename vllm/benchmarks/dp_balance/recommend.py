@@ -28,10 +28,7 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
     The measure is the mean time from sending a request to its last token: in a closed
     loop it falls as throughput rises (Little's law), and in an open one, where
     throughput is given, it weighs a later start against faster tokens.
-
-    Args:
-        results: of "off" and at least one other policy.
-        ttft_budget_ms: what the 99th percentile of TTFT must not exceed, if anything.
+    One of the results is of "off".
     """
     off = next(result for result in results if result.policy == "off")
     candidates = [result for result in results if result is not off]

@@ -18,13 +18,7 @@ class Dispatcher(Coordinator):
         load_balancers: Sequence[LoadBalancer],
         by_tokens: bool = False,
     ) -> None:
-        """Starts without requests.
-
-        Args:
-            ranks: data parallel size.
-            load_balancers: one for each API server.
-            by_tokens: whether they take backlogs instead of counts of requests.
-        """
+        """Starts without requests; one load balancer for each API server."""
         super().__init__(ranks)
         self._load_balancers = load_balancers
         self.by_tokens = by_tokens

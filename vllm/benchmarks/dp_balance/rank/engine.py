@@ -103,13 +103,7 @@ class Engine:
         return outcome
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
-        """The rows of all ranks, as their gates measure them.
-
-        Args:
-            wave: number of the wave.
-            step: number of the step that has ended in the wave, from 1.
-            now: virtual seconds.
-        """
+        """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
         return Snapshot.from_rows(
             [rank.measure(wave, step, now) for rank in self._ranks]
         )

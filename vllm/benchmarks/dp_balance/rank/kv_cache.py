@@ -172,12 +172,6 @@ class CachedBlocks(Blocks):
     """
 
     def __init__(self, count: int, async_scheduling: bool) -> None:
-        """Makes empty blocks.
-
-        Args:
-            count: how many.
-            async_scheduling: whether a step is scheduled before the last has ended.
-        """
         super().__init__(count)
         self._unused = count
         self._queue: list[tuple[int, int, Run]] = []

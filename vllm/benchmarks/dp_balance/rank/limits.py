@@ -40,10 +40,7 @@ class RankLimits:
             )
 
     def check_longest(self, tokens: int) -> None:
-        """Refuses a KV cache that cannot hold the longest request.
-
-        Args:
-            tokens: of its prompt and output.
+        """Refuses a KV cache that cannot hold a request of so many tokens.
 
         Raises:
             UsageError: it cannot.

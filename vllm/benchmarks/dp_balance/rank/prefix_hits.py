@@ -43,11 +43,7 @@ class FoundPrefixes:
     """What the gate has found, and looks up again now and then."""
 
     def __init__(self, cached: Mapping[Key, Sequence[Run]]) -> None:
-        """The gate has found nothing yet.
-
-        Args:
-            cached: the rank's cached blocks, the first to be found first.
-        """
+        """Takes the rank's cached blocks; the gate has found nothing yet."""
         self._cached = cached
         self._found: dict[str, Hit] = {}
         self._next: dict[str, Hit] = {}

@@ -4,7 +4,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +24,7 @@ LENGTH_HELP = (
 
 
 def parse_lengths(option: str, text: str) -> Lengths:
-    """Reads a distribution of lengths as `LENGTH_HELP` says.
-
-    Args:
-        option: the option it was given to, for errors.
-        text: the distribution.
+    """Reads a distribution of lengths that an option has, as `LENGTH_HELP` says.
 
     Raises:
         UsageError: it is none.
@@ -66,30 +62,6 @@ def _lengths(kind: str, first: float, *rest: float) -> Lengths:
         mu = math.log(first)
         return lambda rng: max(1, int(min(limit, rng.lognormvariate(mu, sigma))))
     raise ValueError
-
-
-def draw_requests(
-    count: int, prompt: Lengths, output: Lengths, rng: random.Random
-) -> list[SimRequest]:
-    """Draws `count` requests."""
-    return [SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)]
-
-
-def share_prefixes(
-    requests: Sequence[SimRequest], share: float, prefixes: int, rng: random.Random
-) -> None:
-    """Lets prompts begin with one of some texts, which are as long as need be.
-
-    Args:
-        requests: without hash ids.
-        share: of each prompt, rounded down to chunks.
-        prefixes: how many texts there are; each request draws one.
-        rng: source of chance.
-    """
-    for request in requests:
-        chunks = int(share * request.prompt_len) // request.chunk_size
-        text = rng.randrange(prefixes)
-        request.hash_ids = tuple(chunk * prefixes + text for chunk in range(chunks))
 
 
 @dataclass(frozen=True)
@@ -134,14 +106,16 @@ class Workload:
             )
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
-        requests = draw_requests(
-            count,
-            parse_lengths("--input-len", self.input_len),
-            parse_lengths("--output-len", self.output_len),
-            rng,
-        )
-        if self.prefix_share:
-            share_prefixes(requests, self.prefix_share, self.num_prefixes, rng)
+        prompt = parse_lengths("--input-len", self.input_len)
+        output = parse_lengths("--output-len", self.output_len)
+        requests = [
+            SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)
+        ]
+        for request in requests if self.prefix_share else ():
+            chunks = int(self.prefix_share * request.prompt_len) // request.chunk_size
+            texts = self.num_prefixes
+            text = rng.randrange(texts)
+            request.hash_ids = tuple(chunk * texts + text for chunk in range(chunks))
         return requests
 
 

@@ -25,12 +25,7 @@ class DealByTokens(LoadBalancer):
     is_dealt = True
 
     def __init__(self, ranks: int, slots: int) -> None:
-        """Makes one without requests.
-
-        Args:
-            ranks: data parallel size.
-            slots: requests that a rank runs at once.
-        """
+        """Makes one without requests, for ranks that run so many at once."""
         self._slots = slots
         self._counts, self._tokens = [0] * ranks, [0.0] * ranks
         self._loads: dict[int, float] = {}

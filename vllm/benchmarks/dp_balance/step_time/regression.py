@@ -104,14 +104,7 @@ class Solution(NamedTuple):
 def solve(
     data: Samples, names: Sequence[str], phi: float, experts_tokens: float
 ) -> Solution:
-    """The constants of these names that fit best; the others are 0.
-
-    Args:
-        data: what was measured.
-        names: of `COLUMNS`.
-        phi: as in `CostModel`.
-        experts_tokens: the same.
-    """
+    """The constants of these names that fit best; the others are 0."""
     values: Mapping[str, float] = dict.fromkeys(COLUMNS, 0.0) | {"b": 1.0, "a": 1e-6}
     slowest = None
     for _ in range(ROUNDS):
