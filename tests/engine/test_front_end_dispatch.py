@@ -155,7 +155,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
             async def client(number: int) -> None:
                 tokens = [3 + number % 50] * rng.choice((4, 20, 50, 600))
                 output = rng.randint(1, 30)
-                odd = rng.choice(({}, {}, {"n": 2}, {"stop_token_ids": [2**64]}))
+                odd = rng.choice(({}, {}, {"n": 2}, {"extra_args": {"a": object()}}))
                 request = ask(asked, f"{number}", tokens, output, **odd)
                 with contextlib.suppress(TimeoutError, EngineGenerateError):
                     await asyncio.wait_for(request, rng.choice((0.01, 0.1, 0.5, 60)))

@@ -44,7 +44,7 @@ def front_end(
     engines and make the dispatch."""
     client: Any = object.__new__(DPLBAsyncMPClient)
     client.core_engines = [b"%d" % rank for rank in range(ranks)]
-    client.lb_engines = [[0, 0] for _ in range(ranks)]
+    client.lb_engines = [[0, 0, 0.0][: 2 + IN_FLIGHT] for _ in range(ranks)]
     client.client_count, client.client_index = server.count, server.index
     client.eng_start_index = ranks * server.index // server.count
     client.reqs_in_flight = {}

@@ -17,15 +17,18 @@ from dp_loop import prompt_of
 from drafters import DRAFTED_BY, Drafter
 from hugging_face import continuations
 from test_waves import (
+    BLOCK,
     OUTPUT,
     PAUSES,
-    PROMPT,
-    SHARED,
     CheckedModelEngine,
     check,
     ranks_with_the_model,
     stress,
 )
+
+
+PROMPT, SHARED = 92, 2 * BLOCK
+"""Of two blocks in common one is a hit: of the last, MTP and EAGLE drop it."""
 
 
 class DraftingEngine(CheckedModelEngine):
@@ -99,10 +102,6 @@ def drafter_of(drafting_models: Path) -> Any:
     return drafter
 
 
-SMALL_BLOCKS = {"block_size": SHARED // 2, "num_gpu_blocks_override": 9}
-"""Of two blocks in common one is a hit: of the last, MTP and EAGLE drop it."""
-
-
 def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) -> Any:
     speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": count}
     if method != "mtp":
@@ -115,7 +114,8 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         async_scheduling=asynchronous,
         enable_prefix_caching=True,
         max_num_batched_tokens=256,
-        **SMALL_BLOCKS,
+        max_model_len=128,
+        num_gpu_blocks_override=6,
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
     ) as ranks:
         # Upstream's asynchronous scheduler loses the drafts of a pause that keeps

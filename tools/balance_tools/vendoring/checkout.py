@@ -14,8 +14,10 @@ from pathlib import Path
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
+from balance_tools.upstream.lock import load_lock
 
 LISTING = ".checkout"
+NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 
 
 def make_checkout(
@@ -45,6 +47,8 @@ def make_checkout(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(paths.root / name, folder / name)
     other.lock.write_text(lock, encoding="utf-8")
+    if load_lock(other.lock).vllm.version != load_lock(paths.lock).vllm.version:
+        (folder / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
     for package, series in patches.items():
         remove_tree(other.patches(package))
         if series is None:

@@ -21,7 +21,7 @@ from balance_tools.progress import progress
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
-from balance_tools.upstream.lock import load_lock, parse_lock
+from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
@@ -40,7 +40,6 @@ UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
 ENGINE_TESTS = "tests/engine"
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
-NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 # What of a checkout a wheel is made from, beside the upstream trees.
 _NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
 
@@ -190,11 +189,7 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
         package: series / package if series and (series / package).is_dir() else None
         for package in (UPSTREAM, PLUGIN)
     }
-    root = make_checkout(paths, bench.folder / name, bench.lock, patches)
-    pin = load_lock(paths.lock).vllm.version
-    if parse_lock(bench.lock, "the new lock").vllm.version != pin:
-        (root.root / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
-    return root
+    return make_checkout(paths, bench.folder / name, bench.lock, patches)
 
 
 def _wheel(bench: Bench, root: Paths) -> Entry:

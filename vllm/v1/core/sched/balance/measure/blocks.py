@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.balance.measure.prefix_hits import Hit, PrefixHits
 from vllm.v1.core.sched.balance.measure.releases import (
     blocks_to_allocate,
+    frees_past_gaps,
     long_prefill_threshold,
     looks_past_preempted,
     processed_tokens,
@@ -269,7 +270,7 @@ class FreeBlocks:
             tokens = manager.get_num_skipped_tokens(computed)
             blocks = manager.req_to_blocks.get(request.request_id, ())
             for block in reversed(blocks[: max(0, tokens) // manager.block_size]):
-                if block.is_null:
+                if block.is_null and not frees_past_gaps(manager):
                     break
                 left[block.block_id] = block
             state = getattr(manager, "last_state_block_idx", {}).get(request.request_id)

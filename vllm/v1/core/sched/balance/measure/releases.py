@@ -116,6 +116,15 @@ def processed_tokens(request: Any, manager: Any) -> int:
     return computed - getattr(manager, "num_speculative_blocks", 0)
 
 
+def frees_past_gaps(manager: Any) -> bool:
+    """Whether skipped blocks before one that is freed already are freed, too.
+
+    From 0.30 on those of aligned Mamba layers are.
+    """
+    aligned = getattr(manager, "mamba_cache_mode", "") == "align"
+    return aligned and hasattr(manager, "_num_retired_blocks")
+
+
 def dropping_groups(coordinator: "KVCacheCoordinator") -> set[int]:
     """Groups of the KV cache in which speculation drops the last block of a hit.
 
