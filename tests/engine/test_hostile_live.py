@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def test_malformed_requests(server: Server, fresh: Load) -> None:
     """Those that no message to a rank can hold are pinned to rank 0 and never sent."""
     statuses: Counter[int] = Counter()
     never_sent = 0
-    for body, rank in malformed(str(server.model)):
+    for body, rank in [*malformed(str(server.model))] * 5:
         answer = requests.post(
             f"{server.url}/v1/completions",
             json=body,
@@ -121,13 +121,12 @@ def test_clients_that_hang_up_in_every_state(server: Server, fresh: Load) -> Non
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_pause_and_resume(server: Server, fresh: Load, mode: str) -> None:
     """With requests that run, wait, are held, come and are given up meanwhile."""
-    ask: Callable[..., list[int]] = server.completion
     lengths = [5, 100, 900, 300] * 10
     with ThreadPoolExecutor(60) as pool:
         before = [pool.submit(finished, server, each, 40) for each in lengths]
         time.sleep(0.5)
         assert server.post(f"/pause?mode={mode}").status_code == 200
-        meanwhile = [pool.submit(ask, [5] * each, 10) for each in (5, 300) * 4]
+        meanwhile = [pool.submit(finished, server, each, 10) for each in (5, 300) * 4]
         gone = [pool.submit(hang_up, server, random.Random(i)) for i in range(8)]
         for each in gone:
             each.result()
@@ -136,7 +135,7 @@ def test_pause_and_resume(server: Server, fresh: Load, mode: str) -> None:
         }
         assert server.post("/resume").status_code == 200
         reasons = Counter(each.result() for each in before)
-        assert [len(each.result()) for each in meanwhile] == [10] * len(meanwhile)
+        assert {each.result() for each in meanwhile} <= {"length", "refused"}
     print(mode, reasons)
     assert set(reasons) <= ({"length", "abort"} if mode == "abort" else {"length"})
     assert_as_fresh(server, fresh)
@@ -145,6 +144,8 @@ def test_pause_and_resume(server: Server, fresh: Load, mode: str) -> None:
 def finished(server: Server, prompt: int, tokens: int) -> str:
     body = {"model": str(server.model), "prompt": [5] * prompt, "max_tokens": tokens}
     answer = server.post("/v1/completions", body | {"ignore_eos": True})
+    if "Generation is paused" in answer.text:  # from 0.33 on, unless they are kept
+        return "refused"
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["finish_reason"])
 

@@ -26,7 +26,6 @@ from test_waves import (
     stress,
 )
 
-
 PROMPT, SHARED = 92, 2 * BLOCK
 """Of two blocks in common one is a hit: of the last, MTP and EAGLE drop it."""
 
@@ -111,6 +110,7 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         models / "deepseek",
         policy,
         speculative_config=speculation,
+        enable_expert_parallel=method == "mtp",  # 0.30 refuses it for dense drafters
         async_scheduling=asynchronous,
         enable_prefix_caching=True,
         max_num_batched_tokens=256,

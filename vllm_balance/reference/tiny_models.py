@@ -108,7 +108,7 @@ def make_deepseek(vocabulary: int) -> torch.nn.Module:
     del shape["head_dim"]
     config = transformers.DeepseekV3Config(
         vocab_size=vocabulary,
-        moe_intermediate_size=64,
+        moe_intermediate_size=96,
         n_routed_experts=8,
         num_experts_per_tok=2,
         n_shared_experts=1,

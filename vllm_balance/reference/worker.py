@@ -13,6 +13,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.spec_decode import utils
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
@@ -61,11 +62,15 @@ class ReferenceWorker(CPUWorker):
         # The runner's own lacks wait_stream (async scheduling); without one it takes
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
-        # Later releases start the kernel through a launcher; their CPU runner gives
-        # other launchers the CPU's kernel, and forgets this one.
-        launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
-        if launcher is not None:
-            launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
+        # Later releases start kernels through launchers; the CPU runner of 0.30 gives
+        # most of these the CPU's kernel, and forgets two.
+        for module, name in (
+            (rejection_sampler, "rejection_greedy_sample"),
+            (utils, "eagle_step_slot_mapping_metadata"),
+        ):
+            launcher = getattr(module, f"_{name}", None)
+            if launcher is not None:
+                launcher.kernel = getattr(module, f"{name}_kernel")
 
     def determine_available_memory(self) -> int:
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""

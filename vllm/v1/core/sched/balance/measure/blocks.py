@@ -183,7 +183,8 @@ class FreeBlocks:
         scheduler = self._scheduler
         tokens = min(request.num_tokens, scheduler.max_model_len)
         known = computed - request.num_computed_tokens
-        part = min(max(self.budget, 1), tokens - computed)
+        most = 1 if request.has_encoder_inputs else long_prefill_threshold(scheduler)
+        part = min(max(self.budget, 1), tokens - computed, most or tokens)
         first = computed + self._cut(request, part, known)
         ahead = min(first + self._ahead, scheduler.max_model_len)
         need = self._count(request, ahead, hit, computed, first, False)
