@@ -115,7 +115,7 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
         enable_prefix_caching=True,
         max_num_batched_tokens=256,
         max_model_len=128,
-        num_gpu_blocks_override=6,
+        num_gpu_blocks_override=8,
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
     ) as ranks:
         # Upstream's asynchronous scheduler loses the drafts of a pause that keeps

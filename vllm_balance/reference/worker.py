@@ -4,6 +4,7 @@ Seam: ``ParallelConfig.worker_cls``, which the platform sets.
 """
 
 import os
+from functools import partial
 from typing import Any
 
 # First: it replaces torch's streams and events by ones that a CPU has.
@@ -63,14 +64,15 @@ class ReferenceWorker(CPUWorker):
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
         # Later releases start kernels through launchers; the CPU runner of 0.30 gives
-        # most of these the CPU's kernel, and forgets two.
-        for module, name in (
-            (rejection_sampler, "rejection_greedy_sample"),
-            (utils, "eagle_step_slot_mapping_metadata"),
-        ):
-            launcher = getattr(module, f"_{name}", None)
-            if launcher is not None:
-                launcher.kernel = getattr(module, f"{name}_kernel")
+        # most of these the CPU's kernel, and forgets two. The second asks for a stride
+        # that its launcher does not have, and makes no use of it.
+        launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
+        if launcher is not None:
+            launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
+        launcher = getattr(utils, "_eagle_step_slot_mapping_metadata", None)
+        kernel: Any = getattr(utils, "eagle_step_slot_mapping_metadata_kernel", None)
+        if launcher is not None and hasattr(kernel, "func"):
+            launcher.kernel = type(kernel)(partial(kernel.func, stride=0))
 
     def determine_available_memory(self) -> int:
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""
