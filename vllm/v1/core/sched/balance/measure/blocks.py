@@ -149,7 +149,8 @@ class FreeBlocks:
         while self.most_left < 0 and self._inexact and self._exact_left > 0:
             self._exact_left -= 1
             earlier, tokens, found, counted = self._inexact.popleft()
-            self.most_left += counted - self._need(earlier, tokens, found)
+            self.most_left += counted
+            self.most_left -= self._need(earlier, tokens, found)
         return self.most_left >= 0
 
     def _most(self, request: Request) -> int:
@@ -167,8 +168,9 @@ class FreeBlocks:
             return need - sum(
                 block.ref_cnt == 1 for block in self._left_behind(request)
             )
-        first, self._first = self._first, False
-        for block in self._hits.unused(request, hit, self._freed, first):
+        room = self.most_left - need if self._first else sys.maxsize
+        self._first = False
+        for block in self._hits.unused(request, hit, self._freed, room):
             # What is used, and freed in the step, upstream counts only then.
             counted = not self._one_full_attention and not block.ref_cnt
             need += 1 - counted - (block.block_id in self._revived)
@@ -188,7 +190,7 @@ class FreeBlocks:
         first = computed + self._cut(request, part, known)
         ahead = min(first + self._ahead, scheduler.max_model_len)
         need = self._count(request, ahead, hit, computed, first, False)
-        if scheduler.scheduler_reserve_full_isl:
+        if first < tokens and scheduler.scheduler_reserve_full_isl:
             need = max(need, self._count(request, tokens, hit, computed, tokens, True))
         return need
 

@@ -21,7 +21,7 @@ behind them every so many-th."""
 SEARCHES = 8
 """Prompts that are searched for in one step, besides the first. The others keep what
 was found before, at first nothing."""
-AT_A_TIME = 32
+AT_A_TIME = 16
 """Prompts that are looked up together."""
 SEARCHED_BLOCKS = 128
 """The same for a search that walks all blocks of a hit: with several groups."""
@@ -146,7 +146,7 @@ class PrefixHits:
         return True
 
     def unused(
-        self, request: Request, hit: Hit, freed: Container[int], whole: bool
+        self, request: Request, hit: Hit, freed: Container[int], room: int
     ) -> Iterator[Any]:
         """Those blocks of a hit that no request uses: upstream could evict them.
 
@@ -154,9 +154,9 @@ class PrefixHits:
             request: the request.
             hit: what was found of it.
             freed: numbers of blocks that those who use them are about to give up.
-            whole: look at all blocks, which takes long; else only at those behind the
-                last that is used. Mostly who uses a block uses those before it, too,
-                but it may use a copy of them.
+            room: how many there may be. It is looked further than to the last that is
+                used only while there could be more, or fewer. Mostly who uses a block
+                uses those before it, too, but it may use a copy of them.
         """
         if not self._size:
             for block in chain.from_iterable(hit.blocks):
@@ -167,8 +167,9 @@ class PrefixHits:
         for index in reversed(range(hit.tokens // self._size)):
             found = has_block(hashes[index], group)
             if found and not found[0].ref_cnt:
+                room -= 1
                 yield found[0]
-            elif not whole:
+            elif not 0 <= room < index:
                 return
 
     def _search(self, request: Request, charged: bool) -> Hit:
