@@ -12,10 +12,12 @@ import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from vllm.benchmarks.dp_balance.requests.sessions import session_turns
 from vllm.benchmarks.lib.endpoint_request_func import (
     AIOHTTP_TIMEOUT,
     RequestFuncInput,
@@ -63,23 +65,23 @@ def shorter(folder: Path, count: int) -> list[Session]:
     return found[:count]
 
 
-def prompts(session: Session) -> list[list[int]]:
-    """The token ids of each request: those of a block are drawn by its number."""
-    found: list[list[int]] = []
-    ids: list[int] = []
-    size = session["block_size"]
-    drawn: dict[int, list[int]] = {}
-    for _, length, _, _, _, kept, runs in session["requests"]:
-        new = itertools.chain(*(range(first, first + n) for first, n in runs))
-        ids = [*ids[:kept], *new]
-        for number in ids:
-            if number not in drawn:
-                rng = random.Random(f"{session['id']} {number}")
-                drawn[number] = rng.choices(TOKENS, k=size)
-        tokens = list(itertools.chain(*(drawn[number] for number in ids)))
+def asked(session: Session) -> list[tuple[list[int], int, float | None]]:
+    """Of each request the token ids, the tokens to answer, and the think time before.
+
+    The tokens of a block are drawn by its number.
+    """
+
+    @cache
+    def drawn(number: int) -> list[int]:
+        return random.Random(f"{session['id']} {number}").choices(TOKENS, k=size)
+
+    size, turns = session_turns(session["id"], session)
+    found = []
+    for length, output, think, ids in turns:
+        tokens = list(itertools.chain.from_iterable(map(drawn, ids)))
         # What is less than a block has no number.
-        tokens += random.Random(f"{session['id']} {len(found)}").choices(TOKENS, k=size)
-        found.append(tokens[:length])
+        tokens += drawn(len(found))
+        found.append((tokens[:length], output, think))
     return found
 
 
@@ -88,28 +90,26 @@ async def _replay(
 ) -> list[list[RequestFuncOutput]]:
     url, model = f"{server.url}/v1/completions", str(server.model)
 
-    async def client(number: int, session: Session) -> list[RequestFuncOutput]:
+    async def client(number: int) -> list[RequestFuncOutput]:
         pin = {"X-data-parallel-rank": str(number % ranks)} if ranks else None
         answers: list[RequestFuncOutput] = []
-        for request, prompt in zip(session["requests"], texts[number], strict=True):
-            if answers:
-                await asyncio.sleep(request[4])
-            asked = RequestFuncInput(
-                *(prompt, url, len(prompt), request[2], model),
+        for prompt, output, think in requests[number]:
+            await asyncio.sleep(think or 0.0)
+            request = RequestFuncInput(
+                *(prompt, url, len(prompt), output, model),
                 extra_headers=pin,
                 ignore_eos=True,
             )
-            answers.append(await async_request_openai_completions(asked, http))
+            answers.append(await async_request_openai_completions(request, http))
         return answers
 
-    texts = [prompts(session) for session in sessions]
+    requests = [asked(session) for session in sessions]
     # An idle connection may end just when the next request goes.
     connections = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         connector=connections, timeout=AIOHTTP_TIMEOUT, read_bufsize=2**18
     ) as http:
-        every = [client(i, session) for i, session in enumerate(sessions)]
-        return await asyncio.gather(*every)
+        return await asyncio.gather(*map(client, range(len(sessions))))
 
 
 CACHE = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

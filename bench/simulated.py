@@ -201,7 +201,8 @@ def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
         name: [runs[task] for task in of_policy]
         for name, of_policy in tasks(cell, runs).items()
     }
-    closed = cell.load is None and cell.scenario.traffic.is_closed_loop
+    in_flight = cell.scenario.traffic.max_concurrency
+    closed = cell.load is None and in_flight is not None
     policies = {
         name: {
             figure: round(statistics.fmean(run[figure] for run in of_policy), 4)

@@ -104,20 +104,14 @@ def load_name(load: float | None) -> str:
 # ---- Real traces
 
 
-def capacity_ratios(cells: Sequence[Cell]) -> list[float]:
-    """What `adaptive` serves with all slots in use over what off does, by window."""
-    found = []
-    for of_window in groups(cells, "trace", "first", "cost").values():
-        rates = {cell["load"]: cell["rate"] for cell in of_window}
-        found.append(rates[None] / 1.2 / (rates[0.9] / 0.9))
-    return found
-
-
 def on_traces(document: Document) -> Rows:
     """By trace and cost: what is served, and mean end-to-end times."""
     rows = []
     for (trace, cost), cells in groups(document["cells"], "trace", "cost").items():
-        served = capacity_ratios(cells)
+        served = []
+        for of_window in groups(cells, "first").values():
+            rates = {cell["load"]: cell["rate"] for cell in of_window}
+            served.append(rates[None] / 1.2 / (rates[0.9] / 0.9))
         at_90 = [cell for cell in cells if cell["load"] == 0.9]
         over_off = statistics.geometric_mean(
             ratio(cell, "mean_e2el_ms", "adaptive", "off") for cell in at_90

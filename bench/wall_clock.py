@@ -123,26 +123,21 @@ def replay(args: argparse.Namespace) -> tuple[list[str], float]:
     """
     chunk = 16
     rows = read_trace(TRACE).rows[FIRST:][: args.num_prompts]
-    prompts = [max(1, row.prompt_len // SHORTER) for row in rows]
-    outputs = [max(1, row.output_len // SHORTER) for row in rows]
-    times = [row.time or 0.0 for row in rows]
-    limits = RankLimits(args.data_parallel_size, SLOTS, MAX_TOKENS)
+    lines, chunks, tokens = [], 0, 0
+    for row in rows:
+        prompt = max(1, row.prompt_len // SHORTER)
+        output = max(1, row.output_len // SHORTER)
+        tokens += output
+        line = {
+            "timestamp": (row.time or 0.0) - (rows[0].time or 0.0),
+            "input_length": prompt,
+            "output_length": output,
+            "hash_ids": [*range(chunks, chunks := chunks + -(-prompt // chunk))],
+        }
+        lines.append(json.dumps(line))
     path = args.folder / f"window-{len(rows)}.jsonl"
-
-    def write(seconds: float) -> None:
-        lines, chunks = [], 0
-        for time, prompt, output in zip(times, prompts, outputs, strict=True):
-            hashes = range(chunks, chunks := chunks + -(-prompt // chunk))
-            line = {
-                "timestamp": (time - times[0]) * seconds,
-                "input_length": prompt,
-                "output_length": output,
-                "hash_ids": list(hashes),
-            }
-            lines.append(json.dumps(line))
-        path.write_text("\n".join(lines) + "\n")
-
-    write(1)
+    path.write_text("\n".join(lines) + "\n")
+    limits = RankLimits(args.data_parallel_size, SLOTS, MAX_TOKENS)
     all_used = Scenario(
         limits,
         CostModel(**DEVICE),
@@ -151,12 +146,12 @@ def replay(args: argparse.Namespace) -> tuple[list[str], float]:
         load_balancer=AS_SERVED,
     )
     off = simulate_and_measure(all_used, "off", 0)
-    tokens = LOAD * off.steady_output_throughput
-    seconds = sum(outputs) / tokens
-    write(seconds / (times[-1] - times[0]))
+    seconds = tokens / (LOAD * off.steady_output_throughput)
+    multiplier = seconds / line["timestamp"]
     return [
         *("--dataset-name", "timed_trace", "--dataset-path", str(path.resolve())),
         *("--timed-trace-chunk-hash-size", str(chunk), "--ignore-eos"),
+        *("--timed-trace-sec-multiplier", str(multiplier)),
     ], len(rows) / seconds
 
 

@@ -264,19 +264,15 @@ def make(name: str, out: Path) -> Path:
         FileExistsError: that folder exists and this module did not make it.
     """
     folder = out / name
-    wanted = stamp(name)
+    wanted = json.dumps(stamp(name), indent=2) + "\n"
     if folder.exists():
-        try:
-            found = json.loads((folder / STAMP).read_text())
-        except (OSError, ValueError):
-            found = {}
-        if found == wanted:
-            return folder
-        if found.get("made_by") != wanted["made_by"]:
+        if not (folder / STAMP).exists():
             raise FileExistsError(
                 f"{folder}: exists and was not made by this command (no {STAMP}); "
                 "choose another --out or remove it"
             )
+        if (folder / STAMP).read_text() == wanted:
+            return folder
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as temporary:
         new = Path(temporary) / name
@@ -284,7 +280,7 @@ def make(name: str, out: Path) -> Path:
         model = MODELS[name](len(tokenizer))
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        (new / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
+        (new / STAMP).write_text(wanted)
         if folder.exists():
             shutil.rmtree(folder)
         new.rename(folder)

@@ -75,16 +75,9 @@ def print_fit(fitted: Fit) -> None:
     for name, meaning, factor, unit in UNITS:
         estimate = getattr(fitted, name)
         value = f"{estimate.value * factor:.4g}"
-        width = f"{estimate.half_width * factor:.2g}"
-        rows.append(
-            [
-                name,
-                value,
-                width if name == "phi" or not estimate.note else "?",
-                unit,
-                f"   {meaning}",
-            ]
-        )
+        is_known = name == "phi" or not estimate.note
+        width = f"{estimate.half_width * factor:.2g}" if is_known else "?"
+        rows.append([name, value, width, unit, f"   {meaning}"])
     print_table(rows)
     print(
         f"{fitted.steps} steps; residual {fitted.residual:.1%} of the mean step; "

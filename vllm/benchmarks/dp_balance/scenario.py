@@ -5,6 +5,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
@@ -110,10 +111,12 @@ def simulate(
     )
 
 
-def simulate_and_measure(scenario: Scenario, policy: str, seed: int = 0) -> Metrics:
-    """Runs the scenario and keeps only its figures."""
+def simulate_and_measure(
+    scenario: Scenario, policy: str, seed: int = 0, **watched: Any
+) -> Metrics:
+    """Runs the scenario, as by `simulate`, and keeps only its figures."""
     return measure(
-        simulate(scenario, policy, seed),
+        simulate(scenario, policy, seed, **watched),
         scenario.limits,
         scenario.traffic.max_concurrency,
         scenario.cost,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from .metrics import Metrics, measure
+from .metrics import Metrics
 from .options import (
     add_policy_arg,
     add_progress_arg,
@@ -23,7 +23,7 @@ from .options import (
 from .policies import OWN
 from .requests.traces import CountTokens
 from .results import PolicyResult, as_document, print_table, table_rows, write_json
-from .scenario import Scenario, simulate
+from .scenario import Scenario, simulate_and_measure
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
@@ -121,10 +121,8 @@ def _figures(
         # None: no bar unless standard error is a terminal.
         disable=True if args.disable_tqdm else None,
     ) as bar:
-        counter = _token_counter(args)
-        run = simulate(scenario, policy, seed, count_tokens=counter, on_done=bar.update)
-    concurrency = scenario.traffic.max_concurrency
-    return measure(run, scenario.limits, concurrency, scenario.cost)
+        watched = {"count_tokens": _token_counter(args), "on_done": bar.update}
+        return simulate_and_measure(scenario, policy, seed, **watched)
 
 
 def _token_counter(args: argparse.Namespace) -> CountTokens | None:

@@ -46,11 +46,6 @@ class ClientTraffic:
                 "above 0."
             )
 
-    @property
-    def is_closed_loop(self) -> bool:
-        """Whether a new request waits for an old one to end."""
-        return self.max_concurrency is not None
-
     def due_times(
         self, requests: Sequence[SimRequest], rng: random.Random
     ) -> list[float]:

@@ -10,7 +10,7 @@ before, then pairs of the first and how many. What sub-agents send is left out.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from ..errors import UsageError
 
@@ -66,27 +66,16 @@ class Runs(Sequence[int]):
         return Runs(self.ranges, False, shared, mark)
 
 
-class Turn(NamedTuple):
-    """A request of a session."""
-
-    prompt_len: Any
-    """Tokens."""
-    output_len: Any
-    """Tokens, at least 1."""
-    think: float | None
-    """Seconds after the answer before; None of the first."""
-    hash_ids: Runs
+Turn = tuple[Any, Any, float | None, Runs]
+"""Of a request the prompt tokens, the output tokens, at least 1, the seconds after the
+answer before, None of the first, and the hash ids."""
 
 
 def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]:
     """The tokens per hash id, and the requests of a session, in order.
 
-    Args:
-        where: file and line, for errors.
-        item: the session.
-
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, in the file and line `where`.
     """
     turns: list[Turn] = []
     ids, number = Runs(()), 0
@@ -105,7 +94,7 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
                 begun = _first(ids.ranges, kept)
                 ids = Runs([*begun, *(range(a, a + count) for a, count in runs)])
             pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
-            turns.append(Turn(prompt, max(1, output), pause if turns else None, ids))
+            turns.append((prompt, max(1, output), pause if turns else None, ids))
         size = int(item["block_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

@@ -10,7 +10,7 @@ sessions of agents, a result that `vllm bench serve` saved, and its custom datas
 import csv
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -169,11 +169,12 @@ def _csv_rows(
     seconds: Callable[[str], float],
     failures: bool = False,
 ) -> list[TraceRow]:
-    rows, where = [], str(path)
+    rows = []
     for number, item in enumerate(csv.DictReader(lines), start=2):
         texts = [item.get(column) for column in columns]
         try:
-            time, prompt, output = seconds(texts[0] or ""), *map(_whole, texts[1:])
+            time = seconds(texts[0] or "")
+            prompt, output = (int(text or "") for text in texts[1:])
         except ValueError:
             raise UsageError(
                 f"{path} line {number}: {', '.join(columns)} are {texts}; expected a "
@@ -181,25 +182,18 @@ def _csv_rows(
             ) from None
         if failures and output == 0:
             continue  # BurstGPT logs requests that failed with an empty response
-        rows.append(_row(f"{where} line {number}", prompt, output, time))
+        rows.append(_row(f"{path} line {number}", prompt, output, time))
     return rows
 
 
-def _whole(text: str | None) -> int:
-    return int(text or "")
-
-
 def _row(where: str, prompt: Any, output: Any, time: float | None = None) -> TraceRow:
-    if not _is_length(prompt) or not _is_length(output):
+    # Booleans are integers, too, of another type.
+    if not all(type(length) is int and length >= 1 for length in (prompt, output)):
         raise UsageError(
             f"{where}: {prompt!r} prompt tokens and {output!r} output tokens; "
             "both must be whole numbers of at least 1."
         )
     return TraceRow(prompt, output, time)
-
-
-def _is_length(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _json_rows(
@@ -219,9 +213,9 @@ def _json_rows(
         item = _object(where, line)
         if "requests" in item and "block_size" in item:
             chunk_size, turns = session_turns(where, item)
-            for turn in turns:
-                row = _row(where, turn.prompt_len, turn.output_len)
-                rows.append(row._replace(hash_ids=turn.hash_ids, think=turn.think))
+            for prompt, output, think, ids in turns:
+                row = _row(where, prompt, output)
+                rows.append(row._replace(hash_ids=ids, think=think))
         elif "input_lens" in item or "total_input_tokens" in item:
             rows += _saved_result(where, item)
         elif options.label_timestamp in item:
@@ -283,9 +277,7 @@ def _saved_result(where: str, item: Mapping[str, object]) -> Iterator[TraceRow]:
             "`vllm bench serve --save-result --save-detailed`."
         )
     times = item.get("start_times")
-    starts: Iterable[object] = (
-        times if isinstance(times, list) else [None] * len(prompts)
-    )
+    starts: list[object] = times if isinstance(times, list) else [None] * len(prompts)
     for prompt, output, start in zip(prompts, outputs, starts, strict=False):
         time = float(start) if isinstance(start, (int, float)) else None
         yield _row(where, prompt, output, time)
