@@ -58,8 +58,6 @@ def read_steps() -> list[Step]:
                 row["seconds"],
                 (row["prefill_0"], row["prefill_1"]),
                 (row["decodes"] / RANKS,) * RANKS,
-                (row["context"] / RANKS,) * RANKS,
-                (row["attended_0"], row["attended_1"]),
                 row["seconds"] > 0,
             ),
             row["end_s"],

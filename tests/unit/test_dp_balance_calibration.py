@@ -4,7 +4,7 @@ import argparse
 import json
 import random
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -33,20 +33,19 @@ def scenario(
     return Scenario(limits, model, workload, ClientTraffic(max_concurrency=concurrency))
 
 
-def samples_of(run: Scenario, known: int = 2) -> list[StepSample]:
-    """With so many columns of the loads; logs have two."""
+def samples_of(run: Scenario) -> list[StepSample]:
     samples: list[StepSample] = []
 
     def keep(step: StepRecord) -> None:
-        columns = (tuple(map(float, column)) for column in step.loads[:known])
+        columns = (tuple(map(float, column)) for column in step.loads[:2])
         samples.append(StepSample(step.seconds, *columns))
 
     simulate(run, "off", on_step=keep)
     return samples
 
 
-def fitted(run: Scenario, known: int = 2) -> Fit:
-    return fit(samples_of(run, known))
+def fitted(run: Scenario) -> Fit:
+    return fit(samples_of(run))
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.9])
@@ -137,16 +136,10 @@ def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:
     assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
 
 
-def test_attention_and_experts_are_recovered() -> None:
-    model = CostModel(
-        t0=0.02, a=2e-4, b=1e-4, c=0.005, context=1e-7, attention=2e-8, experts=0.03,
-        experts_tokens=16.0, phi=0.3, noise=0.02,
-    )  # fmt: skip
-    found = fitted(
-        scenario(model, Workload(300, "lognormal:2000:1:16000", "lognormal:150:0.8")),
-        known=4,
-    )
-    for name in ("t0", "b", "context", "attention", "experts"):
+def test_experts_are_recovered() -> None:
+    model = replace(cost(0.3, noise=0.02), experts=0.03, experts_tokens=16.0)
+    found = fitted(scenario(model, concurrency=20))
+    for name in ("t0", "b", "experts"):
         wanted = getattr(model, name)
         assert getattr(found, name).value == pytest.approx(wanted, rel=0.2), name
     assert found.experts_tokens == 16.0

@@ -62,8 +62,6 @@ UNITS = (
     ("a", "per decode", 1e6, "µs"),
     ("b", "per prompt token", 1e6, "µs"),
     ("c", "step with any prefill", 1e3, "ms"),
-    ("context", "per token that decodes attend to", 1e9, "ns"),
-    ("attention", "per token that prompt tokens attend to", 1e9, "ns"),
     ("experts", "to read all experts", 1e3, "ms"),
     ("phi", "share of b borne by all ranks", 1.0, ""),
 )

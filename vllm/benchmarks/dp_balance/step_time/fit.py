@@ -52,8 +52,6 @@ class Fit:
     a: Estimate
     b: Estimate
     c: Estimate
-    context: Estimate
-    attention: Estimate
     experts: Estimate
     phi: Estimate
     experts_tokens: float
@@ -81,8 +79,6 @@ class Fit:
 
 
 NOTES = {
-    "attention": "it hardly varies beside the prompt tokens; taken as 0",
-    "context": "it hardly varies beside the number of decodes; taken as 0",
     "experts": "few tokens hardly cost less than their share; taken as 0",
     "c": "the prompt tokens of prefilling steps hardly vary; taken as 0, its cost is "
     "in b",

@@ -25,11 +25,10 @@ FLOOR, RELATIVE = 0.1, 0.02
 LEAST_SPREAD = 0.05
 """Of errors over expected errors: less is no reason to call a step an outlier."""
 
-COLUMNS = ("t0", "a", "b", "c", "context", "attention", "experts")
+COLUMNS = ("t0", "a", "b", "c", "experts")
 """Regressors, named as in `CostModel`: 1, the slowest rank's decodes, its prompt tokens
-and, by phi, the mean of the ranks' prompt tokens, whether any rank prefilled, what the
-slowest rank's decodes and its prompt tokens attend to, and the share of the experts
-that is read."""
+and, by phi, the mean of the ranks' prompt tokens, whether any rank prefilled, and the
+share of the experts that is read."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,17 @@ class Samples:
     """Number of the first step of every interval."""
     prefill: Array
     decodes: Array
-    context: Array
-    attended: Array
 
     @classmethod
     def of(cls, samples: Sequence[StepSample]) -> "Samples":
         """Gathers the steps; those after the last interval that ends are left out."""
         ends = [i for i, sample in enumerate(samples) if sample.ends_interval]
         used = samples[: ends[-1] + 1]
-        zeros = (0.0,) * len(used[0].prefill)
         return cls(
             np.array([samples[end].seconds for end in ends]),
             np.array([0, *(end + 1 for end in ends[:-1])]),
             np.array([sample.prefill for sample in used], dtype=float),
             np.array([sample.decodes for sample in used], dtype=float),
-            np.array([sample.context or zeros for sample in used], dtype=float),
-            np.array([sample.attended or zeros for sample in used], dtype=float),
         )
 
     @property
@@ -77,8 +71,6 @@ class Samples:
             "a": self.decodes[rows, slowest],
             "b": (1 - phi) * self.prefill[rows, slowest] + phi * mean,
             "c": (mean > 0).astype(float),
-            "context": self.context[rows, slowest],
-            "attention": self.attended[rows, slowest],
             "experts": -np.expm1(-tokens / experts_tokens),
         }
         return {
@@ -108,12 +100,8 @@ def solve(
     values: Mapping[str, float] = dict.fromkeys(COLUMNS, 0.0) | {"b": 1.0, "a": 1e-6}
     slowest = None
     for _ in range(ROUNDS):
-        load = (
-            values["a"] * data.decodes
-            + (1 - phi) * values["b"] * data.prefill
-            + values["context"] * data.context
-            + values["attention"] * data.attended
-        )
+        own = (1 - phi) * values["b"]
+        load = values["a"] * data.decodes + own * data.prefill
         previous, slowest = slowest, load.argmax(axis=1)
         if previous is not None and (previous == slowest).all():
             break

@@ -21,10 +21,6 @@ class StepSample(NamedTuple):
     """Prompt tokens."""
     decodes: tuple[float, ...]
     """Requests that decoded."""
-    context: tuple[float, ...] = ()
-    """Tokens that the decodes attended to; empty where it is not known."""
-    attended: tuple[float, ...] = ()
-    """Tokens that the prompt tokens attended to; empty where it is not known."""
     ends_interval: bool = True
     """False where only the sum of this and later steps was measured; then `seconds`
     is 0, and the step that ends the interval has the time of all."""
