@@ -175,8 +175,7 @@ def resident_mb() -> float:
 
 # ---- exchange: several processes
 
-BLOCK = 50
-"""Calls of one way before the next one has its turn."""
+WARM_UP = 50
 FORK = multiprocessing.get_context("fork")
 
 
@@ -188,25 +187,14 @@ def gather_as(rank: int, ranks: int, port: int, calls: int, answer: Any) -> None
     )
     row = Row(*range(len(Row._fields)))._replace(wave=0, step=0)
     exchange = RowExchange(timeout=60.0)
-    sent = torch.zeros(len(row), dtype=torch.int64)
-    views = list(torch.empty((ranks, len(row)), dtype=torch.int64).unbind())
-    ways: dict[str, Callable[[], object]] = {
-        "all_gather, a blocking call": lambda: dist.all_gather(views, sent, group),
-        "product (all-to-all, with time-out)": lambda: exchange.gather(
-            row, group, sys.exit
-        ),
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for block in range(-1, calls // BLOCK):
-        for name, gather in ways.items():
-            for _ in range(BLOCK):
-                start = time.perf_counter_ns()
-                gather()
-                if block >= 0:  # the first one warms up
-                    times[name].append(us_since(start))
+    times = []
+    for _ in range(WARM_UP + calls):
+        start = time.perf_counter_ns()
+        exchange.gather(row, group, sys.exit)
+        times.append(us_since(start))
     dist.barrier(group=group)
     if rank == 0:
-        answer.put(times)
+        answer.put(times[WARM_UP:])
 
 
 def exchange(calls: int) -> list[Result]:
@@ -220,9 +208,11 @@ def exchange(calls: int) -> list[Result]:
         ]
         for process in processes:
             process.start()
-        for way, times in answer.get(timeout=300).items():
-            found = spread(times)
-            results.append({"ranks": ranks, "way": way, **found, **share(found)})
+        found = spread(answer.get(timeout=300))
+        # Of the shortest step of the fitted deployment, in which nobody prefills.
+        share = {"share_of_a_36_ms_step": round(found["median_us"] / 36_000, 5)}
+        way = "product (all-to-all, with time-out)"
+        results.append({"ranks": ranks, "way": way, **found, **share})
         for process in processes:
             process.join()
     return results
@@ -275,11 +265,6 @@ def spread(times_us: Sequence[float]) -> dict[str, float]:
         "p10_us": round(tenths[0], 2),
         "p90_us": round(tenths[-1], 2),
     }
-
-
-def share(found: dict[str, float]) -> dict[str, float]:
-    """Of the shortest step of the fitted deployment, in which nobody prefills."""
-    return {"share_of_a_36_ms_step": round(found["median_us"] / 36_000, 5)}
 
 
 PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
