@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A rank's KV cache: without end, or blocks of which some are free."""
+"""A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -24,22 +23,21 @@ def make_blocks(
         shared_prefixes: whether prompts share beginnings: then all are cached.
         async_scheduling: whether a step is scheduled before the last has ended.
     """
-    if count is None:
-        return EndlessBlocks()
-    if shared_prefixes:
-        return CachedBlocks(count - 1, async_scheduling)
-    return Blocks(count - 1)
+    usable = sys.maxsize if count is None else count - 1
+    cached = shared_prefixes and CachedBlocks(usable, async_scheduling)
+    blocks = cached or Blocks(usable)
+    blocks.is_limited = count is not None
+    return blocks
 
 
 class Blocks:
     """Blocks of which only the number matters: no prompt shares its beginning."""
 
-    is_limited = True
-    """Whether they can be used up."""
-
     def __init__(self, count: int) -> None:
         self.free = count
         """Blocks that no request uses."""
+        self.is_limited = True
+        """Whether they can be used up."""
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
@@ -102,63 +100,6 @@ class Chunks:
             parent = self._numbers.setdefault((parent, hash_id), next_number)
             numbers.append(parent)
         return numbers
-
-
-class EndlessBlocks(Blocks):
-    """A cache that never fills: what was computed once stays, and is found at once."""
-
-    is_limited = False
-
-    def __init__(self) -> None:
-        super().__init__(sys.maxsize)
-        self._chunks = Chunks()
-        self._computed: dict[int, int] = {}
-        """By number of a chunk, how far prompts with it were computed, in tokens."""
-
-    def add(self, work: RankRequest) -> None:
-        """A request has come to wait."""
-        work.chunks = self._chunks.of(work.request)
-
-    def cached_tokens(self, work: RankRequest) -> int:
-        """Tokens of a request that need not be computed if it were started now."""
-        chunks, size, computed = work.chunks, work.request.chunk_size, self._computed
-        if not chunks or chunks[0] not in computed:
-            return 0
-        whole = bisect_left(
-            range(len(chunks)),
-            True,
-            key=lambda index: computed.get(chunks[index], 0) < (index + 1) * size,
-        )
-        tokens = whole * size
-        if whole < len(chunks):
-            tokens = max(tokens, computed.get(chunks[whole], 0))
-        return BLOCK_SIZE * min(tokens // BLOCK_SIZE, work.most_hits)
-
-    def start(self, work: RankRequest) -> bool:
-        """Lets a waiting request find what is cached of it."""
-        work.num_computed_tokens = self.cached_tokens(work)
-        return True
-
-    def computed(self, work: RankRequest) -> None:
-        """Some of a prompt is computed by the step that is being scheduled."""
-        size, tokens = work.request.chunk_size, work.num_computed_tokens
-        for end, chunk in enumerate(work.chunks, start=1):
-            if tokens <= (end - 1) * size:
-                break
-            reached = min(tokens, end * size)
-            self._computed[chunk] = max(reached, self._computed.get(chunk, 0))
-
-    def take(self, work: RankRequest, count: int) -> None:
-        """There are always more."""
-
-    def release(self, work: RankRequest) -> None:
-        """There are always more."""
-
-    def needs(
-        self, works: Sequence[RankRequest], room: int
-    ) -> Iterator[tuple[int, int]]:
-        """What the gate expects of waiting requests, once after each step."""
-        return ((0, self.cached_tokens(work)) for work in works)
 
 
 class CachedBlocks(Blocks):
@@ -318,6 +259,8 @@ class CachedBlocks(Blocks):
         self, works: Sequence[RankRequest], room: int
     ) -> Iterator[tuple[int, int]]:
         """What the gate expects of waiting requests, once after each step."""
+        if not self.is_limited:
+            return ((0, self.cached_tokens(work)) for work in works)
         hits = self._found.of_each(works)
         if sum([blocks_of(work.num_tokens) for work in works]) <= room:
             pairs = zip(works, hits, strict=True)
