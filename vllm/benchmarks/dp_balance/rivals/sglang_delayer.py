@@ -25,31 +25,6 @@ MAX_DELAY_SECONDS = 5.0
 """Of the queue trigger."""
 
 
-class SGLangDelayer:
-    """The first: when all ranks can prefill, everybody goes."""
-
-    def __init__(self, max_passes: int) -> None:
-        self._max_passes = max_passes
-        self._delayed = 0
-
-    def reset(self) -> None:
-        """A wave has ended."""
-        self._delayed = 0
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """One decision for all ranks."""
-        able = [pending > 0 for pending in snapshot.pending]
-        if not any(able):
-            # Not open: a request that has come since would slip through alone.
-            self._delayed = 0
-            return HOLD if any(snapshot.running) else OPEN
-        if all(able) or self._delayed + 1 >= self._max_passes:
-            self._delayed = 0
-            return OPEN
-        self._delayed += 1
-        return HOLD
-
-
 class RankState(NamedTuple):
     """What a rank of SGLang tells the others."""
 
@@ -158,3 +133,11 @@ class SGLangDelayer0523:
         return max(state.waiting for state in states) < min(
             int(running * ratio), largest
         )
+
+
+class SGLangDelayer(SGLangDelayer0523):
+    """The first: when all ranks can prefill, everybody goes."""
+
+    def _waits_for_more(self, states: Sequence[RankState], now: float) -> bool:
+        """It never does."""
+        return False
