@@ -58,7 +58,7 @@ def ratio(cell: Cell, figure: str, policy: str, over: str) -> float:
 
 def best(cell: Cell) -> str:
     """The policy with the shortest mean end-to-end time, but for `adaptive`."""
-    names = [*baselines(cell), "off"]
+    names = [*baselines(cell), *(n for n in cell["policies"] if n.startswith("off"))]
     return min(names, key=lambda name: cell["policies"][name]["mean_e2el_ms"])
 
 
@@ -218,12 +218,6 @@ def of_agents(document: Document) -> list[Cell]:
     return [cell for cell in document["cells"] if baselines(cell)]
 
 
-def rival(cell: Cell) -> str:
-    """The other engine or router with the shortest mean end-to-end time."""
-    names = [*baselines(cell), *(n for n in cell["policies"] if n.startswith("off,"))]
-    return min(names, key=lambda name: cell["policies"][name]["mean_e2el_ms"])
-
-
 def agents_name(cell: Cell) -> str:
     """A cell in words."""
     shared = f", {cell['shared']:,} shared" if cell["shared"] else ""
@@ -236,7 +230,7 @@ def by_agents(
     """A row for each cell, a column for each policy; last the best rival, and which."""
     rows = []
     for cell in cells:
-        last = [rival(cell)] if with_rival else []
+        last = [best(cell)] if with_rival else []
         columns = (shown([cell], name, form) for name in (*names, *last))
         rows.append([agents_name(cell), *columns, *last])
     return rows
@@ -249,7 +243,7 @@ def agents_missed(
     figure: str = "mean_e2el_ms",
 ) -> str:
     """In how many cells `adaptive` has more than so many times the rival's figure."""
-    ratios = [ratio(cell, figure, "adaptive", over or rival(cell)) for cell in cells]
+    ratios = [ratio(cell, figure, "adaptive", over or best(cell)) for cell in cells]
     missed = sum(each > most for each in ratios)
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
 
