@@ -3,7 +3,7 @@
 """A request, from its client's side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -16,7 +16,7 @@ class SimRequest:
     output_len: int
     due: float = math.nan
     """When it is to be sent, if a trace says so."""
-    hash_ids: Sequence[int] = ()
+    hash_ids: Iterable[int] = ()
     """Of the first chunks of the prompt: equal beginnings are shared."""
     chunk_size: int = 16
     """Tokens in a chunk."""

@@ -8,9 +8,10 @@ output tokens, API time, think time, and the hash ids as runs: so many of the re
 before, then pairs of the first and how many. What sub-agents send is left out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, overload
+from typing import Any
 
 from ..errors import UsageError
 
@@ -18,52 +19,30 @@ MOST_THINK_SECONDS = 60.0
 """Longer pauses are cut to this, as by kv-cache-tester's replay."""
 
 
-class Runs(Sequence[int]):
+@dataclass(frozen=True)
+class Runs(Iterable[int]):
     """Hash ids of a prompt, as ranges, because long prompts have thousands."""
 
-    def __init__(
-        self,
-        ranges: Iterable[range],
-        is_global: bool = False,
-        shared: int = 0,
-        mark: int | None = None,
-    ) -> None:
-        """Makes them of ranges.
-
-        Args:
-            ranges: of hash ids.
-            is_global: whether equal ids are equal text in all sessions of the file.
-            shared: so many of the first are those of all sessions instead.
-            mark: if given, stands for the next one: equal ids are another text where
-                the marks differ.
-        """
-        self.ranges = tuple(ranges)
-        self.is_global = is_global
-        self._shared, self._mark = shared, mark
-        self._length = sum(map(len, self.ranges))
+    ranges: tuple[range, ...]
+    is_global: bool = False
+    """Whether equal ids are equal text in all sessions of the file."""
+    shared: int = 0
+    """So many of the first are those of all sessions instead."""
+    mark: int | None = None
+    """If given, stands for the next one: equal ids are another text where the marks
+    differ."""
 
     def __len__(self) -> int:
-        return self._length
+        return sum(map(len, self.ranges))
 
     def __iter__(self) -> Iterator[int]:
         ids = chain.from_iterable(self.ranges)
-        if self._mark is None:
+        if self.mark is None:
             return ids
-        shared = min(self._shared, self._length)
+        shared = min(self.shared, len(self))
         rest = islice(ids, shared + 1, None)
-        mark = [self._mark][: self._length - shared]
+        mark = [self.mark][: len(self) - shared]
         return chain(range(-1, -1 - shared, -1), mark, rest)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        return list(self)[index]
-
-    def marked(self, shared: int, mark: int) -> "Runs":
-        """The same ids in another session, which shares so many of the first."""
-        return Runs(self.ranges, False, shared, mark)
 
 
 Turn = tuple[Any, Any, float | None, Runs]
@@ -88,11 +67,11 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
                     continue
                 think = request.get("think_time", 0.0)
                 prompt, output = request["in"], request["out"]
-                ids = Runs(_ranges(request["hash_ids"]), is_global)
+                ids = Runs(tuple(_ranges(request["hash_ids"])), is_global)
             else:
                 _, prompt, output, _, think, kept, runs = request
                 begun = _first(ids.ranges, kept)
-                ids = Runs([*begun, *(range(a, a + count) for a, count in runs)])
+                ids = Runs((*begun, *(range(a, a + count) for a, count in runs)))
             pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
             turns.append((prompt, max(1, output), pause if turns else None, ids))
         size = int(item["block_size"])

@@ -10,7 +10,7 @@ sessions of agents, a result that `vllm bench serve` saved, and its custom datas
 import csv
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,7 +31,7 @@ class TraceRow(NamedTuple):
     """Tokens."""
     time: float | None = None
     """Seconds; None if the file has no times."""
-    hash_ids: Sequence[int] = ()
+    hash_ids: Iterable[int] = ()
     """Of the prompt's chunks: prompts that begin with equal ones share them."""
     think: float | None = None
     """Seconds after the answer to the row before, which is of the same session; None if

@@ -149,6 +149,6 @@ def traced_requests(
             row.hash_ids.is_global and index < len(rows)
         ):
             shared = session_shared // trace.chunk_size
-            request.hash_ids = row.hash_ids.marked(shared, session)
+            request.hash_ids = Runs(row.hash_ids.ranges, False, shared, session)
         requests.append(request)
     return requests
