@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .errors import UsageError
-from .options import add_result_args, result_path
-from .results import FORMAT_VERSION, print_table, versions, write_json
+from .options import add_result_args, save_result
+from .results import print_table
 from .step_time.fit import Fit, fit
 from .step_time.steps import read_server_logs
 
@@ -45,16 +45,7 @@ def main(args: argparse.Namespace) -> None:
         )
     fitted = fit(samples, host_seconds)
     print_fit(fitted)
-    if args.save_result:
-        path = result_path(args, "calibrate")
-        document = {
-            "format": "dp-balance calibrate",
-            "format_version": FORMAT_VERSION,
-            "versions": versions(),
-            "fit": asdict(fitted),
-        }
-        write_json(path, document)
-        print(f"Saved to {path}")
+    save_result(args, "calibrate", {"fit": asdict(fitted)})
 
 
 UNITS = (

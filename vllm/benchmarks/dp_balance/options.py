@@ -16,6 +16,7 @@ from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import add_trace_args, traffic_from, workload_from
 from .requests.workload import LENGTH_HELP
+from .results import FORMAT_VERSION, versions, write_json
 from .scenario import Scenario
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
@@ -104,11 +105,26 @@ def add_result_args(parser: argparse.ArgumentParser) -> None:
     add("--result-filename", help=text + "names the command and the time.")
 
 
-def result_path(args: argparse.Namespace, kind: str) -> Path:
-    """Where --save-result saves."""
+def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -> None:
+    """Writes what a subcommand, `kind`, has found, if the options ask for it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if not args.save_result:
+        return
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = args.result_filename or f"dp-balance-{kind}-{stamp}.json"
-    return Path(args.result_dir) / name
+    path = Path(args.result_dir) / name
+    document = {
+        "format": f"dp-balance {kind}",
+        "format_version": FORMAT_VERSION,
+        "date": stamp,
+        "command": " ".join(sys.argv),
+        "versions": versions(),
+    }
+    write_json(path, document | parts)
+    print(f"Saved to {path}")
 
 
 def add_progress_arg(parser: argparse.ArgumentParser) -> None:
@@ -126,13 +142,6 @@ def policies_from(args: argparse.Namespace) -> list[str]:
     for name in args.policy:
         make_controller(name)
     return list(dict.fromkeys(args.policy))
-
-
-def seeds_from(args: argparse.Namespace) -> range:
-    """The seeds of the runs."""
-    if args.num_seeds < 1:
-        raise UsageError(f"--num-seeds {args.num_seeds}: give 1 or more.")
-    return range(args.seed, args.seed + args.num_seeds)
 
 
 def scenarios_from(args: argparse.Namespace) -> list[Scenario]:

@@ -5,17 +5,14 @@
 import json
 import platform
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import UsageError
 from .fingerprint import policies_fingerprint
 from .metrics import Metrics
-from .scenario import Scenario
 
 FORMAT_VERSION = 1
 """Of the files written here; raised when a reader of old files would misread them."""
@@ -94,25 +91,6 @@ def versions() -> dict[str, str]:
         "vllm": vllm,
         "python": platform.python_version(),
         "balance": policies_fingerprint(),
-    }
-
-
-def as_document(
-    kind: str, scenario: Scenario, seeds: Sequence[int], results: Sequence[PolicyResult]
-) -> dict[str, object]:
-    """The result with everything needed to repeat it, as JSON types."""
-    return {
-        "format": f"dp-balance {kind}",
-        "format_version": FORMAT_VERSION,
-        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
-        "command": " ".join(sys.argv),
-        "versions": versions(),
-        "scenario": json.loads(json.dumps(asdict(scenario), default=str)),
-        "seeds": list(seeds),
-        "results": [
-            {"policy": result.policy, "runs": [asdict(run) for run in result.runs]}
-            for result in results
-        ],
     }
 
 

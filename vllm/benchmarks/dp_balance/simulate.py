@@ -3,12 +3,15 @@
 """`simulate`: several policies in one scenario, with a progress bar and a table."""
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 from tqdm import tqdm
 
+from .errors import UsageError
 from .metrics import Metrics
 from .options import (
     add_policy_arg,
@@ -16,13 +19,12 @@ from .options import (
     add_result_args,
     add_scenario_args,
     policies_from,
-    result_path,
+    save_result,
     scenarios_from,
-    seeds_from,
 )
 from .policies import OWN
 from .requests.traces import CountTokens
-from .results import PolicyResult, as_document, print_table, table_rows, write_json
+from .results import PolicyResult, print_table, table_rows
 from .scenario import Scenario, simulate_and_measure
 
 
@@ -72,22 +74,14 @@ class Comparison(NamedTuple):
             print(f"  {policy}: {' to '.join(f'{end:+.1%}' for end in ends)}")
 
     def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
-        """Writes the result, if the options ask for it.
-
-        Args:
-            args: the options, those of `add_result_args` among them.
-            kind: the subcommand.
-            more: further parts of the document.
-
-        Raises:
-            UsageError: the file cannot be written.
-        """
-        if args.save_result:
-            path = result_path(args, kind)
-            document = as_document(kind, self.scenario, self.seeds, self.results)
-            ranges = {"gains": [self.gains(), *(o.gains() for o in self.others)]}
-            write_json(path, document | ranges | more)
-            print(f"Saved to {path}")
+        """As `save_result`, with `more` parts of the document."""
+        parts = {
+            "scenario": json.loads(json.dumps(asdict(self.scenario), default=str)),
+            "seeds": list(self.seeds),
+            "results": [asdict(result) for result in self.results],
+            "gains": [self.gains(), *(o.gains() for o in self.others)],
+        }
+        save_result(args, kind, parts | more)
 
 
 def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
@@ -96,7 +90,9 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
     """
-    seeds = seeds_from(args)
+    if args.num_seeds < 1:
+        raise UsageError(f"--num-seeds {args.num_seeds}: give 1 or more.")
+    seeds = range(args.seed, args.seed + args.num_seeds)
     found = []
     for scenario in scenarios_from(args):
         results = [
