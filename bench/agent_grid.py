@@ -26,14 +26,9 @@ def on_agents(
     shared: int = 0,
     policies: tuple[str, ...] = ON_AGENTS,
 ) -> Cell:
-    """Sessions of AgentX that nothing was chosen on.
+    """Sessions of AgentX that nothing was chosen on, so many at a time for each rank.
 
-    Args:
-        ranks: with 16 slots each.
-        per_rank: sessions at a time for each of them.
-        cache: tokens in the KV cache of a rank.
-        shared: tokens that all prompts begin with.
-        policies: to run.
+    `cache` are tokens in the KV cache of a rank, `shared` those of all prompts.
     """
     sessions = per_rank * ranks
     scenario = Scenario(

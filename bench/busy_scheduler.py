@@ -33,11 +33,6 @@ class State:
     sliding_window: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def free_slots(self) -> int:
-        """In which requests could be admitted."""
-        return SLOTS - self.running
-
 
 BUSY = State(running=60, turnover=4)
 STATES = {
@@ -100,8 +95,3 @@ def make(state: State) -> Any:
     for number in range(1000, 1000 + WAITING):
         add(number, long=number < 1000 + LONG)
     return scheduler
-
-
-def turn_over(scheduler: Any) -> None:
-    """Puts another request to the head of the queue."""
-    scheduler.waiting.insert(LONG - 1, scheduler.waiting.popleft())

@@ -120,7 +120,8 @@ def measuring(calls: int) -> list[Result]:
         times, row = [], None
         for step in range(calls):
             gate.apply(HOLD)
-            for request in islice(scheduler.waiting, state.free_slots):
+            free_slots = busy_scheduler.SLOTS - state.running
+            for request in islice(scheduler.waiting, free_slots):
                 gate.holds(request)
             start = time.perf_counter_ns()
             row = gate.measure(0, step, float(step), float(step))
@@ -128,7 +129,9 @@ def measuring(calls: int) -> list[Result]:
             gate.backlog()
             times.append(us_since(start))
             for _ in range(state.turnover):
-                busy_scheduler.turn_over(scheduler)
+                # Another request comes to the head of the queue.
+                head = scheduler.waiting.popleft()
+                scheduler.waiting.insert(busy_scheduler.LONG - 1, head)
         assert row is not None
         found = {"state": name, "prompt": busy_scheduler.PROMPT, "goal_us": GOAL_US}
         found |= {"pending": row.pending, "pending_tokens": row.pending_tokens}

@@ -157,10 +157,9 @@ def _receive(connection: socket.socket) -> Card:
         if not chunk or len(data) > MOST_BYTES or time.monotonic() > end:
             raise PeerError(f"{len(data)} bytes came, and no whole answer")
     try:
-        message = json.loads(data)
-        message["time"] = float(message["time"])
-        if {type(message["same"]), type(message["plan"] or {})} == {dict}:
-            return {**message, "host": str(message["host"])}
+        said = json.loads(data)
+        same, plan = dict(said["same"]), said["plan"] and dict(said["plan"])
+        whose = {"host": str(said["host"]), "time": float(said["time"])}
+        return whose | {"same": same, "plan": plan}
     except (ValueError, KeyError, TypeError):
-        pass
-    raise PeerError(f"not what a doctor says: {data[:60]!r}")
+        raise PeerError(f"not what a doctor says: {data[:60]!r}") from None

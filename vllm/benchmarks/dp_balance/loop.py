@@ -67,21 +67,11 @@ def run(
     on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
-    """Serves the requests and returns what happened.
+    """Serves the requests, which are sent in their order, and returns what happened.
 
-    Args:
-        engine: the ranks, without requests.
-        controller: decides from the rows of every step; None for no exchange.
-        requests: in the order in which they are sent.
-        traffic: when they are sent.
-        dispatcher: where they are sent.
-        cost: how long steps take.
-        rng: source of chance of the clients and of the noise.
-        frontend: the way from the clients to the ranks.
-        async_scheduling: whether the engine schedules a step before the one before
-            it has ended, as the engine was told.
-        on_step: called after every step.
-        on_done: called with the number of requests that ended in a step.
+    The engine has no requests yet, and was told of `async_scheduling`, too. Without a
+    controller the ranks exchange nothing. `on_step` is called after every step,
+    `on_done` with the number of requests that ended in one.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
     left = len(requests)

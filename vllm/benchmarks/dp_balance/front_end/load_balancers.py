@@ -254,17 +254,10 @@ def make_load_balancers(
     kv_blocks: int | None = None,
     cached: CachedTokens | None = None,
 ) -> list[LoadBalancer]:
-    """The load balancer of that name, one for each API server.
+    """The load balancer of that name, one for each API server; a router is one for all.
 
-    Args:
-        name: one of `LOAD_BALANCERS` or `BEYOND`.
-        ranks: how many ranks there are.
-        rng: source of chance.
-        skew: exponent of the Zipf weights; 0 is uniform.
-        api_servers: how many there are; a router is one for all of them.
-        slots: requests that a rank runs at once.
-        kv_blocks: in the KV cache of a rank; None if it never fills.
-        cached: what the caches have, for those that look into them.
+    Ranks have so many slots, and blocks in a KV cache, None if it never fills. `skew`
+    is the exponent of the Zipf weights, 0 for uniform ones.
 
     Raises:
         UsageError: there is none of that name.
