@@ -11,6 +11,7 @@ from .front_end.api_servers import Dispatcher
 from .front_end.coordinator import Counts
 from .policies import Controller
 from .rank.engine import Engine
+from .rank.scheduler import NOTHING
 from .requests.arrivals import Clients, ClientTraffic, Frontend
 from .requests.request import SimRequest
 from .step_time.model import CostModel, Loads
@@ -69,66 +70,81 @@ def run(
 ) -> Run:
     """Serves the requests, which are sent in their order, and returns what happened.
 
-    The engine has no requests yet, and was told of `async_scheduling`, too. Without a
-    controller the ranks exchange nothing. `on_step` is called after every step,
-    `on_done` with the number of requests that ended in one.
+    The engine was told of `async_scheduling`, too. Without a controller nothing is
+    exchanged. `on_done` is called with the number of requests that ended in a step.
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
     left = len(requests)
     tell = engine.backlogs if dispatcher.by_tokens else engine.counts
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
-    now = 0.0
-    wave = step = 0
+    now, wave, step = 0.0, 0, 0
     routed: list[tuple[int, SimRequest]] = []
     while left:
         if step == 0 and not routed and not engine.has_work():
             now = max(now, clients.next_arrival)
             dispatcher.wake(now)
-        arrived = dispatcher.route(clients.arrived(now))
-        for rank, request in (*routed, *arrived):
+        for rank, request in (*routed, *dispatcher.route(clients.arrived(now))):
             engine.add(rank, request)
         routed = []
         dispatcher.tell(now, wave, step, tell())
 
         in_flight.append(engine.schedule())
+        first, done = NOTHING
+        # Not in the first step of a wave: another is scheduled before it ends.
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
             seconds = cost.step_seconds(loads)
-            if cost.noise:
-                seconds = cost.noisy(seconds, rng)
+            seconds = cost.noisy(seconds, rng) if cost.noise else seconds
             now += seconds
             routed = dispatcher.route(clients.arrived(now))
             first, done = engine.update()
             totals.append(_sum_up(now, seconds, loads, len(first)))
             if on_step is not None:
-                counts = tuple(engine.counts())
-                on_step(StepRecord(now, seconds, loads, tuple(engine.held), counts))
-        else:  # the first step of a wave: another is scheduled before it ends
-            first, done = [], []
-        for request in first:
-            request.first_token = now
-            dispatcher.first_token(request)
-        for request in sorted(done, key=lambda request: request.index):
-            request.done = now
-            dispatcher.finished(request)
-            clients.finished(request, now)
+                on_step(_record(now, seconds, loads, engine))
+        _answer(first, done, now, clients, dispatcher, on_done)
         dispatcher.tell(now, wave, step, tell())
-        if done:
-            left -= len(done)
-            if on_done is not None:
-                on_done(len(done))
+        left -= len(done)
 
         step += 1
         if step % SYNC_STEPS == 0 and not engine.has_work():
             wave, step = wave + 1, 0
             in_flight.clear()  # nothing was left to compute
-            engine.end_wave()
-            if controller is not None:
-                controller.reset()
+            _end_wave(engine, controller)
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
     return Run(requests, totals, clients.last_sent)
+
+
+def _end_wave(engine: Engine, controller: Controller | None) -> None:
+    engine.end_wave()
+    if controller is not None:
+        controller.reset()
+
+
+def _record(end: float, seconds: float, loads: Loads, engine: Engine) -> StepRecord:
+    held, counts = tuple(engine.held), tuple(engine.counts())
+    return StepRecord(end, seconds, loads, held, counts)
+
+
+def _answer(
+    first: Sequence[SimRequest],
+    done: Sequence[SimRequest],
+    now: float,
+    clients: Clients,
+    dispatcher: Dispatcher,
+    on_done: Callable[[int], object] | None,
+) -> None:
+    """Tells who must know of first tokens and of requests that have ended."""
+    if on_done is not None:
+        on_done(len(done))
+    for request in first:
+        request.first_token = now
+        dispatcher.first_token(request)
+    for request in sorted(done, key=lambda request: request.index):
+        request.done = now
+        dispatcher.finished(request)
+        clients.finished(request, now)
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:
