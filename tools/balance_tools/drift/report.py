@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 
 from balance_tools.drift.symbols import Modules, module_of
 from balance_tools.hooks.elements import DEFINITIONS
-from balance_tools.hooks.proof import placement_of
+from balance_tools.hooks.hook import hooks_between
 from balance_tools.series.apply import Series, patched_steps
 from balance_tools.text import table
 
@@ -79,10 +79,10 @@ def _subjects(series: Series, modules: Modules) -> list[Drift]:
     for patch, after in patched_steps(series, modules.tree):
         for file in patch.files:
             old = before.get(file.path) or (modules.tree / file.path).read_bytes()
-            for hook in placement_of(old, after[file.path], file.path):
-                if hook.anchor.scope:
-                    symbol = f"{module_of(file.path)}.{hook.anchor.scope}"
-                    add(symbol, TOUCHED, patch.name, {*hook.anchor.uses})
+            for hook in hooks_between(old, after[file.path], file.path):
+                if hook.scope:
+                    symbol = f"{module_of(file.path)}.{hook.scope}"
+                    add(symbol, TOUCHED, patch.name, {*hook.uses})
         before = after
     for patch in series.patches:
         for names in patch.header.relies_on:

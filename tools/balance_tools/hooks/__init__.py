@@ -1,3 +1,3 @@
 """Where a patch's lines stand in the syntax tree, here and in another release."""
 
-DOORS = ("elements", "model", "outcome", "proof")
+DOORS = ("elements", "hook", "model", "outcome")

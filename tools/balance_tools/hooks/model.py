@@ -52,7 +52,7 @@ class HookResult:
     new_line: int
     """The same in the new one; 0 if it is not placed."""
     how: str
-    """"git", "syntax" (placed by its anchors), "hand", or "" (not placed)."""
+    """"syntax" (placed by the tools), "hand", or "" (not placed)."""
     status: Status
     """CONTEXT_ONLY when placed."""
     note: str = ""

@@ -1,31 +1,30 @@
 """Decide what becomes of one file of a patch on the new release.
 
-Git's merge is taken if the syntax proves it; else the hooks are put at their places by
-syntax; else a person decides, in a file with a conflict block for each hook.
+Each hook is put at its place, and the syntax tree proves the outcome; else a person
+decides, in a file with a conflict block for each hook without a place.
 """
 
 from __future__ import annotations
 
 import ast
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.hooks.astdiff import Gap, ast_differences
 from balance_tools.hooks.elements import find_scope
-from balance_tools.hooks.locate import Place, locate
-from balance_tools.hooks.model import FileVerdict, HookResult, Status, worst
-from balance_tools.hooks.placement import insert_hooks
-from balance_tools.hooks.proof import (
+from balance_tools.hooks.hook import (
     Hook,
-    already_there,
     also_upstream,
-    check_placement,
-    placement_of,
+    dumps,
+    first_line,
+    hooks_between,
 )
-from balance_tools.run import capture
-from balance_tools.series.patchfile import FilePatch
+from balance_tools.hooks.locate import Place, already_there, locate
+from balance_tools.hooks.model import FileVerdict, HookResult, Status, worst
+from balance_tools.hooks.placement import Lines, insertion, with_insertions
+from balance_tools.series.patchfile import FilePatch, Hunk
 from balance_tools.text import parse_module, split_lines
 
 OURS, BASE, SPLIT, THEIRS = b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>"
@@ -46,108 +45,127 @@ class Sides:
     old: str
     patch: str
 
-    def merge(self) -> tuple[bytes, bool]:
-        """Let git merge the two changes of `base`; say if that is clean, too."""
-        sides = {"new": self.upstream, "old": self.base, "patch": self.patched}
-        with tempfile.TemporaryDirectory() as name:
-            command = ["git", "merge-file", "-p", "--diff3"]
-            for side, content in sides.items():
-                (Path(name) / side).write_bytes(content)
-                command += ["-L", getattr(self, side)]
-            run = capture([*command, *sides], cwd=Path(name))
-        if run.status > 127:  # else the number of conflicts
-            raise ToolError(f"git merge-file: expected it to merge, found {run.tail}")
-        return run.output, run.status == 0
-
 
 def decide(file: FilePatch, sides: Sides) -> FileVerdict:
     """Return what to do with one file of a patch."""
-    merged, clean = sides.merge()
     try:
-        return _module(file, sides, merged, clean)
+        hooks = _whole_hooks(file.path, sides)
+        return _place(file, sides, hooks, parse_module(sides.upstream, file.path))
     except ToolError as error:
-        content = sides.upstream if clean else merged
-        status, notes = Status.CONFLICT, (str(error),)
-        return FileVerdict(file.path, content, sides.upstream, status, notes=notes)
+        said, upstream = str(error), sides.upstream
+        content = _mark(upstream, [(hunk, "", said) for hunk in file.hunks], sides)
+        notes = (said,)
+        return FileVerdict(file.path, content, upstream, Status.CONFLICT, notes=notes)
 
 
-def _module(file: FilePatch, sides: Sides, merged: bytes, clean: bool) -> FileVerdict:
-    path, upstream, new = file.path, sides.upstream, sides.new
-    hooks = placement_of(sides.base, sides.patched, path)
-    tree = parse_module(upstream, path)
+def _whole_hooks(path: str, sides: Sides) -> list[Hook]:
+    """Return the hooks of a patch.
+
+    Raises:
+        ToolError: it does more than add code.
+    """
+    base, patched = sides.base, sides.patched
+    hooks = hooks_between(base, patched, path)
+    own = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
+    if with_insertions(base, own) != patched:
+        raise ToolError(
+            f"{path}: expected hooks that only add code, found comments or blank lines "
+            "away from it; put them beside the code"
+        )
+    return hooks
+
+
+def _place(
+    file: FilePatch, sides: Sides, hooks: Sequence[Hook], tree: ast.Module
+) -> FileVerdict:
+    path, upstream = file.path, sides.upstream
     there = [already_there(hook, tree) for hook in hooks]
-    if hooks and all(there) and merged == upstream and clean:
+    if all(there):
         status = Status.ALREADY_UPSTREAM
         found = [_result(path, hook, status, "found at its place") for hook in hooks]
         return FileVerdict(path, upstream, upstream, status, tuple(found))
+    lines: list[tuple[int, Lines]] = []
     placed: list[tuple[Hook, Place]] = []
-    refused: list[tuple[Hook, str]] = []
-    bad: list[HookResult] = []
+    refused: list[tuple[Hunk, str, str]] = []
+    results: list[HookResult] = []
     for hook, is_there in zip(hooks, there, strict=True):
-        place = locate(hook.anchor, tree)
-        shared = also_upstream(hook, sides.base, upstream)
-        if is_there:
-            place = f"{new} has exactly this code at this place; drop it"
-        elif shared:
-            place = (
-                f"{new} itself uses {', '.join(shared)}, which the hook brings: "
-                "perhaps it was merged in other words"
-            )
-        if isinstance(place, Place):
+        place = _place_of(hook, is_there, sides, tree)
+        try:
+            if isinstance(place, str):
+                raise ToolError(place)
+            sources = (sides.base, sides.patched, upstream)
+            lines.append(insertion(hook, place.gap, *sources))
             placed.append((hook, place))
-        else:
-            gone = find_scope(tree, hook.anchor.scope) is None
+        except ToolError as error:
+            gone = find_scope(tree, hook.scope) is None
             status = Status.TARGET_DELETED if gone else Status.CONFLICT
-            refused.append((hook, place))
-            bad.append(_result(path, hook, status, place))
-    content, how = merged, "git"
-    if refused or not clean or _problems(hooks, upstream, content, path):
-        content = insert_hooks(placed, sides.base, sides.patched, upstream)
-        how = "syntax"
-        only = [hook for hook, _ in placed]
-        if problems := _problems(only, upstream, content, path):
-            raise ToolError(problems[0])
-    lines = [hook.line for hook in placement_of(upstream, content, path)]
-    lines = lines if len(lines) == len(placed) else [0] * len(placed)
+            hunks = [h for h in file.hunks if h.target_start <= max(hook.line, 1)]
+            hunk = (hunks or file.hunks)[-1]
+            refused.append((hunk, hook.scope, str(error)))
+            results.append(_result(path, hook, status, str(error)))
+    content = with_insertions(upstream, lines)
+    at = _proven(placed, tree, content, path)
     good = [
-        _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), how, line)
-        for (hook, place), line in zip(placed, lines, strict=True)
+        _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap])
+        for hook, place in placed
     ]
-    marked = _mark(content, file, refused, sides) if refused else content
-    status = worst([result.status for result in (*good, *bad)])
-    return FileVerdict(path, marked, content, status, (*good, *bad))
+    marked = _mark(content, refused, sides)
+    status = worst(result.status for result in (*good, *results))
+    return FileVerdict(path, marked, content, status, (*good, *results))
+
+
+def _place_of(
+    hook: Hook, is_there: bool, sides: Sides, tree: ast.Module
+) -> Place | str:
+    """Return the place of a hook, or why a person must decide."""
+    if is_there:
+        return f"{sides.new} has exactly this code at this place; drop it"
+    if shared := also_upstream(hook, sides.base, sides.upstream):
+        return (
+            f"{sides.new} itself uses {', '.join(shared)}, which the hook brings: "
+            "perhaps it was merged in other words"
+        )
+    return locate(hook, tree)
 
 
 def _result(
-    path: str, hook: Hook, status: Status, note: str, how: str = "", line: int = 0
+    path: str, hook: Hook, status: Status, note: str, line: int = 0
 ) -> HookResult:
-    return HookResult(path, hook.anchor.scope, hook.line, line, how, status, note)
+    how = "syntax" if line else ""
+    return HookResult(path, hook.scope, hook.line, line, how, status, note)
 
 
-def _problems(
-    hooks: list[Hook], upstream: bytes, content: bytes, path: str
-) -> list[str]:
-    try:
-        return check_placement(hooks, upstream, content, path)
-    except ToolError as error:  # git's merge is not Python
-        return [str(error)]
+def _proven(
+    placed: Sequence[tuple[Hook, Place]], tree: ast.Module, content: bytes, path: str
+) -> dict[Gap, int]:
+    """Return the line of each gap in `content`, which is `tree` with the hooks.
+
+    Raises:
+        ToolError: the hooks are not what is new in it, each in its gap.
+    """
+    found = ast_differences(tree, parse_module(content, path))
+    new = {one.old: dumps(one.new.inside) for one in found}
+    if new != {place.gap: dumps(hook.new.inside) for hook, place in placed}:
+        raise ToolError(
+            f"{path}: expected {len(placed)} hooks at their places, found other "
+            "changes; upstream formats this code otherwise"
+        )
+    return {one.old: first_line(one.new) for one in found}
 
 
 def _mark(
-    content: bytes, file: FilePatch, hooks: Sequence[tuple[Hook, str]], sides: Sides
+    content: bytes, blocks: Sequence[tuple[Hunk, str, str]], sides: Sides
 ) -> bytes:
-    """Put a conflict block into a file for each hook that has no place, and why.
+    """Put conflict blocks into a file: a hunk, the scope it belongs to, and why.
 
-    A block holds the hunk of the patch with the hook. It stands at the head of the
-    function or class that the hook belongs to, or at the end if that is gone.
+    A block stands at the head of its function or class, or at the end if that is gone,
+    or the file is not Python.
     """
-    lines, tree = split_lines(content), ast.parse(content)
-    if lines and not lines[-1].endswith(b"\n"):
+    lines = split_lines(content)
+    if blocks and lines and not lines[-1].endswith(b"\n"):
         lines[-1] += b"\n"
-    blocks: list[tuple[int, list[bytes]]] = []
-    for hook, sentence in hooks:
-        hunks = [h for h in file.hunks if h.target_start <= max(hook.line, 1)]
-        hunk, scope = (hunks or file.hunks)[-1], hook.anchor.scope
+    marked: list[tuple[int, list[bytes]]] = []
+    for hunk, scope, sentence in blocks:
         block = [
             OURS + f" {sides.new}: {sentence}\n".encode(),
             BASE + f" {sides.old}\n".encode(),
@@ -156,10 +174,11 @@ def _mark(
             *(line.rstrip(b"\r\n") + b"\n" for line in hunk.target),
             THEIRS + f" {sides.patch}\n".encode(),
         ]
-        body = getattr(find_scope(tree, scope), "body", None)
-        head = int(body[0].lineno) - 1 if scope and body else len(lines)
-        blocks.append((head, block))
-    for at, block in sorted(blocks, key=lambda item: item[0], reverse=True):
+        body = (
+            getattr(find_scope(ast.parse(content), scope), "body", ()) if scope else ()
+        )
+        marked.append((int(body[0].lineno) - 1 if body else len(lines), block))
+    for at, block in sorted(marked, key=lambda item: item[0], reverse=True):
         lines[at:at] = block
     return b"".join(lines)
 

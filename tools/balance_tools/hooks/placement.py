@@ -11,8 +11,7 @@ from operator import itemgetter
 
 from balance_tools.errors import ToolError
 from balance_tools.hooks.astdiff import Gap, Nodes, some
-from balance_tools.hooks.locate import Place
-from balance_tools.hooks.proof import Hook
+from balance_tools.hooks.hook import Hook
 from balance_tools.text import split_lines
 
 
@@ -26,36 +25,29 @@ Chunk = tuple[Lines, Lines, Lines]
 """The hook's own lines, and the comments and blank lines before and after it."""
 
 
-def insert_hooks(
-    hooks: Sequence[tuple[Hook, Place]], base: bytes, patched: bytes, upstream: bytes
-) -> bytes:
-    """Return `upstream` with the hooks that turned `base` into `patched`.
+def insertion(
+    hook: Hook, gap: Gap, base: bytes, patched: bytes, upstream: bytes
+) -> tuple[int, Lines]:
+    """Return what puts a hook into a gap of `upstream`: the line before it, and lines.
+
+    The hook is one of those that turned `base` into `patched`.
 
     Raises:
-        ToolError: a place shares its line with other code.
+        ToolError: the place shares its line with other code.
     """
     lines = split_lines(upstream)
-    edits = [
-        _edit(hook, place, split_lines(base), split_lines(patched), lines)
-        for hook, place in hooks
-    ]
-    edits.sort(key=itemgetter(0))
+    indent = _indent_change(hook.old, gap, split_lines(base), lines)
+    ending = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
+    chunk = _chunk(hook, split_lines(base), split_lines(patched))
+    return _line_of(gap, chunk, lines), _shifted(chunk[0], indent, ending)
+
+
+def with_insertions(upstream: bytes, insertions: Sequence[tuple[int, Lines]]) -> bytes:
+    """Return `upstream` with the lines of some insertions."""
+    lines, edits = split_lines(upstream), sorted(insertions, key=itemgetter(0))
     for start, new in reversed(edits):
         lines[start:start] = new
     return b"".join(lines)
-
-
-def _edit(
-    hook: Hook,
-    place: Place,
-    base: list[bytes],
-    patched: list[bytes],
-    upstream: list[bytes],
-) -> tuple[int, Lines]:
-    indent = _indent_change(hook.old, place.gap, base, upstream)
-    ending = b"\r\n" if upstream and upstream[0].endswith(b"\r\n") else b"\n"
-    chunk = _chunk(hook, base, patched)
-    return _line_of(place.gap, chunk, upstream), _shifted(chunk[0], indent, ending)
 
 
 def span(nodes: Nodes) -> tuple[int, int]:
@@ -139,7 +131,7 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
     if gap.before is not None:
         last = span(some(gap.before))[1]
         column = getattr(gap.before, "end_col_offset", 0) or 0
-        rest = lines[last - 1][column:].split(b"#")[0].strip()
+        rest = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
         if rest.strip(b",;"):
             raise _not_whole(f"line {last} goes on with {rest.decode()!r}")
     if gap.after is not None:
@@ -147,8 +139,13 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
         column = 0
         if not getattr(gap.after, "decorator_list", ()):
             column = getattr(gap.after, "col_offset", 0)
-        if lines[first][:column].strip(b" \t\xef\xbb\xbf"):
+        if _without_mark(lines[first])[:column].strip():
             raise _not_whole(f"line {first + 1} starts with other code")
+
+
+def _without_mark(line: bytes) -> bytes:
+    """Return a line without a byte-order mark, which the columns do not count."""
+    return line.removeprefix(b"\xef\xbb\xbf")
 
 
 def _indent_change(

@@ -1,0 +1,103 @@
+"""A hook goes where it was meant to be, or it is said why not."""
+
+import pytest
+
+from balance_tools.hooks.hook import hooks_between
+from balance_tools.hooks.model import Status
+from balance_tools.hooks.outcome import Sides, decide
+from balance_tools.series.apply import diff_file
+from balance_tools.series.patchfile import parse_patch
+from rebase_samples import ENGINE
+
+HOOK = b"            self.gate.exchange(self.active)\n"
+SYNC = (
+    b"            self.active = self.sync(\n                executed,\n            )\n"
+)
+HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
+
+
+def moved(
+    upstream: bytes, base: bytes = ENGINE, patched: bytes = HOOKED
+) -> tuple[Status, bytes, str]:
+    """What becomes of a patch on `upstream`: status, new content, first reason."""
+    (file,) = parse_patch("a.patch", diff_file("m.py", base, patched)).files
+    verdict = decide(file, Sides(base, patched, upstream, "new", "old", "a.patch"))
+    said = [*verdict.notes, *(hook.note for hook in verdict.hooks)]
+    return verdict.status, verdict.content or b"", said[0]
+
+
+def test_a_hook_is_described_by_scope_blocks_and_neighbours() -> None:
+    (hook,) = hooks_between(ENGINE, HOOKED)
+    assert hook.scope == "Engine.loop"
+    assert [step.owner.kind for step in hook.old.path] == ["While"]
+    assert str(hook) == (
+        "Engine.loop, between `self.active = self.sync(executed)` and "
+        "`if not self.active:`"
+    )
+    assert hook.line == HOOKED.splitlines().index(HOOK.rstrip()) + 1
+
+
+def test_formatting_comments_and_distance_do_not_matter() -> None:
+    line = b"            self.active = self.sync(executed)  # now\n"
+    upstream = b"# one more line\n" + ENGINE.replace(SYNC, line)
+    upstream = upstream.replace(b"# 3) All-reduce.", b"# sync")
+    status, content, _ = moved(upstream)
+    assert status is Status.CONTEXT_ONLY
+    assert content == upstream.replace(line, line + HOOK)
+
+
+def test_the_copy_of_a_block_is_no_place() -> None:
+    """The text around the hook is the same in both loops."""
+    loop = ENGINE[ENGINE.index(b"        while") : ENGINE.index(b"        raise")]
+    copied = b"    def drain(self):\n" + loop + b"\n    def sync("
+    upstream = ENGINE.replace(b"    def sync(", copied)
+    assert moved(upstream)[1] == upstream.replace(SYNC, SYNC + HOOK, 1)
+
+
+def test_neighbours_that_changed_places_are_a_conflict() -> None:
+    wave = b"                self.wave += 1\n"
+    upstream = ENGINE.replace(SYNC, b"            note()\n").replace(wave, wave + SYNC)
+    status, _, said = moved(upstream)
+    assert status is Status.CONFLICT
+    assert "have changed places" in said
+
+
+@pytest.mark.parametrize(
+    ("added", "status"),
+    [
+        (b"self.count += 1\n", Status.CONTEXT_ONLY),
+        (b"self.active = 0\n", Status.CONFLICT),
+    ],
+)
+def test_what_upstream_put_between_may_share_no_names(
+    added: bytes, status: Status
+) -> None:
+    upstream = ENGINE.replace(SYNC, SYNC + b"            " + added)
+    found, content, said = moved(upstream)
+    assert found is status
+    assert "upstream put" in said
+    if status is Status.CONTEXT_ONLY:
+        assert content == upstream.replace(SYNC, SYNC + HOOK)
+
+
+def test_a_keyword_argument_is_placed_among_new_ones() -> None:
+    old = b"def f():\n    return Stats(\n        a=1,\n        b=2,\n    )\n"
+    new = old.replace(b"b=2,\n", b"b=2,\n        ours=3,\n")
+    upstream = old.replace(b"b=2,\n", b"b=2,\n        theirs=4,\n")
+    status, content, _ = moved(upstream, old, new)
+    assert status is Status.CONTEXT_ONLY
+    assert content == upstream.replace(b"b=2,\n", b"b=2,\n        ours=3,\n")
+
+
+@pytest.mark.parametrize(
+    "patched",
+    [
+        ENGINE.replace(b"self.wave += 1", b"self.wave += 2"),
+        HOOKED.replace(b"# 3) All-reduce.", b"# 3) All-reduce.\n            # Why."),
+    ],
+)
+def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched: bytes) -> None:
+    status, content, said = moved(ENGINE, patched=patched)
+    assert status is Status.CONFLICT
+    assert "expected hooks that only add code" in said
+    assert content.count(b"<<<<<<< new") == 1
