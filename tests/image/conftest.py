@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from optparse import Values
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,7 +17,7 @@ import pytest
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.upstream.index import PipConfig, read_pip_config
+from balance_tools.upstream.index import pip_options, sources_of
 from balance_tools.wheel.build import build_wheel
 from containers import Podman, make_podman
 
@@ -76,7 +77,7 @@ def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -
     paths = Paths(ROOT)
     wheel = build_wheel(paths, Choice(), paths.dist)
     settings = tmp_path_factory.mktemp("pip") / "pip.conf"
-    options = pip_options(read_pip_config(), settings)
+    options = options_for_pip(pip_options(), settings)
     # One layer a stage: those between cost a minute and are never used again.
     script, built = ROOT / "docker" / "build.sh", f"dist/{wheel.name}"
     result = subprocess.run(
@@ -89,16 +90,17 @@ def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -
     return result.stdout.splitlines()[-1]
 
 
-def pip_options(config: PipConfig, settings: Path) -> list[str]:
+def options_for_pip(config: Values, settings: Path) -> list[str]:
     """Options that give the build what this machine's pip is configured to use.
 
     That is written to the file `settings`, and folders that it names are mounted.
     """
-    values = {"timeout": str(int(config.timeout_s))}
-    for source in config.sources:
+    values = {"timeout": str(int(config.timeout))}
+    sources = sources_of(config)
+    for source in sources:
         known = values.get(source.setting, "")
         values[source.setting] = f"{known} {source.location}".strip()
-    folders = {local_folder(source.location) for source in config.sources}
+    folders = {local_folder(source.location) for source in sources}
     volumes = [f"{folder}:{folder}" for folder in folders - {None}]
     if config.proxy:
         values["proxy"] = config.proxy

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
 from balance_tools.paths import Paths
-from balance_tools.upstream.index import read_pip_config
+from balance_tools.upstream.index import pip_options, sources_of
 from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, ROOT, Build
 from stub_wheels import write_stub
@@ -66,10 +66,10 @@ def resolve(
 
 def index_variables() -> dict[str, str]:
     """The index that pip is configured to use, as uv wants to be told."""
-    config = read_pip_config()
-    found = {source.setting: source.location for source in config.sources}
+    options = pip_options()
+    found = {source.setting: source.location for source in sources_of(options)}
     variables = {"UV_DEFAULT_INDEX": found.get("index-url")}
-    variables["SSL_CERT_FILE"] = config.cert
+    variables["SSL_CERT_FILE"] = options.cert
     return {name: value for name, value in variables.items() if value}
 
 

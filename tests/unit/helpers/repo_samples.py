@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import Index, PipConfig, Source
+from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock, dump_lock
 from balance_tools.upstream.pristine import Fetch
 from balance_tools.vendoring.vendor import vendor
@@ -54,15 +54,16 @@ __pycache__/
 """
 
 
-def pip_config(*indexes: SampleIndex, retries: int = 2) -> PipConfig:
-    """What pip would be configured with to use these indexes."""
-    sources = tuple(Source("index-url", index.url) for index in indexes)
-    return PipConfig(sources, timeout_s=10, retries=retries)
+def pip_arguments(*indexes: SampleIndex, retries: int = 2) -> list[str]:
+    """What makes pip, and `Index`, use these indexes alone."""
+    urls = [word for one in indexes for word in ("--extra-index-url", one.url)]
+    urls[:1] = ["--index-url"]
+    return ["--isolated", f"--retries={retries}", "--timeout=10", *urls]
 
 
-def get_from(config: PipConfig) -> Fetch:
-    """`fetch`, which asks the given sources and does not pause between tries."""
-    return partial(fetch, index=lambda: Index(config, backoff_s=0))
+def get_from(arguments: Sequence[str]) -> Fetch:
+    """`fetch`, with these arguments of pip."""
+    return partial(fetch, index=lambda: Index(*arguments))
 
 
 @dataclass
@@ -123,7 +124,7 @@ class SampleRepo:
 
     def vendor(self, **options: bool) -> list[str]:
         """Run `vendor` for vllm in this process."""
-        get = get_from(pip_config(self.index))
+        get = get_from(pip_arguments(self.index))
         return vendor(self.paths, self.lock, ["vllm"], get=get, **options)
 
     def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:

@@ -3,11 +3,11 @@ import os
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index, PipConfig, Source
+from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.resolve import resolve
 from index_samples import SampleIndex
-from repo_samples import pip_config
+from repo_samples import pip_arguments
 
 WHEELS = [
     f"vllm_ascend-0.23.0-{python}-{python}-manylinux_2_34_{arch}.whl"
@@ -32,7 +32,7 @@ def releases(index: SampleIndex) -> Lock:
 
 
 def ask(index: SampleIndex) -> Index:
-    return Index(pip_config(index, retries=0), backoff_s=0)
+    return Index(*pip_arguments(index, retries=0))
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -71,9 +71,7 @@ def test_a_yanked_release_is_refused_with_the_reason(
 def test_a_source_that_is_down_is_an_error_even_if_another_answers(
     index: SampleIndex, releases: Lock
 ) -> None:
-    sources = (
-        Source("index-url", index.url),
-        Source("extra-index-url", "http://127.0.0.1:9/simple"),
-    )
+    down = "--extra-index-url=http://127.0.0.1:9/simple"
+    both = Index(*pip_arguments(index, retries=0), down)
     with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):
-        resolve("0.23.0", "0.23.0", Index(PipConfig(sources, retries=0)))
+        resolve("0.23.0", "0.23.0", both)

@@ -24,7 +24,7 @@ from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.sources import plans_between, pristine_tree
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.text import table
-from balance_tools.upstream.index import default_index
+from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, Lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
@@ -101,7 +101,7 @@ def releases(first: Version, last: Version) -> list[Artifact]:
     Raises:
         ToolError: the index cannot be asked, or has no such release.
     """
-    index = default_index()
+    index = Index()
     found: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
         version = link.release[1]

@@ -12,7 +12,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, replacing, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan
-from balance_tools.upstream.index import default_index
+from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import resolve
@@ -79,7 +79,7 @@ def by_version(paths: Paths, lock: Lock, vllm: str, ascend: str | None) -> NewUp
     """
     wanted, new = (vllm, ascend or lock.vllm_ascend.version), lock
     if wanted != (lock.vllm.version, lock.vllm_ascend.version):
-        new = resolve(*wanted, default_index())
+        new = resolve(*wanted, Index())
     if ascend is None:
         new = replace(lock, vllm=new.vllm)
     return NewUpstream(vllm, new, pinned_trees(paths, new))

@@ -17,14 +17,11 @@ from balance_tools.upstream.index import (
     Link,
     RefusedError,
     Source,
-    default_index,
 )
 from balance_tools.upstream.lock import Artifact
 
 
-def fetch(
-    artifact: Artifact, paths: Paths, index: Callable[[], Index] = default_index
-) -> Path:
+def fetch(artifact: Artifact, paths: Paths, index: Callable[[], Index] = Index) -> Path:
     """The path of a locked file, which is fetched when the cache lacks it.
 
     The file is verified each time, also when it was cached. `index` is called only

@@ -1,48 +1,40 @@
 """The indexes and folders that pip is configured to use: what they list and send.
 
-pip's own command line is asked for the configuration, so that its files, its PIP_*
-variables and their precedence are pip's business. Proxy, certificates and retries are
-pip's, and a login in a URL holds for all of that host. No URL or login is in an error.
+pip itself reads its configuration, and its session has the proxy, certificates, logins
+and retries; both are internals of pip, and used here alone. No URL or login is in an
+error.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from optparse import Values
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import requests
-import urllib3.exceptions
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from pip._internal.commands.download import DownloadCommand
+from pip._internal.exceptions import PipError
+from pip._vendor.requests import RequestException
+from pip._vendor.urllib3.exceptions import HTTPError
 from pypi_simple import (
     ACCEPT_ANY,
-    PYPI_SIMPLE_ENDPOINT,
     ProjectPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
 
 from balance_tools.errors import ToolError
 from balance_tools.files import CHUNK_BYTES
-from balance_tools.run import capture
 from balance_tools.upstream.lock import release_of
 
-# Weakest first. pip reads [download] for `pip download`, which is what we do here.
-SECTIONS = ("global", "download", ":env:")
-DEFAULT_TIMEOUT_S = 15.0
-DEFAULT_RETRIES = 5
 NO_SUCH_PAGE = (404, 410)
-TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
-BACKOFF_S = 0.5
+NO_CONNECTION = (RequestException, PipError)
 NOT_A_PAGE = (ValueError, UnsupportedContentTypeError, UnsupportedRepoVersionError)
 
 
@@ -53,55 +45,11 @@ class Source:
     setting: str
     """The name of the setting of pip that it comes from: `find-links`."""
     location: str
-    """A URL or, for find-links, also a path; may hold a password: never print it."""
+    """A URL or a path; may hold a password: never print it."""
 
     def __str__(self) -> str:
         """The setting and the place, fit to be printed."""
         return f"{self.setting} ({without_secrets(self.location)})"
-
-
-@dataclass(frozen=True)
-class PipConfig:
-    """The settings that matter when files are looked for and fetched."""
-
-    sources: tuple[Source, ...]
-    proxy: str | None = None
-    cert: str | None = None
-    client_cert: str | None = None
-    trusted_hosts: frozenset[str] = frozenset()
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    retries: int = DEFAULT_RETRIES
-    """How often a broken transfer is tried again."""
-
-
-def read_pip_config() -> PipConfig:
-    """Ask the pip of this interpreter, whose lines are `section.name='value'`."""
-    options = ("--disable-pip-version-check", "config", "list")
-    outcome = capture([sys.executable, "-m", "pip", *options])
-    if outcome.status != 0:
-        raise ToolError(
-            f"{sys.executable}: expected pip to list its configuration, found "
-            f"{outcome.tail!r}; fix pip's configuration, or install pip with "
-            f"`{sys.executable} -m ensurepip`"
-        )
-    by_section: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
-    for line in outcome.text.splitlines():
-        match = re.fullmatch(r"(:env:|[^.=]+)\.([^=]+)=(['\"].*)", line)
-        if match and match[1] in by_section:
-            name = match[2].replace("default-timeout", "timeout")  # one option of pip
-            by_section[match[1]][name] = str(ast.literal_eval(match[3]))
-    settings: dict[str, str] = {}
-    for section in SECTIONS:
-        settings.update(by_section[section])
-    return PipConfig(
-        sources=_sources(settings),
-        proxy=settings.get("proxy"),
-        cert=settings.get("cert"),
-        client_cert=settings.get("client-cert"),
-        trusted_hosts=frozenset(settings.get("trusted-host", "").split()),
-        timeout_s=float(settings.get("timeout", DEFAULT_TIMEOUT_S)),
-        retries=int(settings.get("retries", DEFAULT_RETRIES)),
-    )
 
 
 def without_secrets(location: str) -> str:
@@ -112,18 +60,26 @@ def without_secrets(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _sources(settings: Mapping[str, str]) -> tuple[Source, ...]:
-    wanted = [("find-links", settings.get("find-links", ""))]
-    if settings.get("no-index", "").lower() not in {"1", "true", "yes", "on", "y", "t"}:
-        wanted += [
-            ("index-url", settings.get("index-url", PYPI_SIMPLE_ENDPOINT)),
-            ("extra-index-url", settings.get("extra-index-url", "")),
-        ]
-    return tuple(
-        Source(setting, location)
-        for setting, locations in wanted
-        for location in locations.split()
-    )
+def pip_options(*arguments: str) -> Values:
+    """What pip's files, its PIP_* variables and `arguments` tell `pip download`."""
+    words = ["--no-cache-dir", "--no-input", *arguments]
+    command = DownloadCommand("download", "", isolated="--isolated" in words)
+    try:
+        return command.parse_args(words)[0]
+    except SystemExit:
+        raise ToolError(
+            "pip: expected it to read its configuration, found what it wrote above; "
+            "correct that file or variable, see `pip config debug`"
+        ) from None
+
+
+def sources_of(options: Values) -> tuple[Source, ...]:
+    """Where pip looks, in the order in which we do."""
+    wanted = [("find-links", options.find_links)]
+    if not options.no_index:
+        wanted.append(("index-url", [options.index_url]))
+        wanted.append(("extra-index-url", options.extra_index_urls))
+    return tuple(Source(setting, one) for setting, many in wanted for one in many)
 
 
 class RefusedError(Exception):
@@ -159,24 +115,14 @@ Body = tuple[int | None, Iterable[bytes]]
 
 
 class Index:
-    """The sources of pip's configuration."""
+    """The sources of pip's configuration; `arguments` are further ones of pip."""
 
-    def __init__(self, config: PipConfig, backoff_s: float = BACKOFF_S) -> None:
-        self.sources, self.retries = config.sources, config.retries
-        self._config = config
-        self._session = requests.Session()
-        again = Retry(
-            config.retries,
-            backoff_factor=backoff_s,
-            status_forcelist=TRANSIENT_STATUS,
-            raise_on_status=False,
-        )
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=again))
-        self._logins: dict[str, str] = {}
-        if config.proxy:  # replaces what the environment says
-            self._session.trust_env = False
-            self._session.proxies = dict.fromkeys(("http", "https"), config.proxy)
+    def __init__(self, *arguments: str) -> None:
+        options = pip_options(*arguments)
+        self.sources = sources_of(options)
+        self.retries: int = options.retries
+        """How often a broken transfer is tried again."""
+        self._session = DownloadCommand("download", "")._build_session(options)
 
     def links(self, source: Source, project: str) -> tuple[Link, ...]:
         """The files of `project` that `source` lists; none is not an error.
@@ -189,8 +135,18 @@ class Index:
         if urlsplit(location).scheme in {"http", "https"}:
             url = location if flat else f"{location.rstrip('/')}/{name}/"
             found = self._page(source, url, name)
+        elif not (folder := local_path(location)).is_dir():
+            raise RefusedError("there is no such folder")
+        elif flat:
+            files = (file.resolve() for file in sorted(folder.iterdir()))
+            found = [
+                Link(source, file.name, file.as_uri(), None, file.stat().st_size)
+                for file in files
+                if file.is_file()
+            ]
         else:
-            found = _folder(source, local_path(location), name, flat)
+            page = folder.resolve() / name / "index.html"
+            found = self._page(source, page.as_uri(), name)
         return tuple(link for link in found if link.release[0] == name)
 
     @contextmanager
@@ -200,13 +156,7 @@ class Index:
         Raises:
             BrokenError: the transfer broke off.
             RefusedError: it failed in another way.
-            OSError: a file cannot be read.
         """
-        if url.startswith("file:"):
-            with (path := local_path(url)).open("rb") as file:
-                chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-                yield path.stat().st_size, chunks
-            return
         with self._get(url, {"Accept-Encoding": "identity"}) as response:
             _refuse_status(response)
             length = response.headers.get("Content-Length")
@@ -218,43 +168,29 @@ class Index:
                 return []
             _refuse_status(response)
             try:
-                return _links(source, ProjectPage.from_response(response, name))
-            except requests.RequestException as error:
+                page = ProjectPage.from_response(response, name)
+            except NO_CONNECTION as error:
                 raise _failure(error) from error
             except NOT_A_PAGE as error:
                 text = "its answer is not a page of the simple API"
                 raise RefusedError(text) from error
-
-    def _get(self, url: str, headers: dict[str, str]) -> requests.Response:
-        parts = urlsplit(url)
-        login, _, host = parts.netloc.rpartition("@")
-        if login:
-            self._logins[host] = parts.netloc
-        netloc = self._logins.get(host, host)
-        try:
-            return self._session.get(
-                urlunsplit(parts._replace(netloc=netloc)),
-                headers=headers,
-                stream=True,
-                timeout=self._config.timeout_s,
-                verify=self.verify(url),
-                cert=self._config.client_cert,
+        return [
+            Link(
+                source,
+                package.filename,
+                package.url,
+                package.digests.get("sha256"),
+                package.size,
+                (package.yanked_reason or "") if package.is_yanked else None,
             )
-        except requests.RequestException as error:
+            for package in page.packages
+        ]
+
+    def _get(self, url: str, headers: dict[str, str]) -> Any:
+        try:
+            return self._session.get(url, headers=headers, stream=True)
+        except NO_CONNECTION as error:
             raise _failure(error) from error
-
-    def verify(self, url: str) -> bool | str:
-        """What requests is told of TLS: certificates, or False for a trusted host."""
-        parts = urlsplit(url)
-        hosts = {parts.hostname, parts.netloc.rpartition("@")[2]}
-        if hosts & self._config.trusted_hosts:
-            return False
-        return self._config.cert or True
-
-
-def default_index() -> Index:
-    """The sources of the pip that belongs to this interpreter."""
-    return Index(read_pip_config())
 
 
 def local_path(location: str) -> Path:
@@ -264,49 +200,19 @@ def local_path(location: str) -> Path:
     return Path(location).expanduser()
 
 
-def _folder(source: Source, path: Path, name: str, flat: bool) -> list[Link]:
-    """A folder of files (flat), or one with `<project>/index.html`."""
-    if not path.is_dir():
-        raise RefusedError("there is no such folder")
-    if flat:
-        files = [file.resolve() for file in sorted(path.iterdir()) if file.is_file()]
-        return [
-            Link(source, file.name, file.as_uri(), None, file.stat().st_size)
-            for file in files
-        ]
-    page = path / name / "index.html"
-    if not page.is_file():
-        return []
-    base = page.resolve().as_uri()
-    return _links(source, ProjectPage.from_html(name, page.read_bytes(), base_url=base))
-
-
-def _links(source: Source, page: ProjectPage) -> list[Link]:
-    return [
-        Link(
-            source,
-            package.filename,
-            package.url,
-            package.digests.get("sha256"),
-            package.size,
-            (package.yanked_reason or "") if package.is_yanked else None,
-        )
-        for package in page.packages
-    ]
-
-
-def _chunks(response: requests.Response) -> Iterator[bytes]:
+def _chunks(response: Any) -> Iterator[bytes]:
     try:
-        yield from response.raw.stream(CHUNK_BYTES, decode_content=False)
-    except (urllib3.exceptions.HTTPError, ConnectionError) as error:
+        while chunk := response.raw.read(CHUNK_BYTES):
+            yield chunk
+    except (HTTPError, OSError) as error:
         raise BrokenError("the transfer broke off") from error
 
 
-def _refuse_status(response: requests.Response) -> None:
+def _refuse_status(response: Any) -> None:
     if not response.ok:
         raise RefusedError(f"it answered {response.status_code} {response.reason}")
 
 
-def _failure(error: requests.RequestException) -> RefusedError:
+def _failure(error: Exception) -> RefusedError:
     """What an exception means, without its text: that may hold a login."""
     return RefusedError(f"no connection ({type(error).__name__})")
