@@ -44,7 +44,7 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
         )
     old = pinned_trees(paths, load_lock(paths.lock))
     text = dump_lock(new.lock) if new.lock else ""
-    plans = plans_between(old, new.trees)
+    plans = plans_between(paths, old, new.trees)
     session = Session(new.name, plans, text, dry_run=dry_run, line=line)
     work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
     remove_tree(work.path)
@@ -57,17 +57,16 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
 
     Only the last step changes the repository. A bump that is killed begins again.
     """
-    series = {p.package: load_series(paths.patches(p.package)) for p in session.plans}
     # The patches one by one, from the old tree to the new one.
-    session = place_all(work, session, series)
+    session = place_all(work, session)
     if session.pending:
         work.save(session)
         return _ask(work, session, session.pending)
     # The new series as quilt writes it, applied to the new tree, and compared.
-    session = export(work, session, series)
+    export(work, session)
     # What upstream changed around it, and whether our files still fit.
     drifts = {
-        p.package: drift(series[p.package], Modules(p.old_tree), Modules(p.new_tree))
+        p.package: drift(p.series, Modules(p.old_tree), Modules(p.new_tree))
         for p in session.plans
     }
     wrong, misfit = _misfits(paths, work, session)
@@ -107,7 +106,7 @@ def _misfits(paths: Paths, work: Work, session: Session) -> tuple[list[str], Sta
         return [], Status.UNTOUCHED
     plan = session.plan(PACKAGE)
     print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
-    pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
+    pin = read_pin(paths, load_lock(paths.lock), plan.series)
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED
@@ -132,7 +131,7 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
     if session.line:
         line = write_line(paths, session, work)
         return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
-    install(paths, work.final, [plan.package for plan in session.plans])
+    install(paths, work, session)
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import replacing
-from balance_tools.hooks.model import PatchResult
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
+from balance_tools.series.apply import Series, diff_file
+from balance_tools.series.patchfile import Patch, parse_patch
 
 Contents = Mapping[str, bytes | None]
 """Files by their paths in a tree; None for one that is gone."""
@@ -21,28 +23,36 @@ class Plan:
     """One package: from which tree to which, and how far its series is."""
 
     package: str
+    series: Series
+    """Of the old tree."""
     old_tree: Path
     new_tree: Path
     old_label: str
     new_label: str
-    done: tuple[Contents, ...] = ()
-    """For each patch that is done, every file that one has touched by then."""
+    now: Contents = field(default_factory=dict)
+    """Every file that a patch has touched by now, on new upstream."""
+    made: Mapping[str, bytes] = field(default_factory=dict)
+    """The new text of each patch that is done and not left out, by its name."""
 
-    @property
-    def now(self) -> Contents:
-        """What the patches that are done make of new upstream."""
-        return self.done[-1] if self.done else {}
-
-    def read(self, path: str, done: int | None = None) -> bytes | None:
-        """Return a file of new upstream with the patches that are done, or so many.
+    def read(self, path: str) -> bytes | None:
+        """Return a file of new upstream with the patches that are done.
 
         None if it is not there, or not a file.
         """
-        for files in self.done[:done][-1:]:
-            if path in files:
-                return files[path]
+        if path in self.now:
+            return self.now[path]
         file = self.new_tree / path
         return None if file.is_symlink() or not file.is_file() else file.read_bytes()
+
+    def after(self, patch: Patch, contents: Contents) -> Plan:
+        """Return the plan with one patch more, which makes files what they hold."""
+        paths = sorted(contents, key=str.encode)
+        diffs = (
+            diff_file(path, self.read(path) or b"", contents[path] or b"")
+            for path in paths
+        )
+        made = {**self.made, patch.name: patch.header.raw + b"".join(diffs)}
+        return replace(self, now={**self.now, **contents}, made=made)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Session:
 
     target: str
     plans: tuple[Plan, ...]
-    lock: str
+    lock: str = ""
     """Text of the new lock; "" if the new upstream cannot be locked."""
     results: tuple[PatchResult, ...] = ()
     pending: PatchResult | None = None
@@ -66,13 +76,40 @@ class Session:
         """Return the plan of a package."""
         return next(plan for plan in self.plans if plan.package == package)
 
+    def next_patch(self) -> tuple[Plan, Patch] | None:
+        """Return the patch to place now, and its package; None if all are done."""
+        count = len(self.results)
+        every = [(plan, patch) for plan in self.plans for patch in plan.series.patches]
+        return every[count] if count < len(every) else None
+
     def after(self, result: PatchResult, contents: Contents) -> Session:
-        """Return the session with one patch more, and what that makes of files."""
-        old = self.plan(result.package)
-        new = replace(old, done=(*old.done, {**old.now, **contents}))
-        plans = tuple(new if plan is old else plan for plan in self.plans)
+        """Return the session with one patch more, and what that makes of files.
+
+        How much of the text of the patch changed is seen here.
+        """
+        due = self.next_patch()
+        assert due is not None
+        plan, patch = due
+        new = plan
+        if not result.dropped:
+            new = plan.after(patch, contents)
+            result = _final(patch, new.made[patch.name], result)
+        plans = tuple(new if one is plan else one for one in self.plans)
         results = (*self.results, result)
         return replace(self, plans=plans, results=results, pending=None, files=())
+
+
+def _final(patch: Patch, raw: bytes, result: PatchResult) -> PatchResult:
+    if result.status.needs_human:  # of a dry run
+        return result
+    if raw == patch.raw:
+        status = Status.UNTOUCHED
+    elif parse_patch(patch.name, raw).changes == patch.changes:
+        status = Status.CONTEXT_ONLY
+    else:
+        status = Status.CONTENT_CHANGED
+    hooks = tuple(replace(hook, status=status) for hook in result.hooks)
+    return replace(result, status=status, hooks=hooks)
 
 
 @dataclass(frozen=True)

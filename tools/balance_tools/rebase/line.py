@@ -109,11 +109,10 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
     work = Work(work_root(paths) / f"line-{line.name}")
     remove_tree(work.path)
     work.path.mkdir(parents=True)
-    series = {name: load_series(paths.patches(name)) for name in pin.packages}
-    plans = plans_between(pinned_trees(paths, pin), pinned_trees(paths, lock))
+    plans = plans_between(paths, pinned_trees(paths, pin), pinned_trees(paths, lock))
     text = (line.folder / LOCK_NAME).read_text(encoding="utf-8")
     session = Session(line.name, plans, text, dry_run=True)
-    session = place_all(work, session, series, own)
+    session = place_all(work, session, own)
     for result in session.results:
         if result.status.needs_human:
             raise ToolError(
@@ -122,7 +121,8 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
                 f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
                 f"{lock.vllm_ascend.version} --line {line.name}"
             )
-    return work, export(work, session, series)
+    export(work, session)
+    return work, session
 
 
 def check_own(paths: Paths, line: Line, own: Own) -> None:

@@ -13,7 +13,7 @@ from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
 from balance_tools.rebase.journal import Contents, Plan, Session, Work
-from balance_tools.series.apply import Series, apply_to_bytes, patched_steps
+from balance_tools.series.apply import apply_to_bytes, patched_steps
 from balance_tools.series.patchfile import FilePatch, Patch
 
 Own = Mapping[tuple[str, str], Patch]
@@ -21,11 +21,7 @@ Own = Mapping[tuple[str, str], Patch]
 
 
 def place_all(
-    work: Work,
-    session: Session,
-    series: Mapping[str, Series],
-    own: Own | None = None,
-    quiet: bool = False,
+    work: Work, session: Session, own: Own | None = None, quiet: bool = False
 ) -> Session:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
@@ -35,35 +31,35 @@ def place_all(
         ToolError: a series does not apply to the tree that it was made for, or a patch
             of `own` does not apply.
     """
-    for package, patches in series.items():
-        old_tree = session.plan(package).old_tree
-        steps: list[Contents] = [{}]
-        steps += [after for _, after in patched_steps(patches, old_tree)]
-        while len((plan := session.plan(package)).done) < len(patches.patches):
-            count = len(plan.done)
-            patch = patches.patches[count]
-            contents: Contents
-            if mine := (own or {}).get((package, patch.name)):
-                contents = {
-                    f.path: apply_to_bytes(
-                        f, plan.read(f.path), f"{mine.name}: {f.path}"
-                    )
-                    for f in mine.files
-                }
-                result = PatchResult(package, patch.name, Status.CONTENT_CHANGED)
-            else:
-                before, after = steps[count : count + 2]
-                found = [_judge(plan, patch, f, before, after) for f in patch.files]
-                contents = {verdict.path: verdict.partial for verdict in found}
-                result = _result(package, patch, found)
-                if result.status.needs_human and not session.dry_run:
-                    files = _leave_for_person(work, plan, found)
-                    return replace(session, pending=result, files=files)
-            session = session.after(result, contents)
-            if not quiet:
-                status = result.status
-                said = status.label if status.needs_human else "placed"
-                print(f"{package}: {patch.name}: {said}", file=sys.stderr, flush=True)
+    steps = {
+        plan.package: [
+            {},
+            *(new for _, new in patched_steps(plan.series, plan.old_tree)),
+        ]
+        for plan in session.plans
+    }
+    while due := session.next_patch():
+        plan, patch = due
+        contents: Contents
+        if mine := (own or {}).get((plan.package, patch.name)):
+            contents = {
+                f.path: apply_to_bytes(f, plan.read(f.path), f"{mine.name}: {f.path}")
+                for f in mine.files
+            }
+            result = PatchResult(plan.package, patch.name, Status.CONTENT_CHANGED)
+        else:
+            at = plan.series.patches.index(patch)
+            before, after = steps[plan.package][at : at + 2]
+            found = [_judge(plan, patch, f, before, after) for f in patch.files]
+            contents = {verdict.path: verdict.partial for verdict in found}
+            result = _result(plan.package, patch, found)
+            if result.status.needs_human and not session.dry_run:
+                files = _leave_for_person(work, plan, found)
+                return replace(session, pending=result, files=files)
+        session = session.after(result, contents)
+        if not quiet:
+            said = result.status.label if result.status.needs_human else "placed"
+            print(f"{plan.package}: {patch.name}: {said}", file=sys.stderr, flush=True)
     return session
 
 

@@ -156,9 +156,10 @@ def _try(
         gone, why = Status.TARGET_DELETED, (str(error),)
         results = [PatchResult(PACKAGE, p.name, gone, (), why) for p in series.patches]
         return ScannedRelease(version, tuple(results), time.monotonic() - begun)
-    session = Session(version, plans_between(old, {PACKAGE: new}), "", dry_run=True)
-    session = place_all(work, session, {PACKAGE: series}, quiet=True)
-    session = export(work, session, {PACKAGE: series})
+    plans = plans_between(paths, old, {PACKAGE: new})
+    session = Session(version, plans, dry_run=True)
+    session = place_all(work, session, quiet=True)
+    export(work, session)
     moved = load_series(work.final_series(PACKAGE))
     patched = patched_files(moved, new.tree)
     for path, content in patched.items():

@@ -12,6 +12,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, replacing, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Plan
+from balance_tools.series.apply import load_series
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, Lock, release_of
 from balance_tools.upstream.pristine import ensure_pristine
@@ -62,11 +63,18 @@ def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> PristineTre
 
 
 def plans_between(
-    old: Mapping[str, PristineTree], new: Mapping[str, PristineTree]
+    paths: Paths, old: Mapping[str, PristineTree], new: Mapping[str, PristineTree]
 ) -> tuple[Plan, ...]:
     """Return what is to be done for each package, nothing of it done yet."""
     return tuple(
-        Plan(name, one.tree, new[name].tree, one.label, new[name].label)
+        Plan(
+            package=name,
+            series=load_series(paths.patches(name)),
+            old_tree=one.tree,
+            new_tree=new[name].tree,
+            old_label=one.label,
+            new_label=new[name].label,
+        )
         for name, one in old.items()
     )
 
