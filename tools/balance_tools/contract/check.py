@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.contract.names import EITHER, WORD, Names, Ours, Use
+from balance_tools.contract.names import Ours, Use
+from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 from balance_tools.series.patchfile import Patch
@@ -29,6 +30,9 @@ check_untyped_defs = True
 namespace_packages = True
 explicit_package_bases = True
 show_error_codes = True
+
+[mypy-vllm.*]
+ignore_missing_imports = False
 """
 _CRASHED = 2  # mypy's exit status when it could not check
 _LINE = re.compile(r"\bline \d+")
@@ -48,12 +52,11 @@ class Finding:
         return f"{self.file}:{self.line}: {self.text}" if self.file else self.text
 
 
-def missing(uses: Iterable[Use], new: Names) -> list[Finding]:
+def missing(uses: Iterable[Use], words: frozenset[str]) -> list[Finding]:
     """Return the uses, found on the pin's tree, whose names the new one has not."""
     found = []
     for use in uses:
-        by_word = use.kind in (WORD, EITHER)
-        if not any(n in new.words if by_word else new.has(n) for n in use.names):
+        if not words & {*use.names}:
             gone, many = " and ".join(use.names), len(use.names) > 1
             text = f"none is left of {gone}" if many else f"{gone} is gone"
             found.append(Finding(use.file, use.line, text))
@@ -103,13 +106,13 @@ def new_errors(
     return found
 
 
-def vanished_symbols(patches: Iterable[Patch], new: Names) -> list[Finding]:
+def vanished_symbols(patches: Iterable[Patch], new: Modules) -> list[Finding]:
     """Return the Relies-On lines of which no symbol is left."""
     return [
         Finding("", 0, f"{patch.name}: Relies-On {' | '.join(symbols)} is gone")
         for patch in patches
         for symbols in patch.header.relies_on
-        if not any(new.modules.find(name) or new.has(name) for name in symbols)
+        if not any(map(new.find, symbols))
     ]
 
 

@@ -15,7 +15,7 @@ from balance_tools.contract.check import (
     type_check,
     vanished_symbols,
 )
-from balance_tools.contract.names import Names, Ours, Use, inventory
+from balance_tools.contract.names import Ours, Use, inventory, words_of
 from balance_tools.drift.symbols import Modules
 from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
@@ -59,7 +59,7 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
     with exclusive(folder.parent / ".lock"):
         ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
         mistakes = type_check(folder, ours)
-        uses = inventory(folder, ours, Names(Modules(tree)))
+        uses = inventory(folder, ours, words_of(tree))
     return Pin(paths, tree, tuple(files), uses, mistakes)
 
 
@@ -71,13 +71,12 @@ def findings(
     `patched` is what `series` makes of the files of `tree`, the release, that it
     touches; `folder` is scratch, and replaced.
     """
-    after = Names(Modules(tree))
     ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
-    gone = missing(pin.uses, after)
+    gone = missing(pin.uses, words_of(tree))
     places = {(one.file, one.line) for one in gone}
     wrong = new_errors(ours, pin.mistakes, type_check(folder, ours))
     wrong = [one for one in wrong if (one.file, one.line) not in places]
-    return (*vanished_symbols(series.patches, after), *gone, *wrong)
+    return (*vanished_symbols(series.patches, Modules(tree)), *gone, *wrong)
 
 
 def status_of(found: tuple[Finding, ...]) -> Status:
