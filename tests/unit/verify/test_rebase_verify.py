@@ -19,7 +19,7 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
-from balance_tools.verify.verify import Ledger
+from balance_tools.verify.verify import once
 from rebase_samples import write_tree
 
 SAMPLE = b"""\
@@ -120,20 +120,16 @@ def test_a_terminated_run_ends_what_it_started(tmp_path: Path) -> None:
     assert not Path(f"/proc/{started}").exists()
 
 
-def test_a_stage_is_done_again_when_what_it_made_is_gone(tmp_path: Path) -> None:
-    made = tmp_path / "made"
+def test_what_ran_on_the_same_is_not_run_again(tmp_path: Path) -> None:
+    runs: list[str] = []
 
-    def work() -> dict[str, str]:
-        assert not made.exists()
-        made.touch()
-        return {"path": str(made)}
+    def run() -> dict[str, str]:
+        runs.append("run")
+        return {"test": PASSED}
 
-    ledger = Ledger(tmp_path / "stages")
-    for _ in range(2):
-        ledger.once("a", [], work)
-    made.unlink()
-    ledger.once("a", [], work)
-    assert made.exists()
+    for inputs in ("a", "a", "b"):
+        assert once(tmp_path, "off/test_a.py", inputs, run).results == {"test": PASSED}
+    assert len(runs) == 2
 
 
 def test_tests_of_touched_modules_are_selected_through_helpers_too(

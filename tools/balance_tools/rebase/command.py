@@ -112,7 +112,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
         bench = Bench(paths, line.name, plan.new_label, *where)
     else:
         bench = pinned_release(paths)
-    print(verify(bench).markdown(), end="")
+    print(verify(bench), end="")
     return 0
 
 

@@ -18,7 +18,6 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, sha256_of, write_atomically
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.run import listed_by_git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
@@ -40,70 +39,47 @@ UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
 ENGINE_TESTS = "tests/engine"
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
-# What of a checkout a wheel is made from, beside the upstream trees.
-_NOT_IN_WHEEL = ("bench/", "deploy/", "docs/", "lines/", "tests/", ".ci/")
-
-Data = dict[str, str]
+Results = dict[str, str]
+"""Id of a test to what came of it."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished stage: what it gave, and how many seconds it took when it ran."""
+    """A test file that was run: what came of its tests, and how long it took."""
 
     name: str
-    data: Data
+    results: dict[str, str]
     seconds: float
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """One file below `folder` for each stage that is finished."""
-
-    folder: Path
-
-    def once(self, name: str, inputs: Sequence[str], work: Callable[[], Data]) -> Entry:
-        """Return what the stage `name` gives; do it only if `inputs` are new.
-
-        It is done again, too, if its result has a `path` that is gone.
-        """
-        file = self.folder / f"{name}.json"
-        if file.is_file():
-            known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            if known.pop("inputs") == list(inputs):
-                stage = Entry(**known)
-                if Path(stage.data.get("path", "/")).exists():
-                    return stage
-        start = time.monotonic()
-        stage = Entry(name, work(), round(time.monotonic() - start, 1))
-        text = json.dumps({"inputs": list(inputs), **asdict(stage)}, indent=1)
-        write_atomically(file, text + "\n")
-        return stage
+def once(folder: Path, name: str, inputs: str, run: Callable[[], Results]) -> Entry:
+    """Return what `run` gives; do it only if `inputs` are not those in `folder`."""
+    file = folder / f"{name}.json"
+    if file.is_file():
+        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if known.pop("inputs") == inputs:
+            return Entry(**known)
+    start = time.monotonic()
+    entry = Entry(name, run(), round(time.monotonic() - start, 1))
+    text = json.dumps({"inputs": inputs, **asdict(entry)}, indent=1)
+    write_atomically(file, text + "\n")
+    return entry
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The stages of a verification, and the tests that speak against the series."""
-
-    label: str
-    stages: Sequence[Entry]
-    failing: Sequence[str]
-
-    def markdown(self) -> str:
-        """Return a table with a row for each kind of stage, and what fails."""
-        groups: dict[str, list[Entry]] = {}
-        for stage in self.stages:
-            groups.setdefault(stage.name.split("/")[0], []).append(stage)
-        rows = []
-        for name, stages in groups.items():
-            tests = [stage for stage in stages if "path" not in stage.data]
-            results = {k: v for stage in tests for k, v in stage.data.items()}
-            said = (str(len(tests)), count(results)) if tests else ("–", "–")
-            rows.append((name, *said, f"{sum(s.seconds for s in stages):.0f}"))
-        lines = [f"# Verification on {self.label}", ""]
-        lines += table(("stage", "test files", "tests", "seconds"), rows)
-        total = sum(stage.seconds for stage in self.stages)
-        lines += ["", f"{total:.0f} s in all. Newly failing: {len(self.failing)}.", ""]
-        return "\n".join([*lines, *(f"- {one}" for one in self.failing)]) + "\n"
+def markdown(label: str, entries: Sequence[Entry], failing: Sequence[str]) -> str:
+    """Return a table with a row for each way to run tests, and what fails."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.name.split("/")[0], []).append(entry)
+    rows = []
+    for name, those in groups.items():
+        results = {k: v for entry in those for k, v in entry.results.items()}
+        seconds = sum(entry.seconds for entry in those)
+        rows.append((name, len(those), count(results), f"{seconds:.0f}"))
+    lines = [f"# Verification on {label}", ""]
+    lines += table(("tests", "files", "results", "seconds"), rows)
+    lines += ["", f"Newly failing: {len(failing)}.", ""]
+    return "\n".join([*lines, *(f"- {one}" for one in failing)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -135,33 +111,33 @@ def pinned_release(paths: Paths) -> Bench:
     return Bench(paths, "pin", label, text, paths.root / "patches", tree)
 
 
-def verify(bench: Bench) -> Verdict:
-    """Verify a series; what was done before with equal inputs is not done again.
+def verify(bench: Bench) -> str:
+    """Verify a series and return the report; what ran before on the same is not run.
 
     Raises:
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Then verify.md in build/verify/NAME says which.
     """
     with exclusive(bench.folder / ".lock"), termination_interrupts():
-        found = _verdict(bench)
-    report = bench.folder / "verify.md"
-    report.write_text(found.markdown(), encoding="utf-8")
-    if found.failing:
+        entries, failing = _run_all(bench)
+    report, text = bench.folder / "verify.md", markdown(bench.label, entries, failing)
+    report.write_text(text, encoding="utf-8")
+    if failing:
         raise ToolError(
-            f"{report}: expected no newly failing test, found {len(found.failing)}, "
-            f"first {found.failing[0]}; correct the patch or our files and verify again"
+            f"{report}: expected no newly failing test, found {len(failing)}, first "
+            f"{failing[0]}; correct the patch or our files and verify again"
         )
-    return found
+    return text
 
 
-def _verdict(bench: Bench) -> Verdict:
+def _run_all(bench: Bench) -> tuple[list[Entry], list[str]]:
+    """Run every test; return what came of each file, and the tests that fail."""
     patched = _root(bench, "patched", bench.series)
     plain = _root(bench, "unpatched", None)
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
-    stages = [_wheel(bench, root) for root in (patched, plain)]
-    wheels = [Path(stage.data["path"]) for stage in stages]
+    wheels = [build_wheel(root, Choice(), root.dist) for root in (patched, plain)]
     ours = Setup("engine", _python(patched, wheels[0]), patched.root)
     found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in found]
@@ -169,17 +145,17 @@ def _verdict(bench: Bench) -> Verdict:
     tests = _run(bench, ours, files, made_of)
     failing = [
         f"{name}: {result} (our engine tests)"
-        for stage in tests
-        for name, result in stage.data.items()
+        for entry in tests
+        for name, result in entry.results.items()
         if result == FAILED
     ]
     theirs = list(_upstream(bench, patched, wheels))
     names = (upstream.PLAIN, upstream.OFF, upstream.ON)
     results: dict[str, dict[str, str]] = {name: {} for name in names}
-    for stage in theirs:
-        results[stage.name.split("/")[0]].update(stage.data)
+    for entry in theirs:
+        results[entry.name.split("/")[0]].update(entry.results)
     failing += upstream.newly_failing(results)
-    return Verdict(bench.label, [*stages, *tests, *theirs], failing)
+    return [*tests, *theirs], failing
 
 
 def _root(bench: Bench, name: str, series: Path | None) -> Paths:
@@ -190,21 +166,6 @@ def _root(bench: Bench, name: str, series: Path | None) -> Paths:
         for package in (UPSTREAM, PLUGIN)
     }
     return make_checkout(paths, bench.folder / name, bench.lock, patches)
-
-
-def _wheel(bench: Bench, root: Paths) -> Entry:
-    """Build the wheel of a source root, unless that is done."""
-    digest = hashlib.sha256(bench.lock.encode())
-    for name in listed_by_git(bench.paths.root):
-        if not name.startswith(_NOT_IN_WHEEL) and (root.root / name).is_file():
-            digest.update(name.encode() + (root.root / name).read_bytes())
-    digest.update(series_sha256(root.root, UPSTREAM).encode())
-
-    def build() -> Data:
-        return {"path": str(build_wheel(root, Choice(), root.dist))}
-
-    name = f"wheel, {root.root.name}"
-    return Ledger(bench.folder / "stages").once(name, [digest.hexdigest()], build)
 
 
 def _python(root: Paths, wheel: Path) -> Path:
@@ -233,18 +194,18 @@ def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Ent
 
 def _run(bench: Bench, setup: Setup, files: Sequence[str], made_of: str) -> list[Entry]:
     """Run test files one after the other and say how each went."""
-    stages, ledger = [], Ledger(bench.folder / "stages")
+    entries = []
     title = f"{setup.name}: {len(files)} test files"
     with progress(title, len(files), "file") as report:
         for done, file in enumerate(files, 1):
-            inputs = [made_of, _file_hash(setup, file)]
+            inputs = f"{made_of} {_file_hash(setup, file)}"
             run = partial(run_file, setup, file, bench.folder / "logs")
-            stage = ledger.once(f"{setup.name}/{file}", inputs, run)
-            stages.append(stage)
+            entry = once(bench.folder / "stages", f"{setup.name}/{file}", inputs, run)
+            entries.append(entry)
             report(done)
-            said = f"{file}: {count(stage.data)}, {stage.seconds:.0f} s"
+            said = f"{file}: {count(entry.results)}, {entry.seconds:.0f} s"
             print(said, file=sys.stderr, flush=True)
-    return stages
+    return entries
 
 
 def _file_hash(setup: Setup, file: str) -> str:
