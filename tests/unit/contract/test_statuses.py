@@ -2,16 +2,12 @@
 
 from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import status_of
-from balance_tools.hooks.model import HookResult, PatchResult, Status
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.rebase.scan import ScannedRelease, scan_markdown
 
 SYMBOL = Finding("", 0, "gate.patch: Relies-On vllm.a.B.c is gone")
 NAME = Finding("vllm/gate.py", 7, "vllm.a.B.d is gone")
-HOOKS = tuple(
-    HookResult("a.py", "f", 1, 2, how, Status.CONTEXT_ONLY)
-    for how in ("git", "syntax", "syntax")
-)
-PLACED = PatchResult("vllm", "gate.patch", Status.CONTEXT_ONLY, HOOKS)
+PLACED = PatchResult("vllm", "gate.patch", Status.CONTEXT_ONLY)
 CONFLICT = PatchResult("vllm", "gate.patch", Status.CONFLICT, (), ("no place",))
 
 
@@ -44,4 +40,4 @@ def test_placed_and_checked_are_two_numbers() -> None:
     assert "Placed with no human: 3 of 4." in text
     assert "(our files and hooks fit): 2 of 4." in text
     assert "- 0.2: vllm/gate.py:7: vllm.a.B.d is gone" in text
-    assert "| git 1, syntax 2 | yes | 1.0 |" in text
+    assert "| context-only | yes | 1.0 |" in text

@@ -5,7 +5,7 @@ from packaging.version import Version
 
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
-from balance_tools.rebase.journal import work_root
+from balance_tools.rebase.journal import Work, work_root
 from balance_tools.rebase.line import Line, all_lines, derive
 from balance_tools.rebase.scan import releases, scan
 from balance_tools.series.apply import load_series, patched_files
@@ -80,9 +80,11 @@ def test_a_scan_places_the_lines_and_finds_a_conflict() -> None:
     assert len(rows) > 1
     for row in rows:
         assert (row.placed, row.checked, row.findings) == (True, True, ())
-        patched = work_root(PATHS) / "scan" / row.version / "patched"
+        moved = Work(work_root(PATHS) / "scan" / row.version).final_series("vllm")
+        tree = PATHS.unpacked("vllm", row.version)
+        patched = patched_files(load_series(moved), tree)
         for path in (CORE, SCHEDULER):
-            assert misplaced(path, (patched / path).read_bytes()) == ""
+            assert misplaced(path, patched[path]) == ""
     bad = [patch.name for patch in conflict.patches if patch.reasons]
     assert bad == [f"data-parallel-balance-{name}.patch" for name in ("option", "gate")]
     assert (conflict.placed, conflict.checked) == (False, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -57,11 +56,6 @@ class HookResult:
     """CONTEXT_ONLY when placed."""
     note: str = ""
     """What upstream changed around it, or why it has no place."""
-
-
-def placed_by(hooks: Iterable[HookResult]) -> Counter[str]:
-    """Count the hooks by who placed them."""
-    return Counter(hook.how or "nobody" for hook in hooks)
 
 
 @dataclass(frozen=True)

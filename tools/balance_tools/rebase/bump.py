@@ -12,8 +12,7 @@ from balance_tools.contract.fit import OURS, findings, read_pin, status_of
 from balance_tools.drift.report import Drift, drift, drift_markdown
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
-from balance_tools.hooks.model import HookResult, PatchResult, Status, placed_by, worst
+from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.export import export, install
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
@@ -47,8 +46,7 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
     plans = plans_between(paths, old, new.trees)
     session = Session(new.name, plans, text, dry_run=dry_run, line=line)
     work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
-    remove_tree(work.path)
-    work.path.mkdir(parents=True)
+    work.empty()
     return go_on(paths, work, session)
 
 
@@ -188,11 +186,10 @@ def _markdown(session: Session) -> str:
             result.package,
             result.name,
             f"{result.status.label}{', left out' if result.dropped else ''}",
-            ", ".join(f"{n} {c}" for n, c in placed_by(result.hooks).items()) or "–",
         )
         for result in _all(session)
     ]
-    lines += table(("package", "patch", "status", "hooks placed by"), rows)
+    lines += table(("package", "patch", "status"), rows)
     for result in _all(session):
         lines += ["", f"## {result.package}: {result.name}", ""]
         lines += [f"- {note}" for note in result.notes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import replacing
+from balance_tools.files import remove_tree, replacing
 from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
 from balance_tools.series.apply import Series, diff_file
@@ -117,6 +117,11 @@ class Work:
     """The folder of one bump below build/rebase/."""
 
     path: Path
+
+    def empty(self) -> None:
+        """Make the folder, with nothing in it."""
+        remove_tree(self.path)
+        self.path.mkdir(parents=True)
 
     @property
     def journal(self) -> Path:

@@ -107,8 +107,7 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
     check_own(paths, line, own)
     pin, lock = load_lock(paths.lock), line.lock
     work = Work(work_root(paths) / f"line-{line.name}")
-    remove_tree(work.path)
-    work.path.mkdir(parents=True)
+    work.empty()
     plans = plans_between(paths, pinned_trees(paths, pin), pinned_trees(paths, lock))
     text = (line.folder / LOCK_NAME).read_text(encoding="utf-8")
     session = Session(line.name, plans, text, dry_run=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import PatchResult, Status, placed_by, worst
+from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.rebase.export import export
@@ -69,12 +68,8 @@ class ScannedRelease:
     @property
     def cells(self) -> list[str]:
         """Its row of the table."""
-        counts: Counter[str] = Counter()
-        for patch in self.patches:
-            counts.update(placed_by(patch.hooks))
-        by = ", ".join(f"{how} {counts[how]}" for how in sorted(counts))
         fit = self.fit.label if self.fit else NOT_TRIED
-        told = [by, "yes" if self.checked else fit, f"{self.seconds:.1f}"]
+        told = ["yes" if self.checked else fit, f"{self.seconds:.1f}"]
         return [self.version, *(patch.status.label for patch in self.patches), *told]
 
 
@@ -126,8 +121,7 @@ def scan(
 ) -> list[ScannedRelease]:
     """Rebase the series of the pin, `lock`, onto every release, two at a time.
 
-    What the series of a row makes of the touched files lies below
-    build/rebase/scan/VERSION/patched.
+    The series of a row is left in the work folder build/rebase/scan/VERSION.
     """
     pin = read_pin(paths, lock, load_series(paths.patches(PACKAGE)))
     rows: list[ScannedRelease] = []
@@ -146,8 +140,7 @@ def _try(
 ) -> ScannedRelease:
     begun, version = time.monotonic(), artifact.version
     work = Work(work_root(paths) / "scan" / version)
-    remove_tree(work.path)
-    work.path.mkdir(parents=True)
+    work.empty()
     series = load_series(paths.patches(PACKAGE))
     old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
     try:
@@ -162,10 +155,6 @@ def _try(
     export(work, session)
     moved = load_series(work.final_series(PACKAGE))
     patched = patched_files(moved, new.tree)
-    for path, content in patched.items():
-        file = work.path / "patched" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
     row = ScannedRelease(version, session.results, 0.0)
     if pin is not None and row.placed:
         found = findings(pin, moved, patched, new.tree, work.path / "contract")
@@ -186,7 +175,7 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
         "",
     ]
     names = [patch.name for patch in rows[0].patches]
-    columns = ("release", *names, "placed by", "checked", "seconds")
+    columns = ("release", *names, "checked", "seconds")
     lines += table(columns, (row.cells for row in rows))
     lines += ["", "## What a person must decide", ""]
     for row in rows:
