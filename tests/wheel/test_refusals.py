@@ -58,7 +58,7 @@ def test_with_a_patch_that_is_not_applied(copy: Path) -> None:
     last = series.read_text().split()[-1]
     with (series.parent / last).open("a") as file:
         file.write("\n")
-    assert "found that of another; run `make vendor`" in refusal(copy)
+    assert "found none or those of another; run `make vendor`" in refusal(copy)
 
 
 def test_without_a_licence_of_upstream(copy: Path) -> None:

@@ -178,20 +178,15 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
     """
     for package in packages:
         tree = paths.vendored(package)
-        manifest = Manifest.read(tree / MANIFEST_NAME)
-        if manifest is None:
-            raise ToolError(
-                f"{tree}: expected upstream's sources here, found none; run `make "
-                "vendor`"
-            )
+        manifest = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
         now = {
             "sdist": lock.packages[package].sha256,
             "series": series_sha256(paths.root, package),
         }
         if any(manifest.inputs.get(key) != value for key, value in now.items()):
             raise ToolError(
-                f"{tree}: expected the tree of this lock and patch series, found that "
-                "of another; run `make vendor`"
+                f"{tree}: expected upstream's sources of this lock and patch series, "
+                "found none or those of another; run `make vendor`"
             )
         if wrong := manifest.missing(tree) or manifest.changed(tree):
             raise ToolError(
