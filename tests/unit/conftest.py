@@ -23,9 +23,15 @@ def pytest_sessionstart() -> None:
 
 
 @pytest.fixture
-def index() -> Iterator[SampleIndex]:
-    """A package index on this machine, empty at first."""
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[SampleIndex]:
+    """A package index on this machine, empty at first: the only one that pip knows."""
     server = SampleIndex()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", server.url)
+    monkeypatch.setenv("PIP_RETRIES", "2")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield server
     server.stop()
 

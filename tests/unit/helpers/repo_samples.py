@@ -6,17 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
-from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock, dump_lock
-from balance_tools.upstream.pristine import Fetch
 from balance_tools.vendoring.vendor import vendor
 from index_samples import SampleIndex, make_sdist
 
@@ -52,18 +48,6 @@ __pycache__/
 !/vllm/v1/core/sched/balance/**
 /vllm_ascend/**
 """
-
-
-def pip_arguments(*indexes: SampleIndex, retries: int = 2) -> list[str]:
-    """What makes pip, and `Index`, use these indexes alone."""
-    urls = [word for one in indexes for word in ("--extra-index-url", one.url)]
-    urls[:1] = ["--index-url"]
-    return ["--isolated", f"--retries={retries}", "--timeout=10", *urls]
-
-
-def get_from(arguments: Sequence[str]) -> Fetch:
-    """`fetch`, with these arguments of pip."""
-    return partial(fetch, index=lambda: Index(*arguments))
 
 
 @dataclass
@@ -124,8 +108,7 @@ class SampleRepo:
 
     def vendor(self, **options: bool) -> list[str]:
         """Run `vendor` for vllm in this process."""
-        get = get_from(pip_arguments(self.index))
-        return vendor(self.paths, self.lock, ["vllm"], get=get, **options)
+        return vendor(self.paths, self.lock, ["vllm"], **options)
 
     def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
         """Start the real command line; `limits` is a shell command to run before."""
@@ -142,25 +125,12 @@ class SampleRepo:
             command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
         return subprocess.Popen(
             command,
-            env=self.environment(),
+            env={**os.environ, "PYTHONPATH": str(self.root / "tools"), **self.env},
             cwd=self.root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-
-    def environment(self) -> dict[str, str]:
-        """Variables with which pip uses the sample index alone."""
-        keep = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-        return {
-            **keep,
-            "PYTHONPATH": str(self.root / "tools"),
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_INDEX_URL": self.index.url,
-            "PIP_RETRIES": "0",
-            "NO_PROXY": "127.0.0.1",
-            **self.env,
-        }
 
     def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
         """Run the real command line; exit status, stdout, stderr."""

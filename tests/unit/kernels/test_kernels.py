@@ -11,7 +11,6 @@ from balance_tools.kernels.prebuilt import (
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import Lock
 from index_samples import SampleIndex, make_sdist, make_wheel
-from repo_samples import get_from, pip_arguments
 
 CSRC = {"csrc/op.cpp": "op\n", "csrc/include/op.h": "h\n"}
 PYTHON = {
@@ -53,8 +52,7 @@ class Release:
         )
 
     def fetch(self) -> KernelWheel:
-        get = get_from(pip_arguments(self.index))
-        return fetch_kernels(self.lock(), paths=self.paths, get=get)
+        return fetch_kernels(self.lock(), paths=self.paths)
 
 
 @pytest.fixture

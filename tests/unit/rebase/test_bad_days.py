@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,20 +49,12 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def index(
-    archive: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SampleIndex]:
-    """The only index that pip knows; it has two releases of vLLM, and a plugin."""
-    served = SampleIndex()
+def index(index: SampleIndex, archive: Path, elsewhere: Path) -> SampleIndex:
+    """It has two releases of vLLM, and a plugin."""
     for path in (archive, elsewhere):
-        served.add(path.name, path.read_bytes())
-    served.add("vllm_ascend-1.0.tar.gz", b"never read")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", served.url)
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
-        monkeypatch.delenv(name, raising=False)
-    yield served
-    served.stop()
+        index.add(path.name, path.read_bytes())
+    index.add("vllm_ascend-1.0.tar.gz", b"never read")
+    return index
 
 
 def test_a_release_is_looked_up_by_its_version(root: Path, index: SampleIndex) -> None:

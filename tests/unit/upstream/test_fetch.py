@@ -1,6 +1,5 @@
 import base64
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,10 +8,8 @@ import pytest
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact
 from index_samples import Fault, SampleIndex
-from repo_samples import get_from, pip_arguments
 
 NAME = "vllm-0.23.0.tar.gz"
 DATA = os.urandom(300_000)
@@ -25,19 +22,24 @@ class Case:
     index: SampleIndex
     artifact: Artifact
     paths: Paths
+    patch: pytest.MonkeyPatch
 
-    def get(self, pip: Sequence[str] | None = None, **changed: object) -> bytes:
-        """Fetch it with that configuration, or as another one is locked."""
-        get = get_from(pip or pip_arguments(self.index))
+    def get(self, **changed: object) -> bytes:
+        """Fetch it, or as another one is locked."""
         wanted = replace(self.artifact, **changed)  # type: ignore[arg-type]
-        return get(wanted, self.paths).read_bytes()
+        return fetch(wanted, self.paths).read_bytes()
 
-    def refusal(self, pip: Sequence[str] | None = None, **changed: object) -> str:
+    def refusal(self, **changed: object) -> str:
         """Why it is not fetched; nothing is left in the cache."""
         with pytest.raises(ToolError) as caught:
-            self.get(pip, **changed)
+            self.get(**changed)
         assert self.left() == set()
         return str(caught.value)
+
+    def pip(self, **settings: str) -> None:
+        """Set variables of pip: `find_links`."""
+        for name, value in settings.items():
+            self.patch.setenv(f"PIP_{name.upper()}", value)
 
     def left(self) -> set[str]:
         """What lies in the cache, lock files left out."""
@@ -57,14 +59,8 @@ class Case:
 
 
 @pytest.fixture
-def case(index: SampleIndex, tmp_path: Path) -> Case:
-    return Case(index, index.add(NAME, DATA), Paths(tmp_path))
-
-
-def only(setting: str, location: str) -> list[str]:
-    """Arguments of pip that leave it one source."""
-    no_other = ["--no-index"] if setting == "find-links" else []
-    return ["--isolated", "--retries=0", *no_other, f"--{setting}={location}"]
+def case(index: SampleIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    return Case(index, index.add(NAME, DATA), Paths(tmp_path), monkeypatch)
 
 
 def test_a_file_is_found_through_relative_links(case: Case) -> None:
@@ -74,11 +70,9 @@ def test_a_file_is_found_through_relative_links(case: Case) -> None:
 
 def test_a_cached_file_needs_no_network(case: Case) -> None:
     case.get()
-
-    def no_index() -> Index:
-        raise AssertionError("asked for an index")
-
-    assert fetch(case.artifact, case.paths, no_index).read_bytes() == DATA
+    case.index.stop()
+    assert case.get() == DATA
+    assert case.downloads == 1
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(
@@ -131,24 +125,25 @@ def test_a_file_that_is_refused_is_not_asked_for_again(case: Case) -> None:
 
 def test_an_index_that_is_down_is_named_by_its_setting(case: Case) -> None:
     case.index.stop()
-    message = case.refusal(pip_arguments(case.index, retries=1))
+    message = case.refusal()
     assert f"index-url ({case.index.url}): no connection" in message
     assert "pip config list" in message
     assert "\n" not in message
 
 
 def test_another_source_helps_when_the_first_fails(case: Case) -> None:
-    down = only("index-url", "http://127.0.0.1:9/simple")
-    assert case.get([*down, f"--extra-index-url={case.index.url}"]) == DATA
+    case.pip(index_url="http://127.0.0.1:9/simple", extra_index_url=case.index.url)
+    assert case.get() == DATA
 
 
 def test_find_links_may_be_a_folder(case: Case, tmp_path: Path) -> None:
-    wheels = tmp_path / "some wheels"
+    wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / NAME).write_bytes(DATA)
     (wheels / "notes.txt").write_text("")
     for location in (str(wheels), wheels.as_uri()):
-        assert case.get(only("find-links", location)) == DATA
+        case.pip(no_index="1", find_links=location)
+        assert case.get() == DATA
         case.cached.unlink()
 
 
@@ -158,26 +153,28 @@ def test_an_index_may_be_a_folder(case: Case, tmp_path: Path) -> None:
     page = tmp_path / "simple" / "vllm" / "index.html"
     page.parent.mkdir(parents=True)
     page.write_bytes(case.index.page("vllm"))
-    config = only("index-url", (tmp_path / "simple").as_uri())
-    assert case.get(config) == DATA
+    case.pip(index_url=(tmp_path / "simple").as_uri())
+    assert case.get() == DATA
     case.cached.unlink()
-    assert "it does not list the file" in case.refusal(config, project="other")
+    assert "it does not list the file" in case.refusal(project="other")
 
 
 @pytest.mark.parametrize("setting", ["find-links", "index-url"])
 def test_a_folder_that_is_not_there_is_an_error(setting: str, case: Case) -> None:
-    said = case.refusal(only(setting, "file:///does/not/exist"))
-    assert f"{setting} (file:///does/not/exist): there is no such folder" in said
+    case.index.stop()
+    case.pip(retries="0", **{setting.replace("-", "_"): "file:///does/not/exist"})
+    said = f"{setting} (file:///does/not/exist): there is no such folder"
+    assert said in case.refusal()
 
 
 def test_a_login_is_used_and_never_shown(case: Case) -> None:
-    url = case.index.url.replace("http://", "http://me:s%40cret@")
-    case.get(only("index-url", url))
+    case.pip(index_url=case.index.url.replace("http://", "http://me:s%40cret@"))
+    case.get()
     login = "Basic " + base64.b64encode(b"me:s@cret").decode()
     assert {request.login for request in case.index.requests} == {login}
     case.index.stop()
     case.cached.unlink()
-    assert "cret" not in case.refusal(only("index-url", url))
+    assert "cret" not in case.refusal()
 
 
 def test_an_answer_that_is_no_page_is_an_error(case: Case) -> None:
@@ -187,7 +184,7 @@ def test_an_answer_that_is_no_page_is_an_error(case: Case) -> None:
 
 def test_a_proxy_of_pip_is_used(case: Case) -> None:
     # A proxy gets the whole URL as the path; our index does not know that path.
-    elsewhere = only("index-url", "http://elsewhere.invalid/simple")
-    proxy = f"--proxy=http://127.0.0.1:{case.index.port}"
-    assert "does not list the file" in case.refusal([*elsewhere, proxy])
+    case.pip(index_url="http://elsewhere.invalid/simple")
+    case.pip(proxy=f"http://127.0.0.1:{case.index.port}")
+    assert "does not list the file" in case.refusal()
     assert case.index.requests[0].path == "http://elsewhere.invalid/simple/vllm/"

@@ -7,7 +7,6 @@ from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.resolve import resolve
 from index_samples import SampleIndex
-from repo_samples import pip_arguments
 
 WHEELS = [
     f"vllm_ascend-0.23.0-{python}-{python}-manylinux_2_34_{arch}.whl"
@@ -31,22 +30,18 @@ def releases(index: SampleIndex) -> Lock:
     )
 
 
-def ask(index: SampleIndex) -> Index:
-    return Index(*pip_arguments(index, retries=0))
-
-
 @pytest.mark.parametrize("hashes", [False, True])
 def test_versions_become_a_lock(
     hashes: bool, index: SampleIndex, releases: Lock
 ) -> None:
     index.hashes = hashes
-    assert resolve("0.23.0", "0.23.0.post1", ask(index)) == releases
+    assert resolve("0.23.0", "0.23.0.post1", Index()) == releases
 
 
 def test_a_release_without_any_wheels_has_no_kernels(
     index: SampleIndex, releases: Lock
 ) -> None:
-    lock = resolve("0.23.0", "0.24.0rc1", ask(index))
+    lock = resolve("0.23.0", "0.24.0rc1", Index())
     assert (lock.kernel_sdist, lock.kernel_wheels) == (None, ())
 
 
@@ -54,9 +49,9 @@ def test_a_version_that_is_not_there_is_named_with_those_that_are(
     index: SampleIndex, releases: Lock
 ) -> None:
     with pytest.raises(ToolError, match=r"^vllm 0\.29\.0: .* are 0\.22\.0, 0\.23\.0"):
-        resolve("0.29.0", "0.23.0", ask(index))
+        resolve("0.29.0", "0.23.0", Index())
     with pytest.raises(ToolError, match=r"^vllm: expected a version, found 'new'"):
-        resolve("new", "0.23.0", ask(index))
+        resolve("new", "0.23.0", Index())
 
 
 def test_a_yanked_release_is_refused_with_the_reason(
@@ -65,13 +60,13 @@ def test_a_yanked_release_is_refused_with_the_reason(
     index.yanked["vllm-0.23.0.tar.gz"] = "wrong outputs"
     says = r"^vllm 0\.23\.0: .* it was yanked \(wrong outputs\); .* with --sdist$"
     with pytest.raises(ToolError, match=says):
-        resolve("0.23.0", "0.23.0.post1", ask(index))
+        resolve("0.23.0", "0.23.0.post1", Index())
 
 
 def test_a_source_that_is_down_is_an_error_even_if_another_answers(
-    index: SampleIndex, releases: Lock
+    releases: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    down = "--extra-index-url=http://127.0.0.1:9/simple"
-    both = Index(*pip_arguments(index, retries=0), down)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):
-        resolve("0.23.0", "0.23.0", both)
+        resolve("0.23.0", "0.23.0", Index())

@@ -19,7 +19,7 @@ from balance_tools.manifest import take_manifest, walk
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact, Lock
-from balance_tools.upstream.pristine import Fetch, ensure_pristine
+from balance_tools.upstream.pristine import ensure_pristine
 
 PACKAGE = "vllm_ascend"
 # A vendor's operator package: its own Python files are part of the kernels.
@@ -38,7 +38,7 @@ class KernelWheel:
     """Python files that its build wrote; ours has to write its own."""
 
 
-def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> Path:
+def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
     """Show that the kernels' csrc is the pinned one; returns the sdist they are of.
 
     Raises:
@@ -51,7 +51,7 @@ def prove_same_csrc(lock: Lock, paths: Paths, get: Fetch = fetch) -> Path:
             "source"
         )
     both = (lock.vllm_ascend, lock.kernel_sdist)
-    folders = [ensure_pristine(one, paths, get) for one in both]
+    folders = [ensure_pristine(one, paths) for one in both]
     one, other = (take_manifest(folder / "csrc", {}).files for folder in folders)
     if not one:
         raise ToolError(
@@ -77,7 +77,6 @@ def fetch_kernels(
     arch: str = "x86_64",
     *,
     paths: Paths | None = None,
-    get: Fetch = fetch,
 ) -> KernelWheel:
     """Fetch the kernel wheel for an interpreter and a machine, and prove it.
 
@@ -86,9 +85,9 @@ def fetch_kernels(
             sources.
     """
     paths = paths or Paths.find()
-    sdist = prove_same_csrc(lock, paths, get)
+    sdist = prove_same_csrc(lock, paths)
     artifact = lock.kernel_wheel(python, arch)
-    wheel = get(artifact, paths)
+    wheel = fetch(artifact, paths)
     compiled: list[str] = []
     generated: list[str] = []
     with zipfile.ZipFile(wheel) as archive:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -21,11 +20,10 @@ from balance_tools.upstream.index import (
 from balance_tools.upstream.lock import Artifact
 
 
-def fetch(artifact: Artifact, paths: Paths, index: Callable[[], Index] = Index) -> Path:
+def fetch(artifact: Artifact, paths: Paths) -> Path:
     """The path of a locked file, which is fetched when the cache lacks it.
 
-    The file is verified each time, also when it was cached. `index` is called only
-    when something has to be fetched.
+    The file is verified each time, also when it was cached.
 
     Raises:
         ToolError: no source delivers it.
@@ -36,7 +34,7 @@ def fetch(artifact: Artifact, paths: Paths, index: Callable[[], Index] = Index) 
             if sha256_of(cached) == artifact.sha256:
                 return cached
             print(f"{cached}: damaged, fetching it again", file=sys.stderr)
-        found, problems = index(), []
+        found, problems = Index(), []
         for source in found.sources:
             try:
                 link = _find(found, source, artifact)

@@ -60,12 +60,11 @@ def without_secrets(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def pip_options(*arguments: str) -> Values:
-    """What pip's files, its PIP_* variables and `arguments` tell `pip download`."""
-    words = ["--no-cache-dir", "--no-input", *arguments]
-    command = DownloadCommand("download", "", isolated="--isolated" in words)
+def pip_options() -> Values:
+    """What pip's files and its PIP_* variables tell `pip download`."""
     try:
-        return command.parse_args(words)[0]
+        words = ["--no-cache-dir", "--no-input"]
+        return DownloadCommand("download", "").parse_args(words)[0]
     except SystemExit:
         raise ToolError(
             "pip: expected it to read its configuration, found what it wrote above; "
@@ -115,10 +114,10 @@ Body = tuple[int | None, Iterable[bytes]]
 
 
 class Index:
-    """The sources of pip's configuration; `arguments` are further ones of pip."""
+    """The sources of pip's configuration."""
 
-    def __init__(self, *arguments: str) -> None:
-        options = pip_options(*arguments)
+    def __init__(self) -> None:
+        options = pip_options()
         self.sources = sources_of(options)
         self.retries: int = options.retries
         """How often a broken transfer is tried again."""

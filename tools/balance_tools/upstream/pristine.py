@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
@@ -16,11 +15,10 @@ from balance_tools.progress import progress
 from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact
 
-Fetch = Callable[[Artifact, Paths], Path]
 BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
-def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Path:
+def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
     """The folder with an sdist's files, unpacked again when it is not as it was."""
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
@@ -28,7 +26,7 @@ def ensure_pristine(artifact: Artifact, paths: Paths, get: Fetch = fetch) -> Pat
     with exclusive(folder.with_name(f".{folder.name}.lock")), disk_errors(folder):
         known = Manifest.read(stamp)
         if known is None or known.inputs != inputs or not known.describes(folder):
-            archive = get(artifact, paths)
+            archive = fetch(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)
             extract_sdist(archive, folder)

@@ -22,9 +22,8 @@ from balance_tools.manifest import (
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.upstream.fetch import fetch
 from balance_tools.upstream.lock import Artifact, Lock, load_lock
-from balance_tools.upstream.pristine import Fetch, ensure_pristine
+from balance_tools.upstream.pristine import ensure_pristine
 from vllm_balance.fingerprint import series_sha256
 
 # Raise it when the same inputs give another tree than before.
@@ -91,7 +90,6 @@ def vendor(
     names: Sequence[str],
     *,
     discard_edits: bool = False,
-    get: Fetch = fetch,
 ) -> list[str]:
     """Bring the named packages up to date; returns one line on each.
 
@@ -103,15 +101,13 @@ def vendor(
     """
     with exclusive(paths.vendor_lock), disk_errors(paths.root):
         packages = [look(paths, lock, name) for name in names]
-        return [_materialise(paths, one, discard_edits, get) for one in packages]
+        return [_materialise(paths, one, discard_edits) for one in packages]
 
 
-def _materialise(
-    paths: Paths, package: Package, discard_edits: bool, get: Fetch
-) -> str:
+def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
     """Make one tree in its place, once it is certain that nothing is lost by it."""
     start, tree, name = time.monotonic(), package.tree, package.name
-    pristine = ensure_pristine(package.artifact, paths, get)  # a build reads it, too
+    pristine = ensure_pristine(package.artifact, paths)  # a build reads it, too
     if package.is_current:
         return f"{package.label}: up to date"
     patched = {
