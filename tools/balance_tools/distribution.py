@@ -96,10 +96,6 @@ class Settings:
         """The version of a release, without the label of a target: `…+balance.1`."""
         return f"{upstream}+balance.{self.revision}"
 
-    def local_version(self, upstream: str, label: str) -> str:
-        """The version of the patched `upstream` version: `0.23.0+balance.1.a2`."""
-        return f"{self.version(upstream)}.{label}"
-
 
 def load_settings(path: Path) -> Settings:
     """Read distribution.toml."""

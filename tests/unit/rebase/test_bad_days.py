@@ -124,7 +124,7 @@ def test_the_disk_is_full_in_the_middle(
     assert "free space" in said
 
 
-@pytest.mark.parametrize("effect", [3, 50, 90])
+@pytest.mark.parametrize("effect", [3, 40, 70])
 def test_killed_before_the_last_step_it_begins_again(
     root: Path, archive: Path, effect: int
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from balance_tools.drift.symbols import imports, module_of
 
-OVERRIDE, EITHER, WORD = "override", "either", "word"
 # The function of ours that takes the first name of several that the release has.
 FIRST_OF = "first_of"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
@@ -33,11 +32,10 @@ class Use:
     """Of ours, or one that a hook stands in."""
     line: int
     """Of the use."""
-    kind: str
-    """WORD: of any object; OVERRIDE: a method of ours that upstream calls; EITHER: what
-    `first_of` chooses from.
-    """
     names: tuple[str, ...]
+    """A word of any object, a method of ours that upstream calls, or what `first_of`
+    chooses from.
+    """
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _overrides(file: str, tree: ast.AST, theirs: set[str]) -> Iterator[Use]:
         if theirs & {ast.unparse(base).partition(".")[0] for base in node.bases}:
             for name, line in _members(node):
                 if not name.startswith("__"):
-                    yield Use(file, line, OVERRIDE, (name,))
+                    yield Use(file, line, (name,))
 
 
 def _members(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
@@ -112,7 +110,7 @@ def _choices(file: str, tree: ast.AST) -> Iterator[Use]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == FIRST_OF:
             constants = (a for a in node.args[1:] if isinstance(a, ast.Constant))
             names = tuple(str(constant.value) for constant in constants)
-            yield Use(file, node.lineno, EITHER, names)
+            yield Use(file, node.lineno, names)
 
 
 def _brought(tree: ast.AST) -> Iterator[str]:
@@ -141,11 +139,11 @@ def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
             asked.update(node.args)
         if isinstance(node, ast.Attribute) and not _of_library(node, known):
-            yield Use(file, node.end_lineno or node.lineno, WORD, (node.attr,))
+            yield Use(file, node.end_lineno or node.lineno, (node.attr,))
         elif isinstance(node, ast.Call) and not _of_library(node.func, known):
             for keyword in node.keywords:
                 if keyword.arg:
-                    yield Use(file, keyword.lineno, WORD, (keyword.arg,))
+                    yield Use(file, keyword.lineno, (keyword.arg,))
         elif (
             isinstance(node, ast.Constant)
             and node not in asked
@@ -153,7 +151,7 @@ def _words(file: str, tree: ast.AST, known: Mapping[str, str]) -> Iterator[Use]:
             and _IDENTIFIER.fullmatch(node.value)
             and "_" in node.value
         ):
-            yield Use(file, node.lineno, WORD, (node.value,))
+            yield Use(file, node.lineno, (node.value,))
 
 
 def _of_library(node: ast.expr, known: Mapping[str, str]) -> bool:

@@ -57,7 +57,7 @@ def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:
             missing = old if before is None else new
             row.gone = f"not found in {missing.tree.name}"
             continue
-        lines = normalised(before.node), normalised(after.node)
+        lines = normalised(before), normalised(after)
         row.added, row.removed = changed_lines(*lines)
         words = set(re.findall(r"\w+", "\n".join(set(lines[0]) ^ set(lines[1]))))
         row.named = [n for n in row.named if n.rpartition(".")[2] in words]

@@ -11,15 +11,6 @@ from balance_tools.hooks.elements import find_scope
 MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
 
-@dataclass(frozen=True)
-class Symbol:
-    """A definition: its file, its qualified name in it, its node."""
-
-    path: str
-    scope: str
-    node: ast.AST
-
-
 @dataclass
 class Modules:
     """The modules below one tree; parsed when they are asked for."""
@@ -41,7 +32,7 @@ class Modules:
                 return path
         return None
 
-    def find(self, symbol: str, follow: int = MOST_REEXPORTS) -> Symbol | None:
+    def find(self, symbol: str, follow: int = MOST_REEXPORTS) -> ast.AST | None:
         """Return the definition of `package.module.Class.method`.
 
         A colon may stand between module and name. Names that a module imports from
@@ -56,7 +47,7 @@ class Modules:
             scope = ".".join(dotted[length:])
             node = find_scope(tree, scope) or _attribute(tree, scope)
             if node is not None:
-                return Symbol(path, scope, node)
+                return node
             origin = imports(tree, ".".join(dotted[:length]), path).get(dotted[length])
             if origin and follow and origin != ".".join(dotted[: length + 1]):
                 rest = ".".join([origin, *dotted[length + 1 :]])

@@ -23,7 +23,6 @@ from balance_tools.hooks.elements import (
 )
 from balance_tools.text import parse_module
 
-MOST_SHOWN = 80  # characters of a statement in a message
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
@@ -64,10 +63,6 @@ class Hook:
         binds = defined_names(self.new.inside)
         return not (self.uses & defined_names(nodes) or binds & used_names(nodes))
 
-    def __str__(self) -> str:
-        before, after = map(quoted, self.neighbours)
-        return f"{self.scope or 'the module'}, between {before} and {after}"
-
 
 def first_line(gap: Gap) -> int:
     """The first line of the nodes inside a gap, 0 for nodes without one."""
@@ -77,14 +72,6 @@ def first_line(gap: Gap) -> int:
 def dumps(nodes: Nodes) -> tuple[str, ...]:
     """Return the nodes without formatting and line numbers."""
     return tuple(map(ast.dump, nodes))
-
-
-def quoted(neighbour: Element | None) -> str:
-    """Return the first line of a neighbour for a message."""
-    if neighbour is None:
-        return "the edge of the block"
-    first = neighbour.text.splitlines()[0]
-    return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
 
 
 def hooks_between(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:

@@ -20,7 +20,9 @@ from balance_tools.hooks.elements import (
     element,
     similarity,
 )
-from balance_tools.hooks.hook import Hook, copies, dumps, quoted
+from balance_tools.hooks.hook import Hook, copies, dumps
+
+MOST_SHOWN = 80  # characters of a statement in a message
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,14 @@ class Place:
 
     gap: Gap
     notes: tuple[str, ...] = ()
+
+
+def _quoted(neighbour: Element | None) -> str:
+    """Return the first line of a neighbour for a message."""
+    if neighbour is None:
+        return "the edge of the block"
+    first = neighbour.text.splitlines()[0]
+    return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
 
 
 def locate(hook: Hook, tree: ast.AST) -> Place | str:
@@ -41,7 +51,7 @@ def locate(hook: Hook, tree: ast.AST) -> Place | str:
     for neighbour, was, now in zip(neighbours, hook.copies, found, strict=True):
         if now > was > 0:
             return (
-                f"{quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
+                f"{_quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
                 "release: it is not clear which of them the hook belongs to"
             )
     candidates = [gap for gap in everywhere if _same_path(hook.old.path, gap.path)]
@@ -59,7 +69,7 @@ def locate(hook: Hook, tree: ast.AST) -> Place | str:
 def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place | str:
     """Place the hook next to the neighbour that is left, or that it belongs to."""
     scope, (before, after) = hook.scope or "the module", hook.neighbours
-    lost = f"neither {quoted(before)} nor {quoted(after)} is in {scope} any more"
+    lost = f"neither {_quoted(before)} nor {_quoted(after)} is in {scope} any more"
     behind = _next_to(before, [(gap, gap.before) for gap in candidates])
     ahead = _next_to(after, [(gap, gap.after) for gap in candidates])
     if len(behind) > 1 or len(ahead) > 1:
@@ -70,7 +80,7 @@ def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place | str:
         first, second = behind[0], ahead[0]
         if first.siblings is not second.siblings or first.index > second.index:
             return (
-                f"{quoted(before)} and {quoted(after)} have changed places in {scope}"
+                f"{_quoted(before)} and {_quoted(after)} have changed places in {scope}"
             )
         between = first.siblings[first.index : second.index]
         note = f"upstream put {_listed(between)} between the hook's neighbours"
@@ -100,8 +110,8 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
 def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
     """Say which neighbours are not what they were."""
     return tuple(
-        f"in {hook.scope or 'the module'}, {quoted(wanted)} is now "
-        f"{quoted(element(node) if node else None)}"
+        f"in {hook.scope or 'the module'}, {_quoted(wanted)} is now "
+        f"{_quoted(element(node) if node else None)}"
         for wanted, node in zip(hook.neighbours, (gap.before, gap.after), strict=True)
         if _level(wanted, node) != EXACT
     )
@@ -158,5 +168,5 @@ def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
 
 
 def _listed(nodes: Nodes) -> str:
-    shown = ", ".join(quoted(element(node)) for node in nodes[:3])
+    shown = ", ".join(_quoted(element(node)) for node in nodes[:3])
     return shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,9 +13,9 @@ from balance_tools.contract.fit import OURS, findings, read_pin, status_of
 from balance_tools.drift.report import Drift, drift, drift_markdown
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.export import export, install
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
@@ -55,13 +56,12 @@ def go_on(paths: Paths, work: Work, session: Session) -> int:
 
     Only the last step changes the repository. A bump that is killed begins again.
     """
-    # The patches one by one, from the old tree to the new one.
+    # The patches one by one, from the old tree to the new one; then the new series as
+    # quilt writes it, applied to the new tree, and compared.
     session = place_all(work, session)
     if session.pending:
         work.save(session)
         return _ask(work, session, session.pending)
-    # The new series as quilt writes it, applied to the new tree, and compared.
-    export(work, session)
     # What upstream changed around it, and whether our files still fit.
     drifts = {
         p.package: drift(p.series, Modules(p.old_tree), Modules(p.new_tree))
@@ -129,7 +129,14 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
     if session.line:
         line = write_line(paths, session, work)
         return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
-    install(paths, work, session)
+    for plan in session.plans:
+        target = paths.patches(plan.package)
+        new = target.with_name(f".{plan.package}.new")
+        remove_tree(new)
+        shutil.copytree(work.final_series(plan.package), new)
+        remove_tree(target)
+        new.rename(target)
+    write_atomically(paths.lock, session.lock)
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
 
 

@@ -134,7 +134,7 @@ class Work:
 
     @property
     def final(self) -> Path:
-        """The new lock and series, complete, laid out in the same way."""
+        """The new series, complete, laid out as in the repository."""
         return self.path / "final"
 
     def final_series(self, package: str) -> Path:

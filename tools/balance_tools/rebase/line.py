@@ -16,7 +16,6 @@ from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import Status
 from balance_tools.paths import LOCK_NAME, Paths
-from balance_tools.rebase.export import export
 from balance_tools.rebase.journal import Session, Work, work_root
 from balance_tools.rebase.patches import Own, place_all
 from balance_tools.rebase.sources import pinned_trees, plans_between
@@ -120,7 +119,6 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
                 f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
                 f"{lock.vllm_ascend.version} --line {line.name}"
             )
-    export(work, session)
     return work, session
 
 

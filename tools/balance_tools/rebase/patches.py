@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
@@ -13,7 +14,13 @@ from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
 from balance_tools.rebase.journal import Contents, Plan, Session, Work
-from balance_tools.series.apply import apply_to_bytes, patched_steps
+from balance_tools.series.apply import (
+    SERIES,
+    apply_to_bytes,
+    load_series,
+    patched_files,
+    patched_steps,
+)
 from balance_tools.series.patchfile import FilePatch, Patch
 
 Own = Mapping[tuple[str, str], Patch]
@@ -25,7 +32,8 @@ def place_all(
 ) -> Session:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
-    A dry run goes on behind a patch that waits for a person.
+    A dry run goes on behind a patch that waits for a person. Once no patch waits, the
+    new series is below `work`, and is proven.
 
     Raises:
         ToolError: a series does not apply to the tree that it was made for, or a patch
@@ -60,7 +68,28 @@ def place_all(
         if not quiet:
             said = result.status.label if result.status.needs_human else "placed"
             print(f"{plan.package}: {patch.name}: {said}", file=sys.stderr, flush=True)
+    remove_tree(work.final)
+    for plan in session.plans:
+        _write(plan, work.final_series(plan.package))
     return session
+
+
+def _write(plan: Plan, folder: Path) -> None:
+    """Write the new series of a package.
+
+    Raises:
+        ToolError: it does not give the tree that was proven; a fault of these tools.
+    """
+    folder.mkdir(parents=True)
+    for name, raw in plan.made.items():
+        (folder / name).write_bytes(raw)
+    (folder / SERIES).write_text("".join(f"{name}\n" for name in plan.made))
+    for path, content in patched_files(load_series(folder), plan.new_tree).items():
+        if content != plan.read(path):
+            raise ToolError(
+                f"{folder}: {path} is not what was proven; this is a fault of "
+                "tools/rebase.sh, report it"
+            )
 
 
 def _judge(

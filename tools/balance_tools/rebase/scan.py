@@ -17,7 +17,6 @@ from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.rebase.export import export
 from balance_tools.rebase.journal import Session, Work, work_root
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.sources import plans_between, pristine_tree
@@ -152,7 +151,6 @@ def _try(
     plans = plans_between(paths, old, {PACKAGE: new})
     session = Session(version, plans, dry_run=True)
     session = place_all(work, session, quiet=True)
-    export(work, session)
     moved = load_series(work.final_series(PACKAGE))
     patched = patched_files(moved, new.tree)
     row = ScannedRelease(version, session.results, 0.0)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
-from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, walk
+from balance_tools.manifest import files_of_ours, walk
 from balance_tools.run import capture, git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
+
+_PATCHED = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
 
 
 def build_record(plan: WheelPlan, wheel_root: Path) -> str:
@@ -77,19 +80,10 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]
         pristine = plan.paths.unpacked(artifact.project, artifact.version)
-        before, after = (
-            Manifest.read(manifest) or Manifest({}, {})
-            for manifest in (
-                plan.paths.unpacked_manifest(pristine),
-                plan.paths.vendored(package) / MANIFEST_NAME,
-            )
-        )
-        for path, sha256 in sorted(after.files.items()):
-            name = f"{package}/{path}"
-            changed = before.files.get(name, sha256) != sha256
-            if changed and (wheel_root / name).is_file():
+        for patch in sorted(plan.paths.patches(package).glob("*.patch")):
+            for name in _PATCHED.findall(patch.read_text(encoding="utf-8")):
                 found[name] = _first_new_line(wheel_root / name, pristine / name)
-    return found
+    return dict(sorted(found.items()))
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:

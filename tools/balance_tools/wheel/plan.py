@@ -87,7 +87,7 @@ class WheelPlan:
         """
         chip = re.sub(r"[-_]", ".", self.choice.soc)  # only dots may divide it
         upstream = self.upstreams[package].version
-        return self.settings.local_version(upstream, chip or self.target.label)
+        return f"{self.settings.version(upstream)}.{chip or self.target.label}"
 
     @property
     def filename(self) -> str:
