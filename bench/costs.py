@@ -1,4 +1,4 @@
-"""Times what balance adds to a step of a rank, and sees that memory does not grow.
+"""Times what balance adds to a step of a rank.
 
 ::
 
@@ -12,7 +12,6 @@ machine meanwhile. The parts:
 - exchange: processes of this machine gather rows over the loopback interface; with
   fewer processors than ranks the operating system's scheduler is measured, not gloo.
 - dispatch: the front-end's event loop hashes a prompt, and sends short requests.
-- memory: a gate runs for a million steps, while nobody takes its reports.
 """
 
 import argparse
@@ -28,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,13 +41,11 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.group.wire import encode
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
-from vllm.v1.core.sched.balance.stats import BalanceStats
 
 from vllm_balance.reference import tiny_models
 
@@ -58,30 +54,31 @@ Result = dict[str, Any]
 # ---- decision
 
 
-def busy_rows(ranks: int, rng: random.Random) -> list[list[int]]:
-    """Most ranks decode, many have something pending; the fields of `Row`, in order."""
+def busy_rows(ranks: int, rng: random.Random) -> list[Row]:
+    """Most ranks decode, many have something pending."""
     prefills = rng.random() < 0.2
     rows = []
     for _ in range(ranks):
         pending = rng.choice([0, 0, 1, 2, 5])
         age = rng.randrange(3_000_000) if pending else 0
-        fields = {
-            "wave": 0,
-            "step": 0,
-            "running": (running := rng.randint(20, 27)),
-            "decoding": running,
-            "waiting": pending,
-            "pending": pending,
-            "pending_tokens": pending * rng.randint(50, 3000),
-            "held_steps": rng.randint(0, 50),
-            "prefill_tokens": rng.randrange(4096) if prefills else 0,
-            "step_time_us": 900_000 if prefills else 45_000,
-            "max_running": 32,
-            "max_tokens": 4096,
-            "pending_age_us": age,
-            "wait_us": age,
-        }
-        rows.append([fields[name] for name in Snapshot._fields])
+        running = rng.randint(20, 27)
+        row = Row(
+            wave=0,
+            step=0,
+            running=running,
+            decoding=running,
+            waiting=pending,
+            pending=pending,
+            pending_tokens=pending * rng.randint(50, 3000),
+            held_steps=rng.randint(0, 50),
+            prefill_tokens=rng.randrange(4096) if prefills else 0,
+            step_time_us=900_000 if prefills else 45_000,
+            max_running=32,
+            max_tokens=4096,
+            pending_age_us=age,
+            wait_us=age,
+        )
+        rows.append(row)
     return rows
 
 
@@ -105,7 +102,7 @@ def decision(calls: int) -> list[Result]:
     return results
 
 
-# ---- measuring and memory
+# ---- measuring
 
 GOAL_US = 150.0
 HOLD = Decision(admit=False, prefill_budget=0, reason="benchmark")
@@ -137,43 +134,6 @@ def measuring(calls: int) -> list[Result]:
         found |= {"pending": row.pending, "pending_tokens": row.pending_tokens}
         results.append({**found, **spread(times[calls // 10 :])})
     return results
-
-
-GROWTH_MB = 1.0
-"""More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
-20,000 steps that are measured, 92 MB in those of a million."""
-
-
-def memory(calls: int) -> list[Result]:
-    """Growth after the first tenth, with the product's exchange in a group of one."""
-    scheduler = busy_scheduler.make(busy_scheduler.BUSY)
-    waiting = list(scheduler.waiting)[:4]
-    group = stateless_init_torch_distributed_process_group(
-        "127.0.0.1", get_open_port(), 0, 1, "gloo"
-    )
-    exchange = RowExchange(60.0)
-    policy = partial(create_policy, "adaptive")
-    gate = BalanceGate(scheduler, policy, exchange, BalanceStats(policy="adaptive"))
-    settled = 0.0
-    for number in tqdm(range(calls), desc="memory", mininterval=5):
-        gate.exchange(group, 0, number, active=True, tell_clients=sys.exit)
-        for request in waiting:
-            if not gate.holds(request):
-                gate.clip(request, request.num_tokens, 0)
-        if number == calls // 10:
-            settled = resident_mb()
-    growth = round(resident_mb() - settled, 2)
-    exchange.close(None)
-    found = {"policy": "adaptive", "steps": calls, "growth_mb": growth}
-    if growth > GROWTH_MB:
-        sys.exit(f"error: memory grew too much, {GROWTH_MB} MB at most: {found}")
-    return [found]
-
-
-def resident_mb() -> float:
-    """Memory of this process that is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 # ---- exchange: several processes
@@ -275,7 +235,6 @@ PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
     "measuring": (measuring, 600),
     "exchange": (exchange, 400),
     "dispatch": (dispatch, 5000),
-    "memory": (memory, 1_000_000),
 }
 """With the calls per figure."""
 

@@ -105,8 +105,7 @@ COSTS = {
 }
 LOADS = (*map(Load, (0.3, 0.6, 0.9, 1.3)), Load(1.2, "adaptive"))
 RANKS, SLOTS = 8, 32
-STEP = 8192
-"""Tokens of the largest step."""
+STEP = 8192  # tokens of the largest one
 
 
 class Window(NamedTuple):
@@ -185,8 +184,7 @@ PUBLISHED_RUN = Scenario(
     Workload(512, "3500", "normal:1500:0.015"),
     ClientTraffic(max_concurrency=128),
 )
-"""Output lengths vary by 1.5 %, which is part of the fit; requests are dispatched by
-vLLM, as then."""
+"""Output lengths vary by 1.5 %, which is part of the fit. vLLM dispatches, as then."""
 
 
 def published() -> Iterator[Cell]:
@@ -240,13 +238,11 @@ class Drawn:
         return replace(made, traffic=ClientTraffic(request_rate=rate))
 
 
-EXACT_TURNS = 24
-"""Requests of equal lengths begin and end together, so that what the last ones have
-done when the last is sent, which is no longer counted, weighs one part in so many."""
 SYNTHETIC = {
     "3500/1500 ±1.5 %": Drawn(FIXED),
     "3500/1500, twice the slots": Drawn(FIXED, share=2.0),
-    "3500/1500 exactly": Drawn(Workload(2048, "3500", "1500"), turns=EXACT_TURNS),
+    # They begin and end together; what the last have done is not counted: one in 24.
+    "3500/1500 exactly": Drawn(Workload(2048, "3500", "1500"), turns=24),
     "3500/1500, half the KV cache": Drawn(FIXED, kv_blocks=4250),
     "8000/200 ±15 %": Drawn(Workload(2048, "normal:8000:0.15", "normal:200:0.15")),
     "lognormal 600/300": Drawn(CHAT),

@@ -43,7 +43,6 @@ from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.v1.core.sched.balance.policies import adaptive
 
 GRIDS = {**grids.GRIDS, "agents": agents}
-"""By the name of the result."""
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""

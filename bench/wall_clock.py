@@ -245,9 +245,9 @@ def main() -> None:
         sent.write_text("".join(f"{json.dumps(each)}\n" for each in asked))
     elif not args.replay:
         traffic = ClientTraffic(max_concurrency=ranks * SLOTS)
-    scenario = Scenario(
-        limits, _mean_cost(fits["off"]), Workload(None, trace=sent), traffic
-    )
+    costs = [asdict(found.cost) for found in fits["off"]]
+    mean = {name: statistics.fmean(cost[name] for cost in costs) for name in costs[0]}
+    scenario = Scenario(limits, CostModel(**mean), Workload(None, trace=sent), traffic)
     document = {
         "command": f"python bench/wall_clock.py MODEL --data-parallel-size {ranks} "
         f"{'' if asked else f'--num-prompts {args.num_prompts} '}"
@@ -270,11 +270,6 @@ def main() -> None:
     }
     write_json(RESULTS / f"{name}.json", document)
     print(f"Wrote {RESULTS}/{name}.json")
-
-
-def _mean_cost(fits: list[Fit]) -> CostModel:
-    costs = [asdict(found.cost) for found in fits]
-    return CostModel(**{k: statistics.fmean(c[k] for c in costs) for k in costs[0]})
 
 
 def _simulated(scenario: Scenario, variant: Variant) -> dict[str, dict[str, float]]:

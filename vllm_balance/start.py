@@ -53,17 +53,15 @@ def hooks_that_are_gone(info: BuildInfo) -> Iterator[str]:
         if (folder := folder_of(package)) is None:
             continue
         hooks = [(folder.parent / path, line) for path, line in info.hooks.items()]
-        ours = [(path, line) for path, line in hooks if folder in path.parents]
-        gone = (path for path, line in ours if not _has_line(path, line))
-        if path := next(gone, None):
-            yield (
-                f"{path}: expected the patch of balance scheduling in it, found none, "
-                f"as in a stock {package.replace('_', '-')}"
-            )
-
-
-def _has_line(path: Path, line: str) -> bool:
-    return path.is_file() and line in path.read_text(encoding="utf-8")
+        for path, line in hooks:
+            if folder not in path.parents:
+                continue
+            if not path.is_file() or line not in path.read_text(encoding="utf-8"):
+                yield (
+                    f"{path}: expected the patch of balance scheduling in it, found "
+                    f"none, as in a stock {package.replace('_', '-')}"
+                )
+                break
 
 
 def triton_problem() -> str | None:

@@ -66,7 +66,7 @@ def test_four_ranks_in_step(
     with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_the_gate_decided(server, 4)
-        server.forget_prefixes()
+        assert server.post("/reset_prefix_cache").status_code == 200
         assert_equal(server, moe_samples, concurrency=8)
         assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now
         served = server.metric("vllm:request_success_total")

@@ -312,10 +312,6 @@ class Server(ServeProcess):
             f"requests, found them changing for {SETTLE_S:.0f} s; see {self.log}"
         )
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache of every rank."""
-        assert self.post("/reset_prefix_cache").status_code == 200
-
     def wait_until_ready(self) -> None:
         """Wait until it answers.
 

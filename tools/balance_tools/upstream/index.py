@@ -137,10 +137,9 @@ class Index:
         elif not (folder := local_path(location)).is_dir():
             raise RefusedError("there is no such folder")
         elif flat:
-            files = (file.resolve() for file in sorted(folder.iterdir()))
             found = [
                 Link(source, file.name, file.as_uri(), None, file.stat().st_size)
-                for file in files
+                for file in sorted(folder.resolve().iterdir())
                 if file.is_file()
             ]
         else:

@@ -104,7 +104,12 @@ class AttentionDpBalance:
         have_slots = all(map(int.__lt__, snapshot.decoding, snapshot.max_running))
         if have_slots and all(snapshot.pending):
             self._waited = 0
-            return OPEN if not all_decode or self._has_batched() else HOLD
+            if all_decode:
+                if self._batched < self._batching_wait:
+                    self._batched += 1
+                    return HOLD
+                self._batched = 0
+            return OPEN
         self._waited += 1
         is_low = min(snapshot.decoding) < self._min_requests
         timeout = self._low_timeout if is_low else self._timeout
@@ -112,10 +117,3 @@ class AttentionDpBalance:
             return HOLD
         self._waited = 0
         return OPEN
-
-    def _has_batched(self) -> bool:
-        if self._batched < self._batching_wait:
-            self._batched += 1
-            return False
-        self._batched = 0
-        return True

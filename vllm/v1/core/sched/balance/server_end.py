@@ -61,15 +61,10 @@ async def _watch(llm: "AsyncLLM") -> None:
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
         signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
         # They may still be naming the rank that was the cause.
-        while _engines_live(llm):
+        manager = llm.engine_core.resources.engine_manager  # ends them within 5 s
+        while any(each.is_alive() for each in getattr(manager, "processes", ())):
             await asyncio.sleep(_PERIOD_S)
         loop.call_later(_GRACE_S, _end_now)
-
-
-def _engines_live(llm: "AsyncLLM") -> bool:
-    """Whether an engine of this server runs; upstream ends them within 5 s."""
-    manager = llm.engine_core.resources.engine_manager
-    return any(engine.is_alive() for engine in getattr(manager, "processes", ()))
 
 
 def _end_now() -> None:

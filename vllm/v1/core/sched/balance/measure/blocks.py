@@ -66,9 +66,8 @@ class FreeBlocks:
         self._free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         more = scheduler.num_spec_tokens + self._ahead
         per_decode = 1 + more // min(self._sizes, default=1)
-        self._roomy = self._free - (
-            len(self._managers) * len(scheduler.running) * per_decode
-        )
+        decodes = len(scheduler.running) * per_decode
+        self._roomy = self._free - len(self._managers) * decodes
         self.most_left = self._roomy
         """Free blocks beside those of the requests that were taken, at least."""
         self.tight = False
@@ -165,9 +164,8 @@ class FreeBlocks:
         if request.status == RequestStatus.RUNNING:
             return need - self._frees[request]
         if hit is None or request.num_computed_tokens:
-            return need - sum(
-                block.ref_cnt == 1 for block in self._left_behind(request)
-            )
+            left = self._left_behind(request)
+            return need - sum(block.ref_cnt == 1 for block in left)
         room = self.most_left - need if self._first else sys.maxsize
         self._first = False
         for block in self._hits.unused(request, hit, self._freed, room):
