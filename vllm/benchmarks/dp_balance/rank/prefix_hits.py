@@ -18,7 +18,7 @@ from .request import Key, RankRequest, Run, Source
 # As they are there.
 ALWAYS, EVERY = 4, 8
 SEARCHES = 8
-AT_A_TIME = 32
+AT_A_TIME = 16
 
 
 class Hit(NamedTuple):
