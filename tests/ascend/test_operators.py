@@ -5,6 +5,8 @@ needs. That the others are right, the answers of the models show: those of Huggi
 import pytest
 import torch
 import torch_npu
+import triton
+import triton.language as tl
 import vllm_ascend.vllm_ascend_C  # noqa: F401
 from npu_emulator.registry import EMULATED
 from torch._C import _get_schema
@@ -66,6 +68,23 @@ def test_histogram(dtype):
     found = torch.histc(experts.to("npu", dtype), bins=8, min=0, max=8)
     assert found.dtype == dtype
     assert found.tolist() == experts.bincount(minlength=8).tolist()
+
+
+@triton.jit
+def _write_where_not_negative(x, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(x + at, 7, tl.load(x + at) >= 0)
+    tl.store(x + block, 7, tl.load(x + block) >= 0)
+    tl.atomic_add(x + block + 1, 7, mask=tl.load(x + block + 1) >= 0)
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_mask_of_one_element_forbids(block, sign):
+    """triton's interpreter took it for no mask: every draft was accepted."""
+    x = torch.full((block + 2,), sign, dtype=torch.int32, device="npu")
+    _write_where_not_negative[(1,)](x, block=block)
+    assert x.tolist() == ([7] * (block + 1) + [8] if sign > 0 else [-1] * (block + 2))
 
 
 def test_the_format_is_the_plain_one():

@@ -13,6 +13,7 @@ AFTER = {
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
     "triton.backends": "triton_driver",
+    "triton": "triton_masks",
 }
 
 

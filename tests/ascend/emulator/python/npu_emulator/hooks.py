@@ -50,3 +50,29 @@ def triton_driver(module):
 
     # The module of the driver is in no table of modules.
     module.backends["ascend"].driver.__init__.__globals__["NPUUtils"] = Device
+
+
+def triton_masks(module):
+    """Let a mask of one element that is False forbid.
+
+    triton 3.2 asks `if not mask` for whether there is one.
+    """
+    semantic = module.language.semantic
+
+    class Mask(module.language.tensor):
+        def __bool__(self):
+            return True
+
+    def with_mask(function):
+        def run(pointer, value, mask, *rest):
+            if mask is not None:
+                if pointer.type.is_block():
+                    shape = pointer.type.get_block_shapes()
+                    mask = semantic.broadcast_impl_shape(mask, shape, rest[-1])
+                mask = Mask(mask.handle, mask.type)
+            return function(pointer, value, mask, *rest)
+
+        return run
+
+    for name in ("_store_legacy", "atom_red_typechecking_impl"):
+        setattr(semantic, name, with_mask(getattr(semantic, name)))
