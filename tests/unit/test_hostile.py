@@ -71,6 +71,8 @@ KEPT = [
     known("8239:experts+lone+attention+drift+tiny", "mean 6 % longer"),
     known("8858:drift+as-served+one_seq+experts", "mean 9 % longer"),
     known("9217:first_decode+tiny+pauses+aborts+batch", "mean 4 % longer"),
+    known("10265:pauses+long_prompts+short_answers+closed+equal", "mean 5 % longer"),
+    known("10307:as-served+slow_rank+short_answers+equal+starved", "mean 9 % longer"),
 ]
 """Worlds that some policy harmed."""
 
