@@ -13,7 +13,7 @@ from vllm.benchmarks.dp_balance.rank.engine import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -215,8 +215,7 @@ class Drawn:
     open_share: float | None = None
     """With Poisson arrivals instead: of the rate that perfectly balanced ranks could
     serve."""
-    skew: float = 0.0
-    """Of the routing; 0 for the load balancers of the servers."""
+    load_balancer: str = AS_SERVED
 
     def scenario(self, ranks: int, phi: float) -> Scenario:
         """With so many ranks, that bear this share of a prefill together."""
@@ -226,8 +225,7 @@ class Drawn:
             replace(DEEPSEEK_V3_1, phi=phi),
             replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
             ClientTraffic(max_concurrency=in_flight),
-            load_balancer="skewed" if self.skew else AS_SERVED,
-            skew=self.skew,
+            load_balancer=self.load_balancer,
         )
         if self.open_share is None:
             return made
@@ -248,7 +246,7 @@ SYNTHETIC = {
     "lognormal 600/300": Drawn(CHAT),
     "lognormal 600/300, 75 % of the slots": Drawn(CHAT, share=0.75),
     "lognormal 600/300, half the KV cache": Drawn(CHAT, kv_blocks=1200),
-    "lognormal 600/300, skewed routing": Drawn(CHAT, skew=0.3),
+    "lognormal 600/300, skewed routing": Drawn(CHAT, load_balancer="skewed"),
     "lognormal 2000/200": Drawn(PROMPTS),
     "lognormal 2000/200, 90 % prefix hits": Drawn(replace(PROMPTS, prefix_share=0.9)),
     "lognormal 200/2000": Drawn(
@@ -278,33 +276,9 @@ def synthetic() -> Iterator[Cell]:
                 yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
 
 
-def varied(cost: CostModel) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Fields of a scenario, by what they vary."""
-    yield "as fitted", {}
-    for phi in (0.3, 0.6, 0.9):
-        yield f"phi {phi:g}", {"cost": replace(cost, phi=phi)}
-    for name in ("t0", "b", "c"):
-        for factor in (0.5, 2):
-            changed = replace(cost, **{name: getattr(cost, name) * factor})
-            yield f"{name} × {factor:g}", {"cost": changed}
-    yield "noise ±10 %", {"cost": replace(cost, noise=0.2)}
-    yield "asynchronous scheduling", {"async_scheduling": True}
-
-
-def sensitivity() -> Iterator[Cell]:
-    """One thing at a time is varied on two workloads."""
-    policies = ("off", "cap", "align", "adaptive")
-    for title, lengths in (("fixed", FIXED), ("lognormal", CHAT)):
-        base = Drawn(lengths).scenario(4, 0.0)
-        for name, fields in varied(base.cost):
-            labels = {"lengths": title, "varied": name}
-            yield Cell(labels, replace(base, **fields), policies, (0, 1, 2))
-
-
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "traces": traces,
     "synthetic": synthetic,
-    "sensitivity": sensitivity,
     "published": published,
 }
 """By the name of the result."""

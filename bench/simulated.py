@@ -33,6 +33,7 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 # isort: split
 import grids
 from agent_grid import agents
+from bound import least_mean_e2el
 from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
@@ -91,6 +92,9 @@ def execute(task: Task) -> tuple[str, Figures]:
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
+    if what.traffic.self_timed and variant.policy == "off":
+        least = least_mean_e2el(run.requests, what.limits, what.cost)
+        figures["least_mean_e2el_ms"] = round(1e3 * least, 3)
     return task.key, figures
 
 

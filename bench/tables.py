@@ -164,6 +164,16 @@ def by_load(cells: Sequence[Cell], names: Sequence[str], form: str) -> Rows:
     ]
 
 
+def over_bound(cells: Sequence[Cell], policy: Callable[[Cell], str]) -> str:
+    """Mean end-to-end time over what no schedule can beat, with a policy by cell."""
+    ratios = (
+        cell["policies"][policy(cell)]["mean_e2el_ms"]
+        / cell["policies"]["off"]["least_mean_e2el_ms"]
+        for cell in cells
+    )
+    return f"{statistics.geometric_mean(ratios):.2f}"
+
+
 def misses(cells: Sequence[Cell]) -> Rows:
     """How many miss each target, and the worst of each."""
     return [
@@ -173,6 +183,8 @@ def misses(cells: Sequence[Cell]) -> Rows:
             f"{100 * max(map(lead, found)):+.1f} %",
             f"{100 * min(map(goodput_lead, found)):+.0f}",
             f"{max(map(tail, found)):.2f}",
+            over_bound(found, best),
+            over_bound(found, lambda cell: "adaptive"),
         ]
         for (trace, load), found in groups(cells, "trace", "load").items()
     ]

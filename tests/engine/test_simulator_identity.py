@@ -69,7 +69,6 @@ def generated(case: int) -> tuple[Scenario, str]:
         workload,
         traffic,
         load_balancer=LOAD_BALANCERS[case % len(LOAD_BALANCERS)],
-        skew=1.0,
         async_scheduling=rng.random() < 0.5,
     )
     if case % 3 == 0:  # prompts that share beginnings

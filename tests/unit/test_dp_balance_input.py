@@ -46,7 +46,6 @@ def run(module: object, *arguments: str) -> None:
         ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
         ("--cost t0=fast", "--cost t0=fast"),
         ("--cost t0=-1", "cost model: t0 is -1.0"),
-        ("--skew -1 --load-balancer skewed", "--skew -1.0"),
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
         ("--self-timed", "only supported with --dataset-name timed_trace"),

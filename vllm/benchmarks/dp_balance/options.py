@@ -38,13 +38,11 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         default=AS_SERVED,
         help="as-served: by prompt tokens for the policies of a server, that of vLLM "
         "0.23 for off and for other projects' rules. Or one for all: vLLM's own, by "
-        "version, or a router that does not look at the ranks (skewed draws them by "
-        "Zipf's law), keeps sessions together, or knows all; or TensorRT-LLM's two.",
+        "version, or a router that does not look at the ranks (skewed draws some more "
+        "often), keeps sessions together, or knows all; or TensorRT-LLM's two.",
     )
     text = "Default: one per rank, as of `vllm serve`."
     add("--api-server-count", "-asc", type=int, help=text)
-    text = "Exponent of Zipf's law; 0 is uniform."
-    add("--skew", type=float, default=0.5, help=text)
 
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     add = load.add_argument
@@ -164,7 +162,7 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
     )
     return [
         Scenario(
-            *(limits, cost, workload, traffic, frontend, args.load_balancer, args.skew),
+            *(limits, cost, workload, traffic, frontend, args.load_balancer),
             async_scheduling=args.async_scheduling,
         )
         for cost in costs_from(args, limits)

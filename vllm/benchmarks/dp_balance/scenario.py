@@ -33,7 +33,6 @@ class Scenario:
     traffic: ClientTraffic = field(default_factory=ClientTraffic)
     frontend: Frontend = field(default_factory=Frontend)
     load_balancer: str = "0.23"
-    skew: float = 0.5
     async_scheduling: bool = False
     short_first: bool | None = None
     """Whether short prompts pass long ones in a rank; None: as the policy is served."""
@@ -89,7 +88,6 @@ def simulate(
         load_balancer,
         ranks,
         random.Random(f"routing {seed}"),
-        scenario.skew,
         scenario.frontend.api_servers,
         scenario.limits.max_num_seqs,
         scenario.limits.kv_blocks,

@@ -223,8 +223,8 @@ BY_TOKENS, BY_PREFIXES = OWN = ("tokens", "prefix-aware")
 """Balance scheduling's own."""
 
 LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
-"""Those of servers, and routers that do not look at the ranks; "skewed" draws them with
-Zipf weights."""
+"""Those of servers, and routers that do not look at the ranks; "skewed" draws them, the
+i-th as often as 1 / √i."""
 
 BEYOND = ("session-affinity", "perfect", "trtllm", "trtllm-kv-aware")
 """What a router in front could do, what one could that knows all, and those inside of
@@ -248,7 +248,6 @@ def make_load_balancers(
     name: str,
     ranks: int,
     rng: random.Random,
-    skew: float = 0.5,
     api_servers: int = 1,
     slots: int = 1,
     kv_blocks: int | None = None,
@@ -256,8 +255,7 @@ def make_load_balancers(
 ) -> list[LoadBalancer]:
     """The load balancer of that name, one for each API server; a router is one for all.
 
-    Ranks have so many slots, and blocks in a KV cache, None if it never fills. `skew`
-    is the exponent of the Zipf weights, 0 for uniform ones.
+    Ranks have so many slots, and blocks in a KV cache, None if it never fills.
 
     Raises:
         UsageError: there is none of that name.
@@ -267,10 +265,8 @@ def make_load_balancers(
         raise UsageError(
             f"--load-balancer {name}: unknown; choose from {', '.join(names)}."
         )
-    if not 0 <= skew < float("inf"):
-        raise UsageError(f"--skew {skew}: give a number of 0 or more.")
     cached = cached or (lambda rank, request: 0)
-    weights = list(accumulate((i + 1) ** -skew for i in range(ranks)))
+    weights = list(accumulate((i + 1) ** -0.5 for i in range(ranks)))
     for_all: dict[str, Callable[[], LoadBalancer]] = {
         "round-robin": lambda: BlindBalancer(cycle(range(ranks)).__next__),
         "skewed": lambda: BlindBalancer(
