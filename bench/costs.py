@@ -9,15 +9,12 @@ machine meanwhile. The parts:
 
 - decision: a policy decides on the rows of a busy server.
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
-- exchange: processes of this machine gather rows over the loopback interface; with
-  fewer processors than ranks the operating system's scheduler is measured, not gloo.
 - dispatch: the front-end's event loop hashes a prompt, and sends short requests.
 """
 
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import platform
 import random
@@ -33,15 +30,10 @@ from typing import Any
 
 import busy_front_end
 import busy_scheduler
-import torch
-import torch.distributed as dist
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.group.wire import encode
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
@@ -136,51 +128,6 @@ def measuring(calls: int) -> list[Result]:
     return results
 
 
-# ---- exchange: several processes
-
-WARM_UP = 50
-FORK = multiprocessing.get_context("fork")
-
-
-def gather_as(rank: int, ranks: int, port: int, calls: int, answer: Any) -> None:
-    """Body of a rank's process."""
-    torch.set_num_threads(1)
-    group = stateless_init_torch_distributed_process_group(
-        "127.0.0.1", port, rank, ranks, "gloo"
-    )
-    row = Row(*range(len(Row._fields)))._replace(wave=0, step=0)
-    exchange = RowExchange(timeout=60.0)
-    times = []
-    for _ in range(WARM_UP + calls):
-        start = time.perf_counter_ns()
-        exchange.gather(row, group, sys.exit)
-        times.append(us_since(start))
-    dist.barrier(group=group)
-    if rank == 0:
-        answer.put(times[WARM_UP:])
-
-
-def exchange(calls: int) -> list[Result]:
-    """On rank 0."""
-    results = []
-    for ranks in (2, 4, 8):
-        answer, port = FORK.Queue(), get_open_port()
-        processes = [
-            FORK.Process(target=gather_as, args=(rank, ranks, port, calls, answer))
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        found = spread(answer.get(timeout=300))
-        # Of the shortest step of the fitted deployment, in which nobody prefills.
-        share = {"share_of_a_36_ms_step": round(found["median_us"] / 36_000, 5)}
-        way = "product (all-to-all, with time-out)"
-        results.append({"ranks": ranks, "way": way, **found, **share})
-        for process in processes:
-            process.join()
-    return results
-
-
 # ---- dispatch
 
 
@@ -233,7 +180,6 @@ def spread(times_us: Sequence[float]) -> dict[str, float]:
 PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
     "decision": (decision, 2000),
     "measuring": (measuring, 600),
-    "exchange": (exchange, 400),
     "dispatch": (dispatch, 5000),
 }
 """With the calls per figure."""

@@ -61,19 +61,14 @@ def servers(documents: Sequence[Document], names: Iterable[str] = ()) -> Rows:
 # ---- Costs
 
 
-def costs(document: Document, kind: str) -> Rows:
-    """Median µs by ranks, and the share of a step; a row for each "policy" or "way"."""
+def decisions(document: Document) -> Rows:
+    """Median µs by ranks; a row for each policy."""
     rows: dict[str, list[str]] = {}
     for row in document["results"]:
-        rows.setdefault(row[kind], [row[kind]]).append(_microseconds(row))
+        name, median = row["policy"], row["median_us"]
+        shown = f"{median:.0f}" if median >= 10 else f"{median}"
+        rows.setdefault(name, [name]).append(shown)
     return list(rows.values())
-
-
-def _microseconds(row: Mapping[str, Any]) -> str:
-    median = row["median_us"]
-    text = f"{median:.0f}" if median >= 10 else f"{median}"
-    share = row.get("share_of_a_36_ms_step")
-    return text if share is None else f"{text} ({share:.1%})"
 
 
 def dispatches(document: Document) -> Rows:
@@ -92,6 +87,6 @@ def dispatches(document: Document) -> Rows:
 
 
 def rank_titles(document: Document) -> list[str]:
-    """Heads of the columns for `costs`."""
+    """Heads of the columns for `decisions`."""
     counts = dict.fromkeys(row["ranks"] for row in document["results"])
     return [f"{count} ranks" for count in counts]
