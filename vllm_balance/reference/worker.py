@@ -65,13 +65,14 @@ class ReferenceWorker(CPUWorker):
         self.model_runner.async_output_copy_stream = None
         # Later releases start kernels through launchers; the CPU runner of 0.30 gives
         # most of these the CPU's kernel, and forgets two. The second asks for a stride
-        # that its launcher does not have, and makes no use of it.
+        # that its launcher does not have, and makes no use of it. In 0.33 a kernel
+        # routes to the CPU's by the names of its own arguments.
         launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
         if launcher is not None:
             launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
         launcher = getattr(utils, "_eagle_step_slot_mapping_metadata", None)
         kernel: Any = getattr(utils, "eagle_step_slot_mapping_metadata_kernel", None)
-        if launcher is not None and hasattr(kernel, "func"):
+        if launcher and hasattr(kernel, "func") and not hasattr(kernel, "arg_names"):
             launcher.kernel = type(kernel)(partial(kernel.func, stride=0))
 
     def determine_available_memory(self) -> int:
