@@ -237,7 +237,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         balancers = [BlindBalancer(lambda: rng.choice(only))] * world.api_servers
     else:
         balancers = make_load_balancers(
-            balancer, ranks, rng, 0.5, world.api_servers, limits.max_num_seqs
+            balancer, ranks, rng, world.api_servers, limits.max_num_seqs
         )
     clock = Clock(ranks, balancers, balancer == BY_TOKENS)
     clock.device = device
