@@ -69,6 +69,8 @@ def busy_rows(ranks: int, rng: random.Random) -> list[Row]:
             max_tokens=4096,
             pending_age_us=age,
             wait_us=age,
+            pending_attended=pending * rng.randint(1250, 4_500_000),
+            prefill_attended=rng.randrange(8_000_000) if prefills else 0,
         )
         rows.append(row)
     return rows

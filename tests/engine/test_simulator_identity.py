@@ -13,6 +13,7 @@ from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.v1.core.sched.balance.policies.by_name import Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from real_ranks import simulate_real
@@ -145,6 +146,40 @@ def test_same_with_short_prompts_first(
 ) -> None:
     scenario, policy = reordered(case)
     assert_same(scenario, policy, case, monkeypatch)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_same_where_attention_costs(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(*attending(case), case, monkeypatch)
+
+
+def attending(case: int) -> tuple[Scenario, str]:
+    """As `generated` or `limited`, with long prompts and policies that learn of it."""
+    is_limited = case % 4 == 3
+    scenario, _ = (limited if is_limited else generated)(case)
+    input_len = "lognormal:120:1:400" if is_limited else "lognormal:600:1:4000"
+    limits = replace(scenario.limits, max_num_batched_tokens=256)
+    workload = replace(scenario.workload, num_prompts=40, input_len=input_len)
+    cost = replace(COST, attention=(1e-6, 1e-5)[case % 2])
+    policies = "adaptive", "adaptive-fcfs", "trtllm:kv_cost_offset=99"
+    scenario = replace(scenario, limits=limits, workload=workload, cost=cost)
+    return scenario, policies[case % 3]
+
+
+def test_adaptive_learns_what_attention_costs_in_most_of_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: set[int] = set()
+    decide, cases = Engine.decide, [case for case in range(12) if case % 3 < 2]
+    for case in cases:
+
+        def spy(self: Engine, decision: Decision, case: int = case) -> None:
+            found.update([case] * (decision.admit and decision.attention > 0))
+            decide(self, decision)
+
+        monkeypatch.setattr(Engine, "decide", spy)
+        simulate(*attending(case), case)
+    assert len(found) > len(cases) / 2, found
 
 
 def reordered(case: int) -> tuple[Scenario, str]:

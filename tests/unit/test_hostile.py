@@ -60,10 +60,8 @@ KEPT = [
         "decodes are known from contexts of 100,000 tokens alone",
     ),
     known("6261:tiny+first_decode", "p99 of TTFT 3.1 instead of 0.4 s"),
-    known(
-        "7419:pauses+short_answers+faster+attention+first_decode",
-        "costs are those of the newest steps, which took three times as long",
-    ),
+    "7419:pauses+short_answers+faster+attention+first_decode",
+    known("8721:equal+attention", "mean 3 % longer"),
     known("4577:padded", "mean 44 % shorter, p99 of TTFT 14 instead of 5 s"),
     known("4799:night+slow_rank+two_servers+faster", "37 % shorter, 17 instead of 7 s"),
     known("8136:faster+equal", "mean 22 % shorter, p99 of TTFT 17 instead of 5 s"),
@@ -133,7 +131,7 @@ def test_copies_that_disagree_are_harm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_costs_are_harm() -> None:
-    steps = [Step([100, 0], 0.04, 0.1), Step([0, 0], 0.04, 0.0)] * 30
+    steps = [Step([100, 0], [0, 0], 0.04, 0.1), Step([0, 0], [0, 0], 0.04, 0.0)] * 30
     right = StepCost(0.04, 0.0, own=0.1, shared=0.0)
     assert wrong_costs(right, steps, 100) == ""
     off = 2 * COSTS

@@ -3,10 +3,11 @@
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
-from vllm.benchmarks.dp_balance.rivals.trtllm import AttentionDpBalance, EqualCost
+from vllm.benchmarks.dp_balance.rivals.trtllm import AttentionDpBalance
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, create_policy
+from vllm.v1.core.sched.balance.policies.chunks import tokens_within
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from test_dp_balance_simulation import snapshot
@@ -80,15 +81,16 @@ def test_a_full_batch_of_decodes_waits_as_if_it_had_no_prompt() -> None:
 
 
 def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:
-    chunks = EqualCost(kv_cost_offset=10_000, kv_depth_threshold=20_000)
-    budgets = [
-        chunks.clipped(OPEN, position, 8192).prefill_budget
-        for position in (None, 0, 20_000, 50_000, 110_000)
-    ]
-    assert budgets == [None, None, None, 4096, 2048]
-    assert chunks.clipped(HOLD, 110_000, 8192) == HOLD
-    tight = OPEN._replace(prefill_budget=3000)
-    assert chunks.clipped(tight, 50_000, 8192).prefill_budget == 3000
+    chunks = {"kv_cost_offset": 10_000, "kv_depth_threshold": 20_000}
+    rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0, **chunks)
+    some = SOME._replace(max_tokens=(8192, 8192))
+    hold, decision = rule.decide(some), rule.decide(some)
+    assert hold == HOLD
+    assert decision.prefill_budget is not None
+    assert [
+        tokens_within(decision.prefill_budget, position, 8192, decision.attention)
+        for position in (0, 20_000, 50_000, 110_000)
+    ] == [8192, 8192, 4487, 2305]
 
 
 def prefill_parts(policy: str) -> int:
@@ -110,4 +112,4 @@ def prefill_parts(policy: str) -> int:
 def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts() -> None:
     assert prefill_parts("trtllm") == 8 * 8
     chunks = "kv_cost_offset=1000,kv_depth_threshold=1000"
-    assert prefill_parts(f"trtllm:{chunks}") > 2 * 8 * 8
+    assert prefill_parts(f"trtllm:{chunks}") > 1.5 * 8 * 8

@@ -21,6 +21,8 @@ IDLE = Row(
     max_tokens=MAX_TOKENS,
     pending_age_us=0,
     wait_us=0,
+    pending_attended=0,
+    prefill_attended=0,
 )
 
 
@@ -52,6 +54,8 @@ def rows(draw):
         pending_tokens=draw(st.integers(pending, 4000)) if pending else 0,
         held_steps=draw(st.integers(0, 20)),
         prefill_tokens=draw(st.sampled_from([0, 0, 1, 100, MAX_TOKENS])),
+        pending_attended=draw(st.integers(0, 10**6)) if pending else 0,
+        prefill_attended=draw(st.sampled_from([0, 1, 10**6])),
         pending_age_us=age,
         wait_us=age + draw(st.integers(0, 10_000_000)) if pending else 0,
     )

@@ -131,7 +131,7 @@ def test_a_lone_request_is_held_at_first_and_released_in_the_end():
             break
     assert len(reasons) > 3
     assert set(reasons[:-1]) == {"waiting_cost"}
-    assert decision == (True, 100, "gain")
+    assert decision == (True, 100, "gain", 0.0)
 
 
 def steps_held(rows):
@@ -221,7 +221,7 @@ def test_a_rank_that_runs_nothing_waits_for_the_others():
 def test_nothing_is_held_while_nobody_decodes():
     policy = learned()
     prompt = running(1, pending=1, decoding=0)
-    assert policy.decide(snapshot([prompt, IDLE, IDLE])) == (True, None, "idle")
+    assert policy.decide(snapshot([prompt, IDLE, IDLE])) == (True, None, "idle", 0.0)
 
 
 def test_a_rank_that_has_nothing_at_all_changes_nothing():
@@ -259,13 +259,13 @@ def test_decodes_first_is_a_reason_of_its_own(monkeypatch):
 
 def test_traffic_too_thin_to_collect_is_not_held():
     policy = learned(rate=0.2)
-    assert policy.decide(one_pending()) == (True, None, "alone")
+    assert policy.decide(one_pending()) == (True, None, "alone", 0.0)
     nothing_pending = snapshot([DECODE] * 4)
-    assert policy.decide(nothing_pending) == (True, None, "alone")
+    assert policy.decide(nothing_pending) == (True, None, "alone", 0.0)
 
 
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
-    assert learned().decide(snapshot([DECODE] * 4)) == (False, 0, "waiting_cost")
+    assert learned().decide(snapshot([DECODE] * 4)) == (False, 0, "waiting_cost", 0.0)
 
 
 def test_a_released_rank_pays_its_rent():

@@ -53,6 +53,7 @@ class Step(NamedTuple):
     """What is true of a step, in seconds without noise, and its load."""
 
     prefill: Sequence[int]
+    attended: Sequence[float]
     decode_seconds: float
     prefill_seconds: float
 
@@ -71,7 +72,7 @@ class Device:
 
     def step_seconds(self, loads: Loads) -> float:
         """How long the step takes that starts now."""
-        world, tokens = self._world, loads.prefill
+        world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
         whole = world.cost.step_seconds(loads)
@@ -79,7 +80,7 @@ class Device:
         decode = world.cost.step_seconds(loads._replace(prefill=nothing))
         prefill = (whole - decode) * world.speed(self.now)
         decode *= world.speed(self.now) * world.decode_speed(self.now)
-        self.recent.append(Step(tokens, decode, prefill))
+        self.recent.append(Step(tokens, attended, decode, prefill))
         seconds = world.cost.noisy(decode + prefill, self._rng)
         if self._rng.random() < 0.01:
             seconds += world.outliers * decode
@@ -199,6 +200,7 @@ def wrong_costs(cost, steps: Sequence[Step], largest: int) -> str:
             max(step.prefill) / largest,
             statistics.fmean(step.prefill) / largest,
             step.prefill.count(0) / len(step.prefill),
+            max(step.attended) / largest**2,
         )
         for step in prefills
     )

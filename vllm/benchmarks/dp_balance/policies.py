@@ -3,7 +3,6 @@
 """Policies by name: those of the balance package, and baselines to compare with."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple, Protocol, cast
 
 from vllm.v1.core.sched.balance.policies.by_name import (
@@ -17,7 +16,7 @@ from .errors import UsageError
 from .rivals.prefill_interval import IntervalPolicy
 from .rivals.sglang_delayer import SGLangDelayer, SGLangDelayer0523
 from .rivals.sglang_intervals import DecodeInterval, FreeSlots
-from .rivals.trtllm import AttentionDpBalance, EqualCost
+from .rivals.trtllm import AttentionDpBalance
 
 
 class Controller(Protocol):
@@ -47,8 +46,6 @@ _WITH_N: Mapping[str, Callable[..., Controller]] = {
 }
 BASELINES = (*(f"{name}-N" for name in _WITH_N), "trtllm")
 """Rules of other systems, N in steps or slots; see `rivals`."""
-
-_CHUNKS = {field.name for field in fields(EqualCost)}
 
 
 class PolicySpec(NamedTuple):
@@ -82,13 +79,6 @@ class PolicySpec(NamedTuple):
         """Seconds that the ranks must know too; None if there is no budget."""
         return self.parameters.get("ttft_budget")
 
-    @property
-    def chunks(self) -> EqualCost | None:
-        """How TensorRT-LLM's ranks cut prompts; None for full steps."""
-        if self.name != "trtllm" or not set(self.parameters) >= _CHUNKS:
-            return None
-        return EqualCost(**{name: int(self.parameters[name]) for name in _CHUNKS})
-
 
 def make_controller(text: str) -> Controller | None:
     """The policy of that name; None for "off", which exchanges nothing.
@@ -103,8 +93,8 @@ def make_controller(text: str) -> Controller | None:
         if name in POLICIES:
             return create_policy(name, parameters)
         if name == "trtllm":
-            its = {n: v for n, v in parameters.items() if n not in _CHUNKS}
-            return AttentionDpBalance(**cast("dict[str, int]", its))  # it checks them
+            its = cast("dict[str, int]", parameters)  # it checks them
+            return AttentionDpBalance(**its)
         if kind in _WITH_N and steps:
             return _WITH_N[kind](steps, **parameters)
     except TypeError:

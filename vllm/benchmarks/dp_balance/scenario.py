@@ -82,8 +82,6 @@ def simulate(
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     load_balancer = load_balancer_of(scenario.load_balancer, spec.name in POLICIES)
     engine = make_engine(scenario, requests, spec.ttft_budget)
-    if spec.chunks is not None:
-        engine.chunks = spec.chunks
     load_balancers = make_load_balancers(
         load_balancer,
         ranks,

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
+from vllm.v1.core.sched.balance.policies.chunks import twice_attended
 from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
 
 from ..requests.request import SimRequest
@@ -86,11 +87,12 @@ class GatedRank(Scheduler):
         self._queues: Sequence[int] = ()
         """Of the row: running, decoding, waiting, pending, pending tokens."""
         self._pending: list[RankRequest] = []
+        self._pending_attended = 0
         self._pending_names: frozenset[str] = frozenset()
         self._pending_since = 0.0
         self._last_row: float | None = None
         # Prompt tokens of the step that ends next, and of those after it.
-        self._prefilled: deque[int] = deque(maxlen=1 + async_scheduling)
+        self._prefilled: deque[tuple[int, int]] = deque(maxlen=1 + async_scheduling)
 
     def add(self, request: SimRequest) -> None:
         """Hands a request to the scheduler."""
@@ -102,12 +104,6 @@ class GatedRank(Scheduler):
         work = RankRequest(request, "", 0.0)
         self._blocks.add(work)
         return self._blocks.cached_tokens(work)
-
-    def next_position(self) -> int | None:
-        """Computed tokens of the prompt that is next, cached ones too; None if none."""
-        if self._partial is not None:
-            return self._partial.num_computed_tokens
-        return self._blocks.cached_tokens(self._waiting[0]) if self._waiting else None
 
     def end_wave(self) -> None:
         """Forgets the decision, the holds, and steps without requests."""
@@ -126,7 +122,7 @@ class GatedRank(Scheduler):
         """
         since = now if self._last_row is None else self._last_row
         self._last_row = now
-        self._prefilled.append(self.prefilled)
+        self._prefilled.append((self.prefilled, self.twice_attended // 2))
         # Decodes take blocks, too.
         if self._changes != self._last_changes or self._blocks.is_limited:
             self._measure_pending(now, since)
@@ -138,18 +134,21 @@ class GatedRank(Scheduler):
             self._holds.repeat(self._pending_names, self._held)
         age = now - self._pending_since if self._pending else 0.0
         wait = 0.0 if self._ttft_budget is None else self._wait(now, self._ttft_budget)
+        prefilled, attended = self._prefilled[0]
         # Not a `Row`: that takes three times as long.
         return (
             wave,
             step,
             *self._queues,
             self._holds.longest,
-            self._prefilled[0],
+            prefilled,
             int((now - since) * 1e6),
             self._max_running,
             self._max_tokens,
             int(age * 1e6),
             int(wait * 1e6),
+            self._pending_attended,
+            attended,
         )
 
     def _measure_pending(self, now: float, since: float) -> None:
@@ -160,7 +159,7 @@ class GatedRank(Scheduler):
             order.end_step(left, self.prefilled, requests)
             sort_first(self._waiting, self._place)
         self._last_changes, self._last_held = self._changes, None
-        self._pending, tokens = self._find_pending()
+        self._pending, tokens, self._pending_attended = self._find_pending()
         running, waiting = len(self._running), len(self._waiting)
         decoding = running - (self._partial is not None)
         self._queues = running, decoding, waiting, len(self._pending), tokens
@@ -181,18 +180,19 @@ class GatedRank(Scheduler):
         unanswered = [work.name for work in self._pending if not work.num_output_tokens]
         return self._arrivals.longest_wait(unanswered, now, less=budget)
 
-    def _find_pending(self) -> tuple[list[RankRequest], int]:
+    def _find_pending(self) -> tuple[list[RankRequest], int, int]:
         """What the gate takes for pending: what fits beside the next decodes.
 
         Returns:
-            The requests, and the tokens that they have left to compute.
+            The requests, the tokens that they have left to compute, and what these
+            attend to.
         """
         slots = self._max_running - len(self._running)
         decodes = len(self._running) - (self._partial is not None) - self._ended
         budget = self._max_tokens - decodes
         # Without the blocks that the decodes take in the next step.
         room = self._blocks.free - self._growing[-(self._step + 1) % BLOCK_SIZE]
-        pending, left = [], 0
+        pending, left, twice = [], 0, 0
         if (partial := self._partial) is not None:
             computed, total = partial.num_computed_tokens, partial.num_tokens
             part = min(total, computed + max(budget, 1))
@@ -201,6 +201,7 @@ class GatedRank(Scheduler):
             else:
                 pending.append(partial)
                 left = total - computed
+                twice = twice_attended(computed, left)
                 room -= blocks_of(total) - blocks_of(computed)
         elif room < 0:
             slots = 0
@@ -211,5 +212,7 @@ class GatedRank(Scheduler):
             if room < 0:
                 break
             pending.append(work)
-            left += work.num_tokens - cached
-        return pending, left
+            tokens = work.num_tokens - cached
+            left += tokens
+            twice += twice_attended(cached, tokens)
+        return pending, left, twice // 2

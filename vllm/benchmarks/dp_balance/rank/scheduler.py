@@ -20,6 +20,11 @@ from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.chunks import (
+    cost_of,
+    tokens_within,
+    twice_attended,
+)
 
 from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
@@ -74,6 +79,8 @@ class Scheduler:
         """Of the steps that were scheduled and have not ended."""
         self._step = 0
         self._decision = OPEN
+        self._allowed: float = 0
+        """What is left of the decision's budget."""
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
         self._counts: RankCounts | None = None
@@ -87,8 +94,9 @@ class Scheduler:
     def _begin_prefill(self) -> None:
         self._prefill = self._single = self._single_context = 0
         self._attended = 0.0
-        self.prefilled = 0
-        """Prompt tokens of the step, and those that are computed again."""
+        self.prefilled = self.twice_attended = 0
+        """Prompt tokens of the step, and those that are computed again; what they
+        attend to, twice."""
 
     def _note_change(self) -> None:
         self._counts = self._backlog = None
@@ -211,23 +219,23 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _ = self._decision
-        allowed = sys.maxsize if limit is None else limit
+        admit, limit, _, attention = self._decision
+        if limit is None:
+            limit = self._max_tokens if attention else sys.maxsize
+        self._allowed = limit
         budget = self._max_tokens - self._decodes
         work = self._partial
         if work is not None:
-            left = work.num_tokens - work.num_computed_tokens
-            tokens = min(left, budget, allowed)
+            tokens = self._clip(work, budget)
             if not tokens:
                 self._held.add(work.name)
             elif not self._compute(work, tokens):
                 self._preempt_last()
                 return
             budget -= tokens
-            allowed -= tokens
         waiting = self._waiting
         while waiting and budget > 0 and len(self._running) < self._max_running:
-            if not admit or allowed == 0:
+            if not admit or self._allowed < 1:
                 slots = self._max_running - len(self._running)
                 self._held.update(each.name for each in islice(waiting, slots))
                 break
@@ -236,12 +244,19 @@ class Scheduler:
                 break
             if work.request.cached is None:
                 work.request.cached = work.num_computed_tokens
-            left = work.num_tokens - work.num_computed_tokens
-            tokens = min(left, budget, allowed)
+            tokens = self._clip(work, budget)
             self._running.append(waiting.popleft())
             self._compute(work, tokens)
             budget -= tokens
-            allowed -= tokens
+
+    def _clip(self, work: RankRequest, budget: int) -> int:
+        """Takes a chunk from what is allowed; a clipped one takes all."""
+        position, attention = work.num_computed_tokens, self._decision.attention
+        wanted = min(work.num_tokens - position, budget)
+        tokens = tokens_within(self._allowed, position, wanted, attention)
+        cost = cost_of(position, tokens, attention)
+        self._allowed = max(0, self._allowed - cost) if tokens == wanted else 0
+        return tokens
 
     def _compute(self, work: RankRequest, tokens: int) -> bool:
         """Schedules some tokens of a prompt; False if there are no blocks for them."""
@@ -259,6 +274,7 @@ class Scheduler:
             self._attended += tokens * (position + tokens / 2)
         self._note_change()
         self.prefilled += tokens
+        self.twice_attended += twice_attended(position, tokens)
         work.num_computed_tokens = computed
         self._blocks.computed(work)
         if computed < work.num_tokens:

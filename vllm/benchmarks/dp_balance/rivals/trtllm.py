@@ -7,48 +7,19 @@ The policy `align` is made after #6061 and differs: here a rank without any requ
 no wait, for its padding counts as decoding; the first counter runs also while nothing
 is pending; and a release for a rank that decodes nothing leaves the second as it is.
 Where requests go is not modelled: there a router deals them out from one queue.
+
+Its chunks of equal cost (#18528, from reading) are cut as ours: n tokens at position p
+cost n·(kv_cost_offset + p + n/2), there without n/2, and all that a rank computes in a
+step at most what a full step does that begins at `kv_depth_threshold`.
 """
 
-from dataclasses import dataclass
+import math
 
 from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.chunks import cost_of
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD
-
-
-@dataclass(frozen=True)
-class EqualCost:
-    """Chunks of equal cost (#18528, from reading): a rank's own, besides the balance.
-
-    A chunk of n tokens at position p costs n·(kv_cost_offset + p), and all that a rank
-    computes in a step at most what a full step costs at `kv_depth_threshold`. Here the
-    rest of a step is not given to other prompts, for one progresses at a time.
-    """
-
-    kv_cost_offset: int
-    """Tokens of context at which a token costs twice as much as at the beginning."""
-    kv_depth_threshold: int
-    """Tokens of context up to which steps are full."""
-
-    def clipped(
-        self, decision: Decision, position: int | None, max_tokens: int
-    ) -> Decision:
-        """The decision for a rank with less prefill, if its next prompt costs more.
-
-        Args:
-            decision: for the step.
-            position: computed tokens of that prompt; None without one.
-            max_tokens: of a full step.
-        """
-        if position is None:
-            return decision
-        offset = self.kv_cost_offset
-        cost = (offset + self.kv_depth_threshold) * max_tokens
-        most, budget = max(1, cost // (offset + position)), decision.prefill_budget
-        if most >= (max_tokens if budget is None else budget):
-            return decision
-        return decision._replace(prefill_budget=most)
 
 
 class AttentionDpBalance:
@@ -60,6 +31,8 @@ class AttentionDpBalance:
         batching_wait_iters: int = 10,
         min_generation_requests: int = 0,
         low_occupancy_timeout_iters: int = 0,
+        kv_cost_offset: int = 0,
+        kv_depth_threshold: int = 0,
     ) -> None:
         """Named as in TensorRT-LLM's `attention_dp_config` and environment variables.
 
@@ -69,6 +42,9 @@ class AttentionDpBalance:
             min_generation_requests: while the least busy rank decodes fewer requests,
                 the other timeout holds.
             low_occupancy_timeout_iters: that timeout.
+            kv_cost_offset: tokens of context at which a token costs twice as much as
+                at the beginning; 0 for full steps.
+            kv_depth_threshold: tokens of context up to which steps are full.
 
         Raises:
             ValueError: one is no whole number from 0, or the other timeout is longer.
@@ -84,6 +60,8 @@ class AttentionDpBalance:
         self._timeout, self._batching_wait = timeout_iters, batching_wait_iters
         self._min_requests = min_generation_requests
         self._low_timeout = low_occupancy_timeout_iters
+        self._attention = 1 / kv_cost_offset if kv_cost_offset else 0.0
+        self._full_until = kv_depth_threshold
         self.reset()
 
     def reset(self) -> None:
@@ -92,6 +70,13 @@ class AttentionDpBalance:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """One decision for all ranks."""
+        decision, attention = self._decide(snapshot), self._attention
+        if not attention or not decision.admit:
+            return decision
+        full = cost_of(self._full_until, max(snapshot.max_tokens), attention)
+        return decision._replace(prefill_budget=math.ceil(full), attention=attention)
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
         if not any(snapshot.running) and not any(snapshot.waiting):
             return OPEN
         # A rank without requests is padded with one that counts as decoding.

@@ -151,7 +151,7 @@ class BalanceGate:
         # A step that is timed now was scheduled as many steps ago as the engine
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
-        self._prefilled: deque[int] = deque(maxlen=ahead)
+        self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._arrivals = Arrivals()
         self._holds = Holds()
         self._order = ShortFirst() if short_first else None
@@ -229,10 +229,10 @@ class BalanceGate:
         """
         scheduler, permit = self._scheduler, self._permit
         new = self._arrivals.observe(scheduler.requests, now, wall)
-        computed = permit.prefilled()
+        prefilled = permit.prefilled()
         if self._order is not None:
             left = {name: self._pending.left(scheduler.requests[name]) for name in new}
-            self._order.end_step(left, computed, scheduler.requests)
+            self._order.end_step(left, prefilled[0], scheduler.requests)
             put_in_order(scheduler, self._order, self._pending_ids)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
         names = [request.request_id for request in pending.requests]
@@ -246,7 +246,7 @@ class BalanceGate:
         )
         if self._holds.held_one:
             self.stats.observe_held_step()
-        self._prefilled.append(computed)
+        self._prefilled.append(prefilled)
         running = len(scheduler.running)
         chunks = sum(request.is_prefill_chunk for request in scheduler.running)
         return Row(
@@ -258,12 +258,14 @@ class BalanceGate:
             pending=len(names),
             pending_tokens=sum(pending.tokens),
             held_steps=self._holds.longest,
-            prefill_tokens=self._prefilled[0],
+            prefill_tokens=self._prefilled[0][0],
             step_time_us=int((now - since) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
             pending_age_us=int(self._ages.oldest(pending_ids, now) * 1e6),
             wait_us=int(self._longest_wait(pending.requests, now) * 1e6),
+            pending_attended=pending.attended,
+            prefill_attended=self._prefilled[0][1],
         )
 
     def _longest_wait(self, requests: list[Request], now: float) -> float:

@@ -29,7 +29,7 @@ class Notices:
         self._is_first = rank == 0
         self._times: Counter[str] = Counter()
         self._said: dict[str, float] = {}
-        self._before: Decision | None = None
+        self._before: str | None = None
         self._set_backs = 0
 
     def observe(
@@ -47,20 +47,20 @@ class Notices:
             longest: steps of this rank's hold, if none is longer; else None.
             now: seconds of a clock that does not go back.
         """
-        if decision == BOUND_REACHED and longest is not None:
+        if decision.reason == BOUND_REACHED.reason and longest is not None:
             self._warn(
                 now,
                 "has held a request of this rank for %d steps, the bound in steps or "
                 "in time, and lets all ranks schedule one step as if it were off",
                 longest,
             )
-        if decision == LOSING != self._before and self._is_first:
+        if decision.reason == LOSING.reason != self._before and self._is_first:
             self._warn(
                 now,
                 "held requests for longer than that has saved, and lets all ranks "
                 "schedule as if it were off for a while",
             )
-        self._before = decision
+        self._before = decision.reason
         set_backs = 0 if learned is None else learned.set_backs
         if set_backs > self._set_backs and self._is_first:
             self._warn(now, "learns the costs of a step anew, because they changed")

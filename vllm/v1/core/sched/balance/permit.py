@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.measure.queues import is_first
 from vllm.v1.core.sched.balance.measure.releases import max_admitted
+from vllm.v1.core.sched.balance.policies.chunks import (
+    cost_of,
+    tokens_within,
+    twice_attended,
+)
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
@@ -43,8 +48,11 @@ class PrefillPermit:
     def apply(self, decision: Decision) -> None:
         """Begins a step."""
         self.decision = decision
-        budget = decision.prefill_budget
-        self._budget_left = sys.maxsize if budget is None else budget
+        budget: float | None = decision.prefill_budget
+        if budget is None:
+            most = decision.attention and self._scheduler.max_num_scheduled_tokens
+            budget = most or sys.maxsize
+        self._budget_left = budget
         found_no_room = {
             request.request_id
             for request, *_ in self._clipped
@@ -65,7 +73,7 @@ class PrefillPermit:
 
     @property
     def _closed(self) -> bool:
-        return not self.decision.admit or self._budget_left <= 0
+        return not self.decision.admit or self._budget_left < 1
 
     @property
     def held(self) -> bool:
@@ -154,32 +162,39 @@ class PrefillPermit:
         if waits and self._scheduler.connector is not None:
             self.known_computed[request.request_id] = num_computed_tokens
         loaded = waits and self._is_exempt(request, num_computed_tokens)
+        budget, attention = self._budget_left, self.decision.attention
         if waits and self._closed and not loaded:
             num_new_tokens = 0
         elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
-            budget = self._budget_left
-            if 0 < budget < num_new_tokens:
+            allowed = tokens_within(
+                budget, num_computed_tokens, num_new_tokens, attention
+            )
+            if 0 < allowed < num_new_tokens:
+                budget = 0  # what is left would be part of a token
                 least = self._least(request, num_computed_tokens)
                 # More than are left: from 0.25 on, a decode padded for its drafts.
                 padded = num_new_tokens > request.num_tokens - num_computed_tokens
-                budget = num_new_tokens if padded else max(budget, least)
-            num_new_tokens = min(num_new_tokens, budget)
+                allowed = num_new_tokens if padded else max(allowed, least)
+            num_new_tokens = min(num_new_tokens, allowed)
         if num_new_tokens == 0:
             self._held[request.request_id] = request
-        self._budget_left = max(0, self._budget_left - num_new_tokens)
+        cost = cost_of(num_computed_tokens, num_new_tokens, attention)
+        self._budget_left = max(0, budget - cost)
         self._clipped.append((request, num_computed_tokens, num_new_tokens))
         return num_new_tokens
 
-    def prefilled(self) -> int:
-        """Prompt tokens of the step, as computed.
+    def prefilled(self) -> tuple[int, int]:
+        """Prompt tokens of the step, as computed, and what they attend to.
 
         The scheduler may have cut a prompt shorter than it was allowed, or have found
         no room for it.
         """
-        return sum(
-            min(tokens, max(0, request.num_computed_tokens - before))
+        chunks = [
+            (before, min(tokens, max(0, request.num_computed_tokens - before)))
             for request, before, tokens in self._clipped
-        )
+        ]
+        twice = sum(twice_attended(*chunk) for chunk in chunks)
+        return sum(tokens for _, tokens in chunks), twice // 2
 
     def _is_exempt(self, request: Request, computed: int) -> bool:
         """Whether the KV cache came from elsewhere, up to one block.

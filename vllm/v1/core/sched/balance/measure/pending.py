@@ -12,6 +12,7 @@ from vllm.v1.core.sched.balance.measure.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.measure.prefix_hits import PrefixHits
 from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.measure.releases import max_admitted
+from vllm.v1.core.sched.balance.policies.chunks import twice_attended
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
@@ -27,6 +28,13 @@ class Pending(NamedTuple):
     requests: list[Request]
     tokens: list[int]
     """Tokens that each has left to compute."""
+
+    @property
+    def attended(self) -> int:
+        """Tokens that these attend to."""
+        totals = [len(request._all_token_ids) for request in self.requests]
+        done = map(operator.sub, totals, self.tokens)
+        return sum(map(twice_attended, done, self.tokens)) // 2
 
 
 class _Counted(NamedTuple):

@@ -82,6 +82,8 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
+        self._attention = 0.0
+        """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
         """Seconds of decodes beside prefills, before any step without one was timed."""
         self._served: set[int] = set()
@@ -111,18 +113,29 @@ class Adaptive:
         decision = self._decide(snapshot, seconds)
         if decision.prefill_budget is None:
             self._waiting = [0.0] * ranks
-        return decision
+            # A cut prompt takes more steps, in which the others decode.
+            if sum(snapshot.decoding) <= sum(snapshot.pending):
+                return decision
+        return decision._replace(attention=self._attention)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens
         prefilled = sum(prefills)
         if seconds:  # the first step of a wave has no step time
+            attended, largest = snapshot.prefill_attended, max(snapshot.max_tokens)
+            work = self._work(prefills, attended)
             if prefilled or self._decodes.before:  # else nobody decoded
-                shares = _shares(prefills, max(snapshot.max_tokens))
+                _, mean, idle = _shares(prefills, largest)
+                # The fullest rank; of equal ones, the one that attends to most.
+                _, pairs, most = max(zip(work, attended, prefills, strict=True))
+                shares = most / largest, mean, idle, pairs / largest**2
                 self._learner.observe(seconds, *shares)
-            self._traffic.observe(
-                seconds, prefilled, sum(snapshot.pending), sum(snapshot.pending_tokens)
-            )
+            pending = sum(self._pending(snapshot))
+            self._traffic.observe(seconds, sum(work), sum(snapshot.pending), pending)
+            if len(self._served) == 1:
+                self._attention = 0.0  # others can neither wait nor have as much
+            elif self._learner.cost is not None:
+                self._attention = self._learner.cost.per_attended(largest)
         cost = self._learner.cost
         if cost is None and self._decodes.before:
             self._unknown += seconds
@@ -131,7 +144,7 @@ class Adaptive:
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
-        tokens = snapshot.pending_tokens
+        tokens = self._pending(snapshot)
         if not any(snapshot.decoding):
             return OPEN._replace(reason="idle")
         cost = self._learner.cost
@@ -176,7 +189,20 @@ class Adaptive:
             waited * (1 - budget / work) if budget < work else 0.0
             for work, waited in zip(tokens, self._waiting, strict=True)
         ]
-        return Decision(admit=True, prefill_budget=budget, reason="gain")
+        # Rounded up, so that nothing is left of a prompt for which it is meant.
+        whole = int(budget) + (self._attention > 0)
+        return Decision(admit=True, prefill_budget=whole, reason="gain")
+
+    def _pending(self, snapshot: Snapshot) -> Sequence[float]:
+        """What the pending tokens of each rank cost."""
+        return self._work(snapshot.pending_tokens, snapshot.pending_attended)
+
+    def _work(self, tokens: Sequence[int], attended: Sequence[int]) -> Sequence[float]:
+        """What prompt tokens cost that attend to so many, per rank; see `chunks.py`."""
+        price = self._attention
+        if not price:
+            return tokens
+        return [n + price * pairs for n, pairs in zip(tokens, attended, strict=True)]
 
     def _first_decode(self, snapshot: Snapshot) -> Decision:
         """A step without prefill, as soon as it is worth it; until then, all are open.
@@ -260,7 +286,7 @@ class Adaptive:
         shorter = 1 + given + math.sqrt(given * (given + 2))
         return shorter * shorter - 1
 
-    def _decodes_first(self, snapshot: Snapshot, budget: int, cost: StepCost) -> bool:
+    def _decodes_first(self, snapshot: Snapshot, budget: float, cost: StepCost) -> bool:
         """Whether decoding ends more requests in the same time than the release helps.
 
         A request that it starts weighs ``sqrt(stretch)``, since what the others do
@@ -268,7 +294,7 @@ class Adaptive:
         quarter. Short answers are so given before more prompts are begun, but a queue
         is not kept waiting for them.
         """
-        tokens = snapshot.pending_tokens
+        tokens = self._pending(snapshot)
         served = [min(work, budget) for work in tokens]
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
         started = sum(
@@ -297,13 +323,13 @@ class Adaptive:
         return any(
             wait * _SECONDS + cost.decode + math.ceil(work / limit) * full >= budget
             for wait, work in zip(
-                snapshot.wait_us, snapshot.pending_tokens, strict=True
+                snapshot.wait_us, self._pending(snapshot), strict=True
             )
             if wait and work
         )
 
 
-def _shares(tokens: Sequence[int], largest: int) -> tuple[float, float, float]:
+def _shares(tokens: Sequence[float], largest: int) -> tuple[float, float, float]:
     """Tokens of the fullest and the mean rank, by the largest step; idle ranks."""
     ranks = len(tokens)
     return (

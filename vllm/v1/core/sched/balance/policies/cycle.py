@@ -15,7 +15,7 @@ class Traffic:
         self._size: float | None = None
 
     def observe(
-        self, seconds: float, prefilled: int, pending: int, pending_tokens: int
+        self, seconds: float, prefilled: float, pending: int, pending_tokens: float
     ) -> None:
         """Adds one step.
 

@@ -91,9 +91,9 @@ class Guard:
         if self._is_held_too_long(max(snapshot.held_steps), requests) or (
             not is_open and self._is_late(snapshot)
         ):
-            decision = BOUND_REACHED
+            decision = BOUND_REACHED._replace(attention=decision.attention)
         elif self._losing:
-            decision = LOSING
+            decision = LOSING._replace(attention=decision.attention)
         self._delayed = 0.0 if decision.admit else _delayed(snapshot)
         return decision
 

@@ -35,7 +35,7 @@ class HoldBound:
         """
         decision = self._policy.decide(snapshot)
         if max(snapshot.held_steps) >= self._max_hold_steps:
-            return BOUND_REACHED
+            return BOUND_REACHED._replace(attention=decision.attention)
         return decision
 
     def reset(self) -> None:

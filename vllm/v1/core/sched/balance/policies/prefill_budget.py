@@ -8,12 +8,12 @@ from .step_cost import StepCost
 
 
 def best_prefill_budget(
-    work: Iterable[tuple[int, float]],
+    work: Iterable[tuple[float, float]],
     ranks: int,
-    limit: int,
+    limit: float,
     max_tokens: int,
     cost: StepCost,
-) -> int:
+) -> float:
     """The budget B with the largest gain, or 0 if none is worth its waste.
 
     ``gain(B) = sum_r cost_r * min(1, B / p_r)
@@ -23,15 +23,15 @@ def best_prefill_budget(
     and the limit need to be looked at: one sort, O(ranks log ranks).
 
     Args:
-        work: pending prompt tokens p_r > 0 and waiting cost_r (seconds) of each rank
-            that has some, in any order.
+        work: pending prompt tokens p_r > 0, or what they cost (`chunks.py`), and
+            waiting cost_r (seconds) of each rank that has some, in any order.
         ranks: how many ranks there are, those without work included.
         limit: the largest budget that a step can take beside its decodes, at least 1.
         max_tokens: tokens of the largest step; the unit of `cost`.
         cost: what prefills cost.
 
     Returns:
-        A number of tokens, at most `limit`.
+        A number as those of `work`, at most `limit`.
     """
     ordered = sorted(work)
     # Waiting cost and tokens of the ranks that are served whole.
@@ -44,7 +44,7 @@ def best_prefill_budget(
     slope = (own + cost.fixed / max_tokens) / ranks
     junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
     rate = sum(waited / tokens for tokens, waited in ordered) - own - junk
-    best, best_gain = 0, cost.fixed
+    best, best_gain = 0.0, cost.fixed
     for tokens, waited in ordered:
         budget = tokens if tokens < limit else limit
         gain = saved + budget * rate + slope * (below + budget * above)

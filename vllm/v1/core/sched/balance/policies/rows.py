@@ -45,6 +45,10 @@ class Row(NamedTuple):
     wait_us: int
     """Time since the arrival of the oldest of the pending requests that can keep the
     operator's TTFT budget, in microseconds; 0 without any, or without a budget."""
+    pending_attended: int
+    """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
+    prefill_attended: int
+    """The same of the prompt tokens of the step that `step_time_us` measures."""
 
 
 if TYPE_CHECKING:

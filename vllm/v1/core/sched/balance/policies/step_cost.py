@@ -12,13 +12,15 @@ class StepCost(NamedTuple):
     """The model of a step's duration, in seconds.
 
     ``step = decode
-    + [any prefill] * (fixed + own * most + shared * mean + padding * most * idle)``
+    + [any prefill] * (fixed + own * most + shared * mean + padding * most * idle
+    + attention * attended)``
 
     where `most` and `mean` are the prompt tokens of the fullest and of the mean rank,
-    as shares of the largest step (`max_num_batched_tokens`), and `idle` is the share of
-    the ranks that have none. Only `fixed`, `own` and `padding` can be wasted: they are
-    paid by all ranks for the prefill of one. `shared` is what the ranks pay together
-    anyway (the experts of a MoE layer are spread over them).
+    as shares of the largest step (`max_num_batched_tokens`), `idle` is the share of
+    the ranks that have none, and `attended` what the tokens of the fullest attend to,
+    as a share of that step's square. `shared` cannot be wasted: the ranks pay it
+    together anyway (the experts of a MoE layer are spread over them). The others are
+    paid by all ranks for the prefill of one.
     """
 
     decode: float
@@ -32,6 +34,13 @@ class StepCost(NamedTuple):
     padding: float = 0.0
     """Added for a full step of rows that nobody needs on every rank: where the
     all-to-all is padded, ranks without prefill compute as many as the fullest has."""
+    attention: float = 0.0
+    """Added for a full step on the fullest rank whose tokens attend each to as many."""
+
+    def per_attended(self, max_tokens: int) -> float:
+        """What a token costs more for each that it attends to, as a share of `own`."""
+        own = max(self.own * max_tokens, self.attention * _DOUBLED)
+        return self.attention / own if own else 0.0
 
     def waste(self, most: float, mean: float, idle: float) -> float:
         """Seconds of a prefill step that better balance would have saved.
@@ -43,22 +52,30 @@ class StepCost(NamedTuple):
         unused = self.own * (most - mean) + self.fixed * (1 - mean)
         return unused + self.padding * most * idle
 
-    def prefill_seconds(self, most: float, mean: float, idle: float) -> float:
+    def prefill_seconds(
+        self, most: float, mean: float, idle: float, attended: float = 0.0
+    ) -> float:
         """Seconds by which prefill lengthens a step."""
         together = self.shared * mean + self.padding * most * idle
-        return self.fixed + self.own * most + together
+        return self.fixed + self.own * most + together + self.attention * attended
 
 
 _DECODES = 15
 """Steps without prefill whose median is the decode time."""
 _GUESS = 0.5
 """What the shortest step counts as a decode step, while only prefills were timed."""
-_DEVIATIONS = (1.0, 30.0, 20.0, 20.0)
+_DEVIATIONS = (1.0, 30.0, 20.0, 20.0, 20.0)
 """Prior standard deviations of the states, as multiples of the newest step."""
 _MEMORY = 100
 """Steps with a prefill that count together as much as the newest 100."""
 _NOISE = (0.1, 0.05)
 """Standard deviation of a step time, as shares of the step and of a decode step."""
+_CERTAIN = 10.0
+"""By how many variances attention must lessen the squares of all errors, or it is 0."""
+_LONG = 2.0
+"""Decode steps that a full step must last, or attention is 0: cuts make more steps."""
+_DOUBLED = 1000
+"""The shortest context, in tokens, at which a token may cost twice as much."""
 _USUAL = 1.5
 """Errors up to so many standard deviations count in full, others with their root."""
 _SWEEPS = 4
@@ -73,16 +90,18 @@ class CostLearner:
     """Fits `StepCost` by robust least squares with forgetting, within bounds.
 
     Every step with a prefill says ``step - decode = h . x`` of the state ``x = (fixed,
-    own, shared, padding)``, with ``h = (1, most, mean, most * idle)``. Kept are the
-    sums ``A`` of ``w h h'`` and ``b`` of ``w h (step - decode)``; each step forgets one
-    in `_MEMORY`. The state is what minimises ``x' (A + P) x / 2 - b' x`` within its
-    bounds, by coordinate descent from the last one. P, the precision of the prior,
-    follows from the newest step and is never summed up. So the matrix is
-    positive definite, whatever the steps were, and the state is bounded. If steps go on
-    to be other than expected, everything is forgotten.
+    own, shared, padding, attention)``, with ``h = (1, most, mean, most * idle,
+    attended)``. Kept are the sums ``A`` of ``w h h'`` and ``b`` of ``w h (step -
+    decode)``; each step forgets one in `_MEMORY`. The state is what minimises ``x' (A +
+    P) x / 2 - b' x`` within its bounds, by coordinate descent from the last one. P, the
+    precision of the prior, follows from the newest step and is never summed up. So the
+    matrix is positive definite, whatever the steps were, and the state is bounded. If
+    steps go on to be other than expected, everything is forgotten.
 
     While one rank alone prefills, `own` and `padding` cannot be told apart, and need
-    not be: their waste is the same then. Without the prior, loads of a steady traffic
+    not be: their waste is the same then. Prompts of one length do not tell `attention`
+    from `own`: there are two states, and the one without attention counts for as long
+    as it explains about as much. Without the prior, loads of a steady traffic
     are so alike that `fixed` and `own` cannot be told apart at first.
     """
 
@@ -95,7 +114,9 @@ class CostLearner:
 
     def _forget(self) -> None:
         size = len(_DEVIATIONS)
-        self._state = [0.0] * size
+        self._states = [0.0] * size, [0.0] * size
+        """The best ones without attention and with it."""
+        self._state = self._states[0]
         self._information = [[0.0] * size for _ in range(size)]
         self._weighted = [0.0] * size
         self._surprise = 0.0
@@ -105,7 +126,14 @@ class CostLearner:
         """What is known, or None before a step without prefill was timed."""
         return StepCost(self._decode, *self._state) if self._decodes else None
 
-    def observe(self, seconds: float, most: float, mean: float, idle: float) -> None:
+    def observe(
+        self,
+        seconds: float,
+        most: float,
+        mean: float,
+        idle: float,
+        attended: float = 0.0,
+    ) -> None:
         """Learns from one step.
 
         Args:
@@ -113,6 +141,8 @@ class CostLearner:
             most: prompt tokens of the fullest rank, as a share of the largest step.
             mean: the same of the mean rank.
             idle: share of the ranks that have no prompt tokens.
+            attended: tokens that those of the fullest rank attend to, as a share of the
+                square of the largest step.
         """
         before = self._decode
         if most > 0 and not self._decodes:
@@ -128,7 +158,8 @@ class CostLearner:
                 self._weighted[i] += (before - self._decode) * row[0]
             self._solve(self._decode, seconds)
         if most > 0:
-            self._observe_prefill(seconds, self._decode, (1.0, most, mean, most * idle))
+            load = (1.0, most, mean, most * idle, attended)
+            self._observe_prefill(seconds, self._decode, load)
 
     def _observe_prefill(
         self, seconds: float, decode: float, load: tuple[float, ...]
@@ -151,20 +182,28 @@ class CostLearner:
         self._solve(decode, longer)
 
     def _solve(self, decode: float, longer: float) -> None:
-        state = self._state
         # A launch or a graph break costs at most about one decode step.
-        highest = (decode, math.inf, math.inf, math.inf)
+        highest = (decode, *[math.inf] * len(_DEVIATIONS[1:]))
         priors = [1 / (deviation * longer) ** 2 for deviation in _DEVIATIONS]
         rows = list(
             zip(self._information, self._weighted, priors, highest, strict=True)
         )
-        for _ in range(_SWEEPS):
-            for i, (row, weighted, prior, top) in enumerate(rows):
-                free = weighted - _dot(row, state) + row[i] * state[i]
-                state[i] = min(max(0.0, free / (row[i] + prior)), top)
+        for state, known in zip(self._states, (rows[:-1], rows), strict=True):
+            for _ in range(_SWEEPS):
+                for i, (row, weighted, prior, top) in enumerate(known):
+                    free = weighted - _dot(row, state) + row[i] * state[i]
+                    state[i] = min(max(0.0, free / (row[i] + prior)), top)
+        without, attending = map(self._explained, self._states)
+        is_long = self._states[1][1] > _LONG * decode
+        self._state = self._states[is_long and attending - without > _CERTAIN]
+
+    def _explained(self, state: Sequence[float]) -> float:
+        """By how many variances a state lessens the squares of all errors."""
+        sums = zip(state, self._weighted, self._information, strict=True)
+        return sum([x * (2 * b - _dot(row, state)) for x, b, row in sums])
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    a, b, c, d = one
-    e, f, g, h = other
-    return a * e + b * f + c * g + d * h
+    a, b, c, d, e = one
+    f, g, h, i, j = other
+    return a * f + b * g + c * h + d * i + e * j

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What chunks of prompts cost, in tokens as they cost at the beginning of a prompt."""
+
+import math
+
+
+def twice_attended(position: int, tokens: int) -> int:
+    """Twice the tokens that a chunk attends to: a whole number."""
+    return tokens * (2 * position + tokens)
+
+
+def cost_of(position: int, tokens: int, attention: float) -> float:
+    """What a chunk costs, if a token costs `attention` more for each it attends to."""
+    return tokens + attention * tokens * (position + tokens / 2)
+
+
+def tokens_within(budget: float, position: int, tokens: int, attention: float) -> int:
+    """How many tokens of a chunk a budget allows; at least one if it is 1 or more."""
+    if budget < 1:
+        return 0
+    if cost_of(position, tokens, attention) <= budget:
+        return tokens
+    price = 1 + attention * position
+    root = math.sqrt(price * price + 2 * attention * budget)
+    return max(1, min(tokens, int(2 * budget / (price + root))))
