@@ -1,11 +1,11 @@
 """Dispatch by tokens and prefixes: which rank, and what is left of it afterwards."""
 
 import random
+from collections import Counter
 from itertools import accumulate
 
 import pytest
 from vllm.v1.core.sched.balance.dispatch import (
-    CROWDED,
     MISSING_WEIGHT,
     QUEUE_SAMPLE,
     REQUEST_TOKENS,
@@ -90,8 +90,9 @@ def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 10), pin=0)
     dispatch.first_token(0)
-    worth = int(MISSING_WEIGHT * (1 - CROWDED) * 10 * CHUNK)
-    dispatch.sent(1, 0, worth - 2 * REQUEST_TOKENS - 1)  # what others wait for there
+    dispatch.ended(0)
+    worth = MISSING_WEIGHT * 10 * CHUNK
+    dispatch.sent(1, 0, worth - REQUEST_TOKENS - 1)  # what others wait for there
     assert send_text(dispatch, 2, session(0, 10)) == 0
     dispatch.ended(2)
     dispatch.sent(3, 0, 2)
@@ -106,6 +107,21 @@ def test_a_rank_that_comes_back_has_nothing() -> None:
     for ranks in (1, 2):
         dispatch.publish([(0, 0)] * ranks)
     assert send_text(dispatch, 1, session(0, 9)) == 0
+
+
+def test_a_prefix_that_all_have_is_worth_computing_on_every_rank() -> None:
+    dispatch = with_prefixes(ranks=8, slots=6)
+    send_text(dispatch, 0, session(0, 100, shared=90))
+    dispatch.first_token(0)
+    dispatch.ended(0)
+    sent = Counter(
+        send_text(dispatch, request, session(request, 100, shared=90))
+        for request in range(1, 33)
+    )
+    assert min(sent[rank] for rank in range(8)) >= 3, sent
+    for request in range(1, 33):
+        dispatch.ended(request)
+    assert not dispatch._users
 
 
 @pytest.mark.parametrize("hostile", [False, True])

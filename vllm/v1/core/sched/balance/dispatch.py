@@ -5,8 +5,10 @@
 Pure Python: no torch, no vllm import.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from .prefix_memory import Keys, PrefixMemory, SentPrefix
@@ -17,11 +19,6 @@ REQUEST_TOKENS = 150
 MISSING_WEIGHT = 4
 """A prompt token that a rank would have to compute of the request itself counts like so
 many that wait there: all ranks wait for it, and both KV caches keep it."""
-
-CROWDED = 0.05
-"""For each token that a KV cache holds and the emptiest does not, a prefix in it saves
-so many tokens less: whoever sent the others comes back, and who only shares a beginning
-with them need not crowd there."""
 
 _FULL = 1 << 60
 """More than any load: a rank without a free slot."""
@@ -60,6 +57,8 @@ class _Sent:
     """To compute; 0 once the first token has come."""
     prefix: SentPrefix | None
     """None once the first token has come."""
+    keys: Keys
+    """Of its prompt."""
 
 
 class TokenDispatch:
@@ -67,11 +66,11 @@ class TokenDispatch:
 
     A rank with a free slot comes before one without; then the least prompt tokens
     without a first token, plus `REQUEST_TOKENS` for every request in flight, plus
-    `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache (more
-    exactly: less for each that is, as far as the cache is not `CROWDED`). A
-    front-end knows this of its own requests at once. Where there are several, it also
-    takes what the ranks publish of all requests, and believes the greater of the two;
-    of prefixes it hears once they are computed.
+    `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache. What n
+    requests in flight have too counts 1 / (n + 1) of that: a rank that computes it does
+    so for all that come. A front-end knows this of its own requests at once. Where
+    there are several, it also takes what the ranks publish of all requests, and
+    believes the greater of the two; of prefixes it hears once they are computed.
     """
 
     def __init__(
@@ -99,6 +98,8 @@ class TokenDispatch:
         first = ranks * server // servers
         self._scan = [*range(first, ranks), *range(first)]
         self._requests: dict[Hashable, _Sent] = {}
+        self._users: Counter[Hashable] = Counter()
+        """By key of a chunk, how many requests in flight have it."""
         # Of each rank what this front-end has sent and is not done, in two lists,
         # because it changes with every request.
         self._tokens, self._counts = [0] * ranks, [0] * ranks
@@ -146,10 +147,12 @@ class TokenDispatch:
                 loads[rank] += _FULL * (count >= self._slots)
         if keys:
             held = [memory.held() for memory in self.memories]
-            least = min(held)
+            chunk, users = self._cache[1], self._users
+            shares = [1 + self._servers * users[key] for key in keys]
+            saved = [0.0, *accumulate(chunk / share for share in shares)]
             for rank, memory in enumerate(self.memories):
-                saved = memory.found(keys) - int(CROWDED * (held[rank] - least))
-                loads[rank] -= MISSING_WEIGHT * max(0, saved)
+                found = memory.found(keys) // chunk
+                loads[rank] -= int(MISSING_WEIGHT * saved[found])
             return min(self._scan, key=lambda rank: (loads[rank], held[rank]))
         return min(self._scan, key=loads.__getitem__)
 
@@ -182,7 +185,8 @@ class TokenDispatch:
             memory = self.memories[rank]
             prompt_tokens = max(1, prompt_tokens - memory.found(keys))
             prefix = memory.sent(keys)
-        self._requests[request] = _Sent(rank, prompt_tokens, prefix)
+            self._users.update(keys)
+        self._requests[request] = _Sent(rank, prompt_tokens, prefix, keys)
         self._tokens[rank] += prompt_tokens
         self._counts[rank] += 1
         if self._servers > 1:
@@ -226,3 +230,7 @@ class TokenDispatch:
             self._counts[sent.rank] -= 1
             if sent.prefix is not None:
                 self.memories[sent.rank].given_up(sent.prefix)
+            self._users.subtract(sent.keys)
+            for key in sent.keys:
+                if not self._users[key]:
+                    del self._users[key]

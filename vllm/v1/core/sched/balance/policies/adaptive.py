@@ -16,7 +16,8 @@ from .step_cost import CostLearner, StepCost
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _SMALLEST_BATCH = 2.5
-"""Requests per cycle below which there is nothing to collect."""
+"""Requests per cycle below which there is nothing to collect; a long one counts as so
+many as it takes full steps."""
 _LONGEST_UNKNOWN, _DECODING = 20.0, 3
 """Seconds, and steps of a decode; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
@@ -231,15 +232,16 @@ class Adaptive:
         Or they are so short that nobody should wait for a whole step; but until one was
         held, their size is not known.
         """
-        size = min(self._traffic.size / max(snapshot.max_tokens), 1.0)
-        ranks = len(self._served)
-        price = cost.waste(most=size, mean=size / ranks, idle=1 - 1 / ranks)
-        price *= self._decodes.stretch
-        requests = sum(snapshot.running) + sum(snapshot.pending)
+        size = self._traffic.size / max(snapshot.max_tokens)
+        ranks, steps = len(self._served), max(size, 1.0)
+        most = size / steps
+        price = cost.waste(most, mean=most / ranks, idle=1 - 1 / ranks)
+        price *= self._decodes.stretch * steps
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
         cycle = optimal_cycle(price, requests, self._traffic.rate)
         if cycle < cost.decode and self._traffic.size > 1:
             return True
-        return cycle * self._traffic.rate < _SMALLEST_BATCH
+        return cycle * self._traffic.rate * steps < _SMALLEST_BATCH
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
         """Adds a step's waiting, more for old requests and for full ranks.
