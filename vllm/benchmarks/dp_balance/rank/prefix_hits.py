@@ -25,8 +25,10 @@ class Hit(NamedTuple):
     """What was cached of a request when it was searched."""
 
     blocks: int
+    found: int
+    """With speculation one more than those: upstream drops the last."""
     source: Source | None
-    """Of the last of the blocks."""
+    """Of the last that was found."""
     key: Key
     """The key that it had."""
 
@@ -36,15 +38,15 @@ class Hit(NamedTuple):
         return self.blocks * BLOCK_SIZE
 
 
-_NOTHING = Hit(0, None, (0, 0))
+_NOTHING = Hit(0, 0, None, (0, 0))
 
 
 class FoundPrefixes:
     """What the gate has found, and looks up again now and then."""
 
-    def __init__(self, cached: Mapping[Key, Sequence[Run]]) -> None:
+    def __init__(self, cached: Mapping[Key, Sequence[Run]], drops_last: bool) -> None:
         """Takes the rank's cached blocks; the gate has found nothing yet."""
-        self._cached = cached
+        self._cached, self._drops_last = cached, drops_last
         self._found: dict[str, Hit] = {}
         self._next: dict[str, Hit] = {}
         self._step = 0
@@ -90,7 +92,8 @@ class FoundPrefixes:
         if not count:
             return _NOTHING
         key = work.key(count - 1)
-        return Hit(count, self._cached[key][0].source, key)
+        left = count - self._drops_last
+        return Hit(left, count, self._cached[key][0].source, key)
 
     def _still_holds(self, work: RankRequest, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
@@ -98,7 +101,7 @@ class FoundPrefixes:
             run.source is hit.source for run in self._cached.get(hit.key, ())
         ):
             return False
-        end = hit.blocks
+        end = hit.found
         return end >= work.most_hits or work.key(end) not in self._cached
 
     def unused(self, work: RankRequest, hit: Hit) -> Iterator[tuple[Run, int, int]]:

@@ -3,7 +3,7 @@
 """A request, from its client's side."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -27,6 +27,8 @@ class SimRequest:
     same session, until it is sent; None if it does not wait for that."""
     cached: int | None = None
     """Tokens of the prompt that its rank had when it was started."""
+    drafts: Iterator[int] = iter(())
+    """How many drafts are accepted in each step, with speculation."""
     rank: int = -1
     server: int = 0
     """Number of the API server that handles it."""
