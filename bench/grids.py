@@ -1,19 +1,21 @@
 """What is simulated: cells of scenarios and policies, by the result."""
 
+import csv
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -172,27 +174,6 @@ def traces() -> Iterator[Cell]:
 
 # ---- Drawn lengths
 
-PUBLISHED = {
-    "off": {"output_throughput": 1297.0, "mean_tpot_ms": 86.85},
-    "cap": {"output_throughput": 1531.0, "mean_tpot_ms": 70.63},
-}
-"""What vllm-ascend #5212 reports for DeepSeek-V3.1: 3500 input and 1500 output tokens,
-512 requests, batch 128."""
-PUBLISHED_RUN = Scenario(
-    RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096),
-    DEEPSEEK_V3_1,
-    Workload(512, "3500", "normal:1500:0.015"),
-    ClientTraffic(max_concurrency=128),
-)
-"""Output lengths vary by 1.5 %, which is part of the fit. vLLM dispatches, as then."""
-
-
-def published() -> Iterator[Cell]:
-    """The published run."""
-    labels = {"reported": PUBLISHED, "constants": asdict(PUBLISHED_RUN.cost)}
-    yield Cell(labels, PUBLISHED_RUN, tuple(PUBLISHED), tuple(range(10)))
-
-
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
@@ -276,9 +257,135 @@ def synthetic() -> Iterator[Cell]:
                 yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
 
 
+# ---- Agents
+
+RIVALS = (
+    *("align, sessions kept", "sglang23-30, sessions kept", "trtllm, its router"),
+    "trtllm, its router and chunks",
+)
+ON_AGENTS = (
+    *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),
+    *RIVALS,
+)
+
+
+def on_agents(
+    ranks: int,
+    per_rank: int,
+    cache: int,
+    shared: int = 0,
+    policies: tuple[str, ...] = ON_AGENTS,
+) -> Cell:
+    """Sessions of AgentX that nothing was chosen on, so many at a time for each rank.
+
+    `cache` are tokens in the KV cache of a rank, `shared` those of all prompts.
+    """
+    sessions = per_rank * ranks
+    scenario = Scenario(
+        RankLimits(ranks, 16, STEP, cache // BLOCK_SIZE),
+        PRESETS["a3-dp4-tp4"],
+        Workload(
+            21 * sessions,
+            trace=TRACES / "agentx" / "held_out.jsonl",
+            session_shared=shared,
+            session_turns=16,
+        ),
+        ClientTraffic(max_concurrency=sessions),
+        load_balancer=AS_SERVED,
+    )
+    labels = {
+        **{"ranks": ranks, "sessions": sessions},
+        **{"cache": cache, "shared": shared},
+    }
+    return Cell(labels, scenario, policies)
+
+
+def agents() -> Iterator[Cell]:
+    """KV caches × loads; with what all share; and by number of ranks."""
+    for tokens in (500_000, 1_000_000, 4_000_000):
+        for per_rank in (2, 4, 8):
+            yield on_agents(RANKS, per_rank, tokens)
+    yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
+    for ranks in (1, 2, 4, 16):
+        few = ("adaptive", BY_TOKENS, "off")
+        yield on_agents(ranks, 4, 1_000_000, policies=few)
+
+
+# ---- Deployments of upstream
+
+
+class Deployment(NamedTuple):
+    """How upstream serves and measures models, by what a scenario depends on."""
+
+    ranks: int
+    slots: int
+    step_tokens: int
+    drafts: int
+    asynchronous: bool
+    clients: int
+    prompts: int
+    prompt_len: int
+    hits: int
+    """Per cent of the prompt that is cached."""
+    output_len: int
+
+    def scenario(self, cost: CostModel, times: int) -> Scenario:
+        """With so many times as many prompts."""
+        hits = self.hits / 100
+        return Scenario(
+            RankLimits(
+                *(self.ranks, self.slots, self.step_tokens),
+                acceptance_rates=ACCEPTANCE[: self.drafts],
+            ),
+            cost,
+            Workload(
+                *(times * self.prompts, str(self.prompt_len), str(self.output_len)),
+                *(None, TimedTrace(), hits, 1),
+                prefixes_cached=True,
+            ),
+            ClientTraffic(max_concurrency=self.clients),
+            load_balancer=AS_SERVED,
+            async_scheduling=self.asynchronous,
+        )
+
+
+ACCEPTANCE = 0.85, 0.65, 0.5, 0.4, 0.3, 0.2, 0.15
+"""Assumed: upstream does not say how many drafts are accepted."""
+WORLDS = {
+    "A3": PRESETS["a3-dp4-tp4"],
+    "A3, padded": PRESETS["a3-dp4-tp4-padded"],
+    "A2": PRESETS["a2-dp4-tp4"],
+}
+ON_DEPLOYMENTS = (
+    *("adaptive", "off", "cap", "align", "sglang-30", "sglang-100"),
+    *("sglang23-30", "interval-64", "trtllm"),
+)
+
+
+def deployments() -> Iterator[Cell]:
+    """What upstream serves with its switch on, as measured and six times as long."""
+    alike: dict[Deployment, list[dict[str, str]]] = {}
+    with (Path(__file__).parent / "deployments.tsv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            numbers = row | {"asynchronous": row["async"] == "yes"}
+            made = Deployment(*(int(numbers[name]) for name in Deployment._fields))
+            alike.setdefault(made, []).append(row)
+    for deployment, rows in alike.items():
+        facts = deployment._asdict() | {
+            "models": sorted({row["config"].split("-W")[0] for row in rows}),
+            "published": [float(r["published"]) for r in rows if r["published"] != "-"],
+        }
+        for world, cost in WORLDS.items():
+            for times in (1, 6):
+                labels = {**facts, "cost": world, "times": times}
+                scenario = deployment.scenario(cost, times)
+                yield Cell(labels, scenario, ON_DEPLOYMENTS, (0, 1))
+
+
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "traces": traces,
     "synthetic": synthetic,
-    "published": published,
+    "agents": agents,
+    "deployments": deployments,
 }
 """By the name of the result."""

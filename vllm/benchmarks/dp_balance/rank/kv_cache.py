@@ -3,6 +3,7 @@
 """A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -133,6 +134,15 @@ class CachedBlocks(Blocks):
         work.chunks = self._chunks.of(request)
         tokens = min(request.prompt_len, len(work.chunks) * request.chunk_size)
         work.shared_blocks = tokens // BLOCK_SIZE
+        if request.has_cached:
+            self._have(work)
+
+    def _have(self, work: RankRequest) -> None:
+        """Caches what a request shares, in blocks that nobody has computed."""
+        keys = [work.key(index) for index in range(work.shared_blocks)]
+        start = bisect_left(keys, True, key=lambda key: key not in self._cached)
+        run = Run(Source(work), start, len(keys), len(keys), [])
+        self._cached.update({key: [run] for key in keys[start:]})
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
         """Lets a waiting request find what is cached of it, if all of it fits."""

@@ -20,6 +20,8 @@ class SimRequest:
     """Of the first chunks of the prompt: equal beginnings are shared."""
     chunk_size: int = 16
     """Tokens in a chunk."""
+    has_cached: bool = False
+    """Whether all ranks have these chunks in the KV cache from the start."""
     session: int = 0
     """Number of the session that it belongs to."""
     think: float | None = None

@@ -79,6 +79,8 @@ class Workload:
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
+    prefixes_cached: bool = False
+    """Whether all ranks have these texts in the KV cache from the start."""
     session_shared: int = 0
     """Tokens that the prompts of all sessions of a trace begin with."""
     session_turns: int | None = None
@@ -115,7 +117,8 @@ class Workload:
             chunks = int(self.prefix_share * request.prompt_len) // request.chunk_size
             texts = self.num_prefixes
             text = rng.randrange(texts)
-            request.hash_ids = tuple(chunk * texts + text for chunk in range(chunks))
+            request.hash_ids = range(text, chunks * texts + text, texts)
+            request.has_cached = self.prefixes_cached
         return requests
 
 
