@@ -7,8 +7,8 @@
 Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
 this tree is run. Runs that have ended are kept in build/bench, by the sources that they
 were made with: if it is stopped, it goes on where it was. A result is written once none
-of its runs is missing; all of them take about an hour on two cores. `grids.py` says
-what is run.
+of its runs is missing; all of them take about an hour on two cores. `grids.py` and
+`deployment_grid.py` say what is run.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 # isort: split
 import grids
 from bound import least_mean_e2el
+from deployment_grid import deployments
 from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
@@ -43,7 +44,7 @@ from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.v1.core.sched.balance.policies import adaptive
 
-GRIDS = grids.GRIDS
+GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""

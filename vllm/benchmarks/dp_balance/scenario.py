@@ -84,7 +84,7 @@ def simulate(
     )
     if rates := scenario.limits.acceptance_rates:
         for request in requests:
-            drafts = random.Random(f"drafts {seed} {request.index}")
+            drafts = random.Random(seed * len(requests) + request.index)
             request.drafts = accepted(rates, drafts)
     rng = random.Random(f"clients {seed}")
     ranks = scenario.limits.ranks

@@ -3,7 +3,6 @@
 """A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -139,10 +138,10 @@ class CachedBlocks(Blocks):
 
     def _have(self, work: RankRequest) -> None:
         """Caches what a request shares, in blocks that nobody has computed."""
-        keys = [work.key(index) for index in range(work.shared_blocks)]
-        start = bisect_left(keys, True, key=lambda key: key not in self._cached)
-        run = Run(Source(work), start, len(keys), len(keys), [])
-        self._cached.update({key: [run] for key in keys[start:]})
+        end = work.shared_blocks
+        if end and work.key(end - 1) not in self._cached:
+            run = Run(Source(work), 0, end, end, [])
+            self._cached.update({work.key(index): [run] for index in range(end)})
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
         """Lets a waiting request find what is cached of it, if all of it fits."""

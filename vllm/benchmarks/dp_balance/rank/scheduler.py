@@ -29,8 +29,8 @@ from vllm.v1.core.sched.balance.policies.chunks import (
 
 from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
-from .kv_cache import Blocks
 from .decodes import Decodes, DraftedDecodes
+from .kv_cache import Blocks
 from .limits import RankLimits, blocks_of
 from .request import RankRequest
 
@@ -73,7 +73,9 @@ class Scheduler:
         self._partial: RankRequest | None = None
         """The prompt in progress, the last of the running queue."""
         drafts = limits.num_speculative_tokens
-        self._decodes = DraftedDecodes(drafts, async_scheduling) if drafts else Decodes()
+        self._decodes = (
+            DraftedDecodes(drafts, async_scheduling) if drafts else Decodes()
+        )
         self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
         self._in_flight: deque[Outcome] = deque()

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class SimRequest:
     same session, until it is sent; None if it does not wait for that."""
     cached: int | None = None
     """Tokens of the prompt that its rank had when it was started."""
-    drafts: Iterator[int] = iter(())
+    drafts: Iterator[int] = field(default_factory=lambda: iter(()))
     """How many drafts are accepted in each step, with speculation."""
     rank: int = -1
     server: int = 0

@@ -114,6 +114,8 @@ class Workload:
             SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)
         ]
         for request in requests if self.prefix_share else ():
+            if self.prefixes_cached:
+                request.chunk_size = 128  # nothing is computed of them, so few do
             chunks = int(self.prefix_share * request.prompt_len) // request.chunk_size
             texts = self.num_prefixes
             text = rng.randrange(texts)
