@@ -284,18 +284,23 @@ class CachedBlocks(Blocks):
         most = [blocks_of(work.num_tokens + self.ahead) for work in works]
         if sum(most) <= room:
             return ((m, hit.tokens) for m, hit in zip(most, hits, strict=True))
-        return self._exact_needs(works, hits, budget)
+        # Upstream's gate counts exactly once two blocks more of each do not fit.
+        for blocks in most[1:]:
+            if room < most[0] + 2:
+                break
+            room -= blocks + 2
+        return self._exact_needs(works, hits, room, budget)
 
     def _exact_needs(
-        self, works: Sequence[RankRequest], hits: Iterator[Hit], budget: int
+        self, works: Sequence[RankRequest], hits: Iterator[Hit], room: int, budget: int
     ) -> Iterator[tuple[int, int]]:
         """Cached blocks that are free count, too, each for the first that finds it."""
         revived: dict[tuple[Run, int], int] = {}
         for work, hit in zip(works, hits, strict=True):
-            unused = 0
-            for run, start, stop in self._found.unused(work, hit):
+            need = max(0, self._first_need(work, hit.tokens, budget) - hit.blocks)
+            for run, start, stop in self._found.unused(work, hit, room - need):
                 counted = revived.get((run, start), start)
-                unused += max(0, stop - counted)
+                need += max(0, stop - counted)
                 revived[run, start] = max(stop, counted)
-            new = max(0, self._first_need(work, hit.tokens, budget) - hit.blocks)
-            yield new + unused, hit.tokens
+            room = sys.maxsize
+            yield need, hit.tokens

@@ -104,15 +104,23 @@ class FoundPrefixes:
         end = hit.found
         return end >= work.most_hits or work.key(end) not in self._cached
 
-    def unused(self, work: RankRequest, hit: Hit) -> Iterator[tuple[Run, int, int]]:
-        """Those blocks of a hit that no request uses: runs, their first one and end."""
-        # Who uses a block uses those before it, too.
+    def unused(
+        self, work: RankRequest, hit: Hit, room: int
+    ) -> Iterator[tuple[Run, int, int]]:
+        """Those blocks of a hit that no request uses: runs, their first one and end.
+
+        Who uses a block uses those before it, too, or copies of them. With speculation
+        it is looked past one that is used while there is not `room` for all before it.
+        """
         end = hit.blocks
         while end:
             runs = self._cached.get(work.key(end - 1))
-            if not runs or runs[0].users:
+            start = end - 1
+            if runs and not runs[0].users:
+                if not runs[0].has_equals:
+                    start = runs[0].start
+                room -= end - start
+                yield runs[0], start, end
+            elif not (self._drops_last and 0 <= room < start):
                 return
-            run = runs[0]
-            start = end - 1 if run.has_equals else run.start
-            yield run, start, end
             end = start
