@@ -91,6 +91,8 @@ class GatedRank(Scheduler):
         self._pending_names: frozenset[str] = frozenset()
         self._pending_since = 0.0
         self._last_row: float | None = None
+        self._unsorted = False
+        """Whether those who are pending are not those that were put in order."""
         # Prompt tokens of the step that ends next, and of those after it.
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=1 + async_scheduling)
 
@@ -123,8 +125,9 @@ class GatedRank(Scheduler):
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._prefilled.append((self.prefilled, self.twice_attended // 2))
-        # Decodes take blocks, too.
-        if self._changes != self._last_changes or self._blocks.is_limited:
+        # Decodes take blocks, too, and who is pending since is put in order.
+        unchanged = self._changes == self._last_changes and not self._unsorted
+        if not unchanged or self._blocks.is_limited:
             self._measure_pending(now, since)
         elif self._held is not self._last_held:
             self._last_held = self._held
@@ -164,6 +167,7 @@ class GatedRank(Scheduler):
         decoding = running - (self._partial is not None)
         self._queues = running, decoding, waiting, len(self._pending), tokens
         names = frozenset([work.name for work in self._pending])
+        self._unsorted = self._order is not None and names != self._pending_names
         self._pending_names = names
         self._ages.oldest(names, now)
         self._pending_since = self._ages.oldest_since(now)
