@@ -74,7 +74,14 @@ def as_published(document: Document, cost: str) -> Rows:
     rows = []
     for cell in select(document, cost=cost, times=1):
         found = cell["policies"]["cap"][WHOLE]
-        for published in sorted(set(cell["published"])):
-            off_by = f"{found / published - 1:+.0%}"
-            rows.append([deployment(cell), f"{published:.0f}", f"{found:.0f}", off_by])
+        if told := sorted(set(cell["published"])):
+            ends = dict.fromkeys((told[0], told[-1]))
+            rows.append(
+                [
+                    deployment(cell),
+                    ", ".join(f"{each:.0f}" for each in told),
+                    f"{found:.0f}",
+                    " to ".join(f"{found / each - 1:+.0%}" for each in ends),
+                ]
+            )
     return rows
