@@ -79,12 +79,12 @@ class Workload:
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
-    prefixes_cached: bool = False
-    """Whether all ranks have these texts in the KV cache from the start."""
     session_shared: int = 0
     """Tokens that the prompts of all sessions of a trace begin with."""
     session_turns: int | None = None
     """So many first requests of each session; None for all."""
+    prefixes_cached: bool = False
+    """Whether all ranks have the prefixes in the KV cache from the start."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_share < 1:
