@@ -2,18 +2,19 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
 from vllm.benchmarks.dp_balance.metrics import throughput_bound
-from vllm.benchmarks.dp_balance.rank.engine import RankLimits
+from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -172,27 +173,6 @@ def traces() -> Iterator[Cell]:
 
 # ---- Drawn lengths
 
-PUBLISHED = {
-    "off": {"output_throughput": 1297.0, "mean_tpot_ms": 86.85},
-    "cap": {"output_throughput": 1531.0, "mean_tpot_ms": 70.63},
-}
-"""What vllm-ascend #5212 reports for DeepSeek-V3.1: 3500 input and 1500 output tokens,
-512 requests, batch 128."""
-PUBLISHED_RUN = Scenario(
-    RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096),
-    DEEPSEEK_V3_1,
-    Workload(512, "3500", "normal:1500:0.015"),
-    ClientTraffic(max_concurrency=128),
-)
-"""Output lengths vary by 1.5 %, which is part of the fit. vLLM dispatches, as then."""
-
-
-def published() -> Iterator[Cell]:
-    """The published run."""
-    labels = {"reported": PUBLISHED, "constants": asdict(PUBLISHED_RUN.cost)}
-    yield Cell(labels, PUBLISHED_RUN, tuple(PUBLISHED), tuple(range(10)))
-
-
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
@@ -276,9 +256,63 @@ def synthetic() -> Iterator[Cell]:
                 yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
 
 
+# ---- Agents
+
+RIVALS = (
+    *("align, sessions kept", "sglang23-30, sessions kept", "trtllm, its router"),
+    "trtllm, its router and chunks",
+)
+ON_AGENTS = (
+    *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),
+    *RIVALS,
+)
+
+
+def on_agents(
+    ranks: int,
+    per_rank: int,
+    cache: int,
+    shared: int = 0,
+    policies: tuple[str, ...] = ON_AGENTS,
+) -> Cell:
+    """Sessions of AgentX that nothing was chosen on, so many at a time for each rank.
+
+    `cache` are tokens in the KV cache of a rank, `shared` those of all prompts.
+    """
+    sessions = per_rank * ranks
+    scenario = Scenario(
+        RankLimits(ranks, 16, STEP, cache // BLOCK_SIZE),
+        PRESETS["a3-dp4-tp4"],
+        Workload(
+            21 * sessions,
+            trace=TRACES / "agentx" / "held_out.jsonl",
+            session_shared=shared,
+            session_turns=16,
+        ),
+        ClientTraffic(max_concurrency=sessions),
+        load_balancer=AS_SERVED,
+    )
+    labels = {
+        **{"ranks": ranks, "sessions": sessions},
+        **{"cache": cache, "shared": shared},
+    }
+    return Cell(labels, scenario, policies)
+
+
+def agents() -> Iterator[Cell]:
+    """KV caches × loads; with what all share; and by number of ranks."""
+    for tokens in (500_000, 1_000_000, 4_000_000):
+        for per_rank in (2, 4, 8):
+            yield on_agents(RANKS, per_rank, tokens)
+    yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
+    for ranks in (1, 2, 4, 16):
+        few = ("adaptive", BY_TOKENS, "off")
+        yield on_agents(ranks, 4, 1_000_000, policies=few)
+
+
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "traces": traces,
     "synthetic": synthetic,
-    "published": published,
+    "agents": agents,
 }
 """By the name of the result."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deployment_tables
 import measured_tables
 import tables
 import tomlkit
@@ -131,6 +132,7 @@ def environment() -> Environment:
     made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
     made.globals.update(table=table, table_of=table_of, policies_of=policies_of)
     made.globals.update(tables=tables, measured=measured_tables)
+    made.globals.update(of_deployments=deployment_tables)
     return made
 
 

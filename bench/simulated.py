@@ -8,12 +8,13 @@ Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulat
 this tree is run. Runs that have ended are kept in build/bench, by the sources that they
 were made with: if it is stopped, it goes on where it was. A result is written once none
 of its runs is missing; all of them take about an hour on two cores. `grids.py` and
-`agent_grid.py` say what is run.
+`deployment_grid.py` say what is run.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import platform
 import signal
@@ -32,8 +33,8 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
 import grids
-from agent_grid import agents
 from bound import least_mean_e2el
+from deployment_grid import deployments
 from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
@@ -43,7 +44,7 @@ from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.v1.core.sched.balance.policies import adaptive
 
-GRIDS = {**grids.GRIDS, "agents": agents}
+GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""
@@ -88,6 +89,8 @@ def execute(task: Task) -> tuple[str, Figures]:
     in_flight = what.traffic.max_concurrency
     found = measure(run, what.limits, in_flight, what.cost)
     figures = {name: round(getattr(found, name), 3) for name in MEASURED}
+    if math.isnan(found.steady_output_throughput):  # all were sent at the start
+        figures["steady_output_throughput"] = figures["output_throughput"]
     figures["goodput"] = round(goodput(run), 4)
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)

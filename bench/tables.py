@@ -306,16 +306,3 @@ def gain(document: Document, policy: str, **where: object) -> float:
     """Of the one cell with these labels."""
     (cell,) = select(document, **where)
     return float(cell["policies"][policy]["gain"])
-
-
-def published(document: Document) -> Rows:
-    """The published figures beside the simulated ones."""
-    (cell,) = document["cells"]
-    titles = {"output_throughput": "output tok/s", "mean_tpot_ms": "TPOT ms"}
-    rows = []
-    for policy, figures in cell["reported"].items():
-        for name, title in titles.items():
-            told, found = figures[name], cell["policies"][policy][name]
-            difference = f"{found / told - 1:+.1%}"
-            rows.append([f"{policy}, {title}", f"{told:g}", f"{found:.4g}", difference])
-    return rows

@@ -1,13 +1,13 @@
 """The ranks' real schedulers and balance gates in virtual time: the simulator's oracle.
 
 Nothing is computed: the model runner's answer is made up, one token for every request
-whose prompt is complete, and no two requests get the same. The rows go from gate to
-gate without a process group.
+whose prompt is complete, and with speculation as many more as the request says. No two
+requests get the same. The rows go from gate to gate without a process group.
 """
 
 import json
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,11 @@ from vllm.v1.core.sched.balance.policies.by_name import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from schedulers import (
     BLOCK_SIZE,
+    drafted_by,
     engine_config,
     give_gate,
     make_scheduler,
@@ -58,6 +59,8 @@ class _Scheduled(NamedTuple):
     output: SchedulerOutput | None
     """None if there was no request."""
     answer: ModelRunnerOutput | None
+    wasted: int = 0
+    """Tokens of decodes that bring none of an answer."""
 
 
 class _Rank:
@@ -70,13 +73,14 @@ class _Rank:
         ttft_budget: float | None,
         short_first: bool,
     ) -> None:
-        asynchronous = config.scheduler_config.async_scheduling
+        self._asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
             config,
-            AsyncScheduler if asynchronous else Scheduler,
+            AsyncScheduler if self._asynchronous else Scheduler,
             num_blocks,
             log_stats=False,
         )
+        self._drafts = self.scheduler.num_spec_tokens
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
         self.gate = give_gate(
@@ -86,6 +90,8 @@ class _Rank:
             short_first=short_first,
         )
         self.requests: dict[str, SimRequest] = {}
+        self._generated: Counter[str] = Counter()
+        """Output tokens by request, those of steps in flight too."""
         self._in_flight: deque[_Scheduled] = deque()
 
     def add(self, request: SimRequest) -> None:
@@ -122,7 +128,7 @@ class _Rank:
             return 0, 0, 0, 0.0
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
-        prefill = decodes = context = 0
+        prefill = decodes = context = wasted = 0
         attended = 0.0
         first: list[SimRequest] = []
         sampled: list[list[int]] = []
@@ -131,39 +137,49 @@ class _Rank:
             complete = not request.is_prefill_chunk
             # Scheduling has advanced both counts already.
             before = request.num_computed_tokens - tokens
-            in_flight = max(0, request.num_output_placeholders - complete)
-            generated = request.num_output_tokens + in_flight
-            if generated and before >= request.num_prompt_tokens + generated - 1:
-                decodes += 1
-                context += before
+            sent, generated = self.requests[name], self._generated[name]
+            known = sent.prompt_len + generated
+            if generated and before >= known - 1:
+                decodes += tokens
+                context += known - 1  # drafts in flight are not all accepted
             else:
                 prefill += tokens
                 attended += tokens * (before + tokens / 2)
-            sampled.append([own_token(self.requests[name])] if complete else [])
+            left = sent.output_len - generated
+            drafts = output.scheduled_spec_decode_tokens.get(name, ())
+            assert len(drafts) in (0, self._drafts), "drafts are not cut"
+            accepted = next(sent.drafts) if drafts and left else 0
+            sampled.append([own_token(sent)] * (1 + accepted) if complete else [])
+            gain = min(left, len(sampled[-1]))
+            self._generated[name] += gain
+            wasted += 1 + len(drafts) - gain if complete else 0
             if complete and not generated:
-                first.append(self.requests[name])
+                first.append(sent)
         names = list(output.num_scheduled_tokens)
         answer = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
-        self._in_flight.append(_Scheduled(first, output, answer))
+        self._in_flight.append(_Scheduled(first, output, answer, wasted))
         return prefill, decodes, context, attended
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
-        first, output, answer = self._in_flight.popleft()
+        first, output, answer, wasted = self._in_flight.popleft()
         if output is None or answer is None:
             return NOTHING
         answers = self.scheduler.update_from_output(output, answer)
+        if self._drafts and not self._asynchronous:
+            drafts = [[0] * self._drafts] * len(answer.req_ids)
+            self.scheduler.update_draft_token_ids(DraftTokenIds(answer.req_ids, drafts))
         done = [
             self.requests.pop(output.request_id)
             for per_client in answers.values()
             for output in per_client.outputs
             if output.finish_reason is not None
         ]
-        return Outcome(first, done)
+        return Outcome(first, done, wasted)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """The rank's row after the step, measured by its gate."""
@@ -197,6 +213,8 @@ class RealEngine(Engine):
         run fill: the cache keeps so many unless it is limited.
         """
         limits.check_longest(max_model_len)
+        drafts = limits.num_speculative_tokens
+        max_model_len += 3 * drafts + 2 * bool(drafts)  # so that none is cut
         enough = prefix_blocks or limits.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
         blocks = limits.kv_blocks or enough + 1  # vLLM keeps a null block
         with tempfile.TemporaryDirectory() as folder:
@@ -207,12 +225,20 @@ class RealEngine(Engine):
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=max_model_len,
-                async_scheduling=async_scheduling,
+                async_scheduling=async_scheduling and not drafts,
                 enable_prefix_caching=prefix_blocks is not None,
+                speculative_config=_ngrams(drafts) if drafts else None,
             )
+        if drafts:
+            drafted_by(config, "mtp")
+            config.scheduler_config.async_scheduling = async_scheduling
         self._ranks = [
             _Rank(config, blocks, ttft_budget, short_first) for _ in range(limits.ranks)
         ]
+
+
+def _ngrams(drafts: int) -> dict[str, Any]:
+    return {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
 
 
 def real_engine(
@@ -228,7 +254,7 @@ def real_engine(
         max(lengths),
         ttft_budget,
         scenario.async_scheduling,
-        sum(-(-length // BLOCK_SIZE) for length in lengths) if shares else None,
+        sum(-(-length // BLOCK_SIZE) + 2 for length in lengths) if shares else None,
         bool(scenario.short_first),
     )
 

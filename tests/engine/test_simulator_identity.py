@@ -182,6 +182,28 @@ def test_adaptive_learns_what_attention_costs_in_most_of_these(
     assert len(found) > len(cases) / 2, found
 
 
+@pytest.mark.parametrize("case", range(48))
+def test_same_with_speculation(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(*drafted(case), case, monkeypatch)
+
+
+def drafted(case: int) -> tuple[Scenario, str]:
+    """As the others, with drafts."""
+    kind = (generated, limited, reordered)[case % 3]
+    scenario, policy = kind(case // 3)
+    return speculating(scenario, case), policy
+
+
+def speculating(scenario: Scenario, case: int) -> Scenario:
+    """The same with drafts, of which a step has room for all."""
+    rates = ((0.8,), (0.85, 0.65, 0.5), (1.0, 1.0), (0.0, 0.0, 0.0), (0.9,) * 7)
+    limits = scenario.limits
+    most = max(limits.max_num_batched_tokens, 8 * limits.max_num_seqs)
+    limits = replace(limits, max_num_batched_tokens=most)
+    limits = replace(limits, acceptance_rates=rates[case % len(rates)])
+    return replace(scenario, limits=limits, async_scheduling=case % 4 < 2)
+
+
 def reordered(case: int) -> tuple[Scenario, str]:
     """As `generated` or `limited`, for any policy, and short prompts may pass."""
     scenario, policy = (limited if case % 2 else generated)(case + 5 * (case % 4))

@@ -15,7 +15,12 @@ from vllm.benchmarks.dp_balance.requests.traces import CountTokens
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.v1.core.block_pool import BlockPool
 
-from test_simulator_identity import LIMITED_POLICIES, assert_same, limited
+from test_simulator_identity import (
+    LIMITED_POLICIES,
+    assert_same,
+    limited,
+    speculating,
+)
 
 pytestmark = pytest.mark.skipif(
     "prepend" not in inspect.signature(BlockPool.free_blocks).parameters,
@@ -109,6 +114,12 @@ def crowded(case: int) -> tuple[Scenario, str]:
 @pytest.mark.parametrize("case", range(CASES))
 def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(*sharing(case), case, monkeypatch)
+
+
+@pytest.mark.parametrize("case", range(0, CASES, 2))
+def test_same_with_speculation(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, policy = sharing(case)
+    assert_same(speculating(scenario, case // 2), policy, case, monkeypatch)
 
 
 @pytest.mark.parametrize("case", CROWDED)

@@ -75,9 +75,28 @@ def test_a_number_that_was_typed_into_the_page_fails(tree: Path) -> None:
 
 
 def test_a_sentence_takes_its_number_from_the_result(tree: Path) -> None:
-    edit(result_of(tree, "published"), '"t0": 0.039', '"t0": 0.0415')
+    edit(result_of(tree, "traces"), '"ttft_s": 2.0', '"ttft_s": 2.75')
     pages(tree)
-    assert "t0 41.5 ms" in " ".join((tree / "docs" / "results.md").read_text().split())
+    page = " ".join((tree / "docs" / "results.md").read_text().split())
+    assert "TTFT ≤ 2.75 s" in page
+
+
+def test_the_first_table_is_of_upstreams_deployments(tree: Path) -> None:
+    page = (tree / "docs" / "results.md").read_text()
+    head, _, *rows = page[page.index("\n|") :].split("\n\n")[0].strip().splitlines()
+    assert head.startswith("| deployment | off, tok/s |")
+    found = json.loads(result_of(tree, "deployments").read_text())["cells"]
+    cells = [cell for cell in found if (cell["cost"], cell["times"]) == ("A3", 1)]
+    assert len(rows) == len(cells) > 10
+    # The sixth column names who has most of the others, and the next how far it is.
+    policies = cells[0]["policies"]
+    others = policies.keys() - {"adaptive", "off", "cap", "align"}
+    best = max(others, key=lambda name: policies[name]["output_throughput"])
+    ratio = policies["adaptive"]["output_throughput"]
+    ratio /= policies[best]["output_throughput"]
+    columns = [column.strip() for column in rows[0].split("|")[1:-1]]
+    assert columns[5].endswith(f" {best}")
+    assert columns[6] == f"{ratio - 1:+.1%}"
 
 
 # ---- Age of results

@@ -33,6 +33,20 @@ def run(module: object, *arguments: str) -> None:
         ("--max-num-seqs 0", "--max-num-seqs 0"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
         ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),
+        ("--num-speculative-tokens 2", "2 --synth.* None: give a rate for each draft"),
+        ("--synthetic-acceptance-rates 0.5", "tokens 0 .* 0.5: give a rate for each"),
+        ("--spec-tokens 1 --synthetic-acceptance-rates x", "rates x: give a rate for"),
+        ("--spec-tokens -1", "--num-speculative-tokens -1"),
+        (
+            "--spec-tokens 2 --synthetic-acceptance-rates 0.5,0.6",
+            "rates 0.5,0.6: give chances from 0 to 1, none more than the one before",
+        ),
+        ("--spec-tokens 1 --synthetic-acceptance-rates nan", "rates nan: give chances"),
+        (
+            "--max-num-seqs 9 --max-num-batched-tokens 9 --spec-tokens 1 "
+            "--synthetic-acceptance-rates 1",
+            "--max-num-batched-tokens 9: not enough for 9 requests with their drafts",
+        ),
         ("--policy trtllm:x=1", "--policy trtllm:x=1: trtllm has no such parameters"),
         (
             "--policy trtllm:batching_wait_iters=0.5",

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
@@ -18,6 +19,7 @@ from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
 from vllm.benchmarks.dp_balance.scenario import (
     Scenario,
     Workload,
+    simulate,
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
@@ -148,6 +150,42 @@ def test_interval_holds_ranks_off_the_beat(
 ) -> None:
     state = snapshot(step=(step, step), **columns)
     assert IntervalPolicy(2).decide(state) == decided
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_step_brings_as_many_tokens_as_are_accepted(async_scheduling: bool) -> None:
+    rates = 0.85, 0.65, 0.5
+    drafted = replace(
+        PUBLISHED,
+        limits=replace(LIMITS, acceptance_rates=rates),
+        workload=Workload(32, "500", "400"),
+        async_scheduling=async_scheduling,
+    )
+    steps: list[StepRecord] = []
+    run = simulate(drafted, "off", 1, on_step=steps.append)
+    decoded = sum(sum(step.loads.decodes) for step in steps)
+    gained = sum(step.tokens for step in run.steps) - 32
+    assert gained == 32 * 399
+    # Drafts beyond the last token bring nothing, nor does a step after it.
+    assert gained / decoded == pytest.approx(3 / 4, rel=0.03)
+    assert {tokens % 4 for step in steps for tokens in step.loads.decodes} == {0}
+    plain = simulate(replace(drafted, limits=LIMITS), "off", 1)
+    assert len(plain.steps) / len(steps) == pytest.approx(3, rel=0.2)
+
+
+def test_a_prompt_begins_where_all_ranks_have_it_cached() -> None:
+    """And what is cached of it counts as context."""
+    cached = Workload(8, "1000", "1", prefix_share=0.9, num_prefixes=1)
+    cached = replace(cached, prefixes_cached=True)
+    for policy in ("off", "adaptive"):
+        steps: list[StepRecord] = []
+        scenario = replace(CHAT, workload=cached)
+        run = simulate(scenario, policy, on_step=steps.append)
+        assert {request.cached for request in run.requests} == {896}
+        assert sum(sum(step.loads.prefill) for step in steps) == 8 * 104
+        attended = sum(sum(step.loads.attended) for step in steps)
+        assert attended == 8 * 104 * (896 + 52)
+        assert len({request.rank for request in run.requests}) == LIMITS.ranks
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def run(
         dispatcher.tell(now, wave, step, tell())
 
         in_flight.append(engine.schedule())
-        first, done = NOTHING
+        first, done, wasted = NOTHING
         # Not in the first step of a wave: another is scheduled before it ends.
         if len(in_flight) > async_scheduling:
             loads = in_flight.popleft()
@@ -98,8 +98,8 @@ def run(
             seconds = cost.noisy(seconds, rng) if cost.noise else seconds
             now += seconds
             routed = dispatcher.route(clients.arrived(now))
-            first, done = engine.update()
-            totals.append(_sum_up(now, seconds, loads, len(first)))
+            first, done, wasted = engine.update()
+            totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
             if on_step is not None:
                 on_step(_record(now, seconds, loads, engine))
         _answer(first, done, now, clients, dispatcher, on_done)
@@ -147,7 +147,8 @@ def _answer(
         clients.finished(request, now)
 
 
-def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:
+def _sum_up(end: float, seconds: float, loads: Loads, more: int) -> StepTotals:
+    """The totals of a step that had so many output tokens `more` than decodes."""
     decodes, prefill = sum(loads.decodes), sum(loads.prefill)
     if prefill:
         most = max(map(int.__add__, loads.prefill, loads.decodes))
@@ -155,4 +156,4 @@ def _sum_up(end: float, seconds: float, loads: Loads, first: int) -> StepTotals:
         most = max(loads.decodes)
     ranks = len(loads.decodes)
     balance = (decodes + prefill) / (ranks * most) if most else 1.0
-    return StepTotals(end, seconds, decodes + first, decodes, prefill, balance)
+    return StepTotals(end, seconds, decodes + more, decodes, prefill, balance)

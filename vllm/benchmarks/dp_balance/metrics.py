@@ -73,9 +73,11 @@ def throughput_bound(
     )
     slots = limits.ranks * limits.max_num_seqs
     in_flight = slots if max_concurrency is None else min(slots, max_concurrency)
+    decodes, attended = output / limits.tokens_gained, attended / limits.tokens_gained
+    decoded = cost.a * limits.tokens_per_decode * decodes
     seconds = (
-        cost.t0 * output / in_flight
-        + (cost.a * output + cost.b * prompt + cost.context * attended) / limits.ranks
+        cost.t0 * decodes / in_flight
+        + (decoded + cost.b * prompt + cost.context * attended) / limits.ranks
         + cost.c * prompt / (limits.ranks * limits.max_num_batched_tokens)
     )
     return output / seconds

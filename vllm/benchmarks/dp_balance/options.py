@@ -32,6 +32,11 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=int, default=4096)
     text = "Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
     add("--num-gpu-blocks", type=int, help=text + "Default: it never fills.")
+    text = "Drafts of a request in each step. Default: no speculation."
+    add("--num-speculative-tokens", "--spec-tokens", type=int, default=0, help=text)
+    text = "With speculation, for each draft the chance that it and those before it "
+    text += "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6."
+    add("--synthetic-acceptance-rates", metavar="RATE,...", help=text)
     add(
         "--load-balancer",
         choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
@@ -153,6 +158,7 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         args.max_num_seqs,
         args.max_num_batched_tokens,
         args.num_gpu_blocks,
+        _acceptance_rates(args),
     )
     api_servers = args.api_server_count
     workload = workload_from(args)
@@ -167,6 +173,20 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         )
         for cost in costs_from(args, limits)
     ]
+
+
+def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
+    text, drafts = args.synthetic_acceptance_rates, args.num_speculative_tokens
+    try:
+        rates = tuple(map(float, text.split(","))) if text is not None else ()
+    except ValueError:
+        rates = None
+    if drafts < 0 or rates is None or len(rates) != drafts:
+        raise UsageError(
+            f"--num-speculative-tokens {drafts} --synthetic-acceptance-rates {text}: "
+            "give a rate for each draft, with commas between them."
+        )
+    return rates
 
 
 def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:

@@ -3,7 +3,7 @@
 """A run described by plain values, so that it can be repeated, saved and compared."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,13 @@ class Scenario:
     async_scheduling: bool = False
     short_first: bool | None = None
     """Whether short prompts pass long ones in a rank; None: as the policy is served."""
+
+
+def accepted(rates: Sequence[float], rng: random.Random) -> Iterator[int]:
+    """How many drafts are accepted in one step after the other."""
+    while True:
+        drawn = rng.random()
+        yield sum([drawn < rate for rate in rates])
 
 
 def make_engine(
@@ -75,6 +82,10 @@ def simulate(
     requests = scenario.workload.requests(
         random.Random(f"lengths {seed}"), count_tokens
     )
+    if rates := scenario.limits.acceptance_rates:
+        for request in requests:
+            drafts = random.Random(seed * len(requests) + request.index)
+            request.drafts = accepted(rates, drafts)
     rng = random.Random(f"clients {seed}")
     ranks = scenario.limits.ranks
     spec = PolicySpec.parse(policy)

@@ -150,7 +150,10 @@ class PrefixAwareBalancer(TokenBalancer):
         numbers, size = self._chunks.of(request), request.chunk_size
         whole = min(request.prompt_len, len(numbers) * size) // self._chunk
         ends = range(self._chunk, whole * self._chunk + 1, self._chunk)
-        return [(numbers[(end - 1) // size], end) for end in ends]
+        keys = [(numbers[(end - 1) // size], end) for end in ends]
+        for memory in self._dispatch.memories if request.has_cached else ():
+            memory.used(keys)
+        return keys
 
 
 class BlindBalancer(LoadBalancer):

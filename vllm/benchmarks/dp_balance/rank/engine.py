@@ -11,7 +11,7 @@ from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest
 from ..step_time.model import Loads
 from .gate import GatedRank
-from .kv_cache import make_blocks
+from .kv_cache import Blocks, CachedBlocks
 from .limits import RankLimits
 from .scheduler import NOTHING, Outcome
 
@@ -49,7 +49,9 @@ class Engine:
         self._ranks = [
             GatedRank(
                 limits,
-                make_blocks(limits.kv_blocks, shared_prefixes, async_scheduling),
+                CachedBlocks(limits, async_scheduling)
+                if shared_prefixes
+                else Blocks(limits),
                 ttft_budget,
                 async_scheduling,
                 short_first,
@@ -89,13 +91,14 @@ class Engine:
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
-        outcome = Outcome([], [])
+        first, done, wasted = Outcome([], [])
         for rank in self._ranks:
             brought = rank.update()
             if brought is not NOTHING:
-                outcome.first.extend(brought.first)
-                outcome.done.extend(brought.done)
-        return outcome
+                first.extend(brought.first)
+                done.extend(brought.done)
+                wasted += brought.wasted
+        return Outcome(first, done, wasted)
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""

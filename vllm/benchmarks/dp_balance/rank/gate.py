@@ -18,7 +18,7 @@ from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks
-from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .limits import RankLimits, blocks_of
 from .request import RankRequest
 from .scheduler import Scheduler
 
@@ -74,7 +74,7 @@ class GatedRank(Scheduler):
             async_scheduling: whether a step is scheduled before the last has ended.
             short_first: whether short prompts may pass long ones.
         """
-        super().__init__(limits, blocks)
+        super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._ttft_budget = ttft_budget
         self._arrivals, self._ages, self._holds = Arrivals(), _Ages(), _Holds()
@@ -91,6 +91,8 @@ class GatedRank(Scheduler):
         self._pending_names: frozenset[str] = frozenset()
         self._pending_since = 0.0
         self._last_row: float | None = None
+        self._unsorted = False
+        """Whether those who are pending are not those that were put in order."""
         # Prompt tokens of the step that ends next, and of those after it.
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=1 + async_scheduling)
 
@@ -123,8 +125,9 @@ class GatedRank(Scheduler):
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._prefilled.append((self.prefilled, self.twice_attended // 2))
-        # Decodes take blocks, too.
-        if self._changes != self._last_changes or self._blocks.is_limited:
+        # Decodes take blocks, too, and who is pending since is put in order.
+        unchanged = self._changes == self._last_changes and not self._unsorted
+        if not unchanged or self._blocks.is_limited:
             self._measure_pending(now, since)
         elif self._held is not self._last_held:
             self._last_held = self._held
@@ -164,6 +167,7 @@ class GatedRank(Scheduler):
         decoding = running - (self._partial is not None)
         self._queues = running, decoding, waiting, len(self._pending), tokens
         names = frozenset([work.name for work in self._pending])
+        self._unsorted = self._order is not None and names != self._pending_names
         self._pending_names = names
         self._ages.oldest(names, now)
         self._pending_since = self._ages.oldest_since(now)
@@ -188,25 +192,25 @@ class GatedRank(Scheduler):
             attend to.
         """
         slots = self._max_running - len(self._running)
-        decodes = len(self._running) - (self._partial is not None) - self._ended
-        budget = self._max_tokens - decodes
-        # Without the blocks that the decodes take in the next step.
-        room = self._blocks.free - self._growing[-(self._step + 1) % BLOCK_SIZE]
+        budget = max(self._max_tokens - self._decodes.tokens, 1)
+        room = self._blocks.free
+        if self._blocks.is_limited:
+            room -= self._decodes.growth(self._step + 1)
         pending, left, twice = [], 0, 0
         if (partial := self._partial) is not None:
             computed, total = partial.num_computed_tokens, partial.num_tokens
-            part = min(total, computed + max(budget, 1))
-            if room < blocks_of(part) - blocks_of(computed):
+            part = min(total, computed + budget) + self._blocks.ahead
+            if room < blocks_of(part) - partial.num_blocks:
                 slots, room = 0, 0
             else:
                 pending.append(partial)
                 left = total - computed
                 twice = twice_attended(computed, left)
-                room -= blocks_of(total) - blocks_of(computed)
+                room -= max(blocks_of(total), blocks_of(part)) - partial.num_blocks
         elif room < 0:
             slots = 0
         waiting = list(islice(self._waiting, slots))
-        needs = self._blocks.needs(waiting, room)
+        needs = self._blocks.needs(waiting, room, budget)
         for work, (need, cached) in zip(waiting, needs, strict=True):
             room -= need
             if room < 0:

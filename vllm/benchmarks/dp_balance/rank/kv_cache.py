@@ -3,48 +3,47 @@
 """A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
 from ..requests.request import SimRequest
-from .limits import BLOCK_SIZE, blocks_of
+from .limits import BLOCK_SIZE, RankLimits, blocks_of
 from .prefix_hits import FoundPrefixes, Hit
 from .request import Key, RankRequest, Run, Source
-
-
-def make_blocks(
-    count: int | None, shared_prefixes: bool, async_scheduling: bool
-) -> "Blocks":
-    """The KV cache of a rank.
-
-    Args:
-        count: blocks, vLLM's null block included; None for one that never fills.
-        shared_prefixes: whether prompts share beginnings: then all are cached.
-        async_scheduling: whether a step is scheduled before the last has ended.
-    """
-    usable = sys.maxsize if count is None else count - 1
-    cached = shared_prefixes and CachedBlocks(usable, async_scheduling)
-    blocks = cached or Blocks(usable)
-    blocks.is_limited = count is not None
-    return blocks
 
 
 class Blocks:
     """Blocks of which only the number matters: no prompt shares its beginning."""
 
-    def __init__(self, count: int) -> None:
-        self.free = count
+    def __init__(self, limits: RankLimits) -> None:
+        count = limits.kv_blocks
+        self.free = sys.maxsize if count is None else count - 1  # vLLM's null block
         """Blocks that no request uses."""
-        self.is_limited = True
+        self.is_limited = count is not None
         """Whether they can be used up."""
+        self.ahead = limits.num_speculative_tokens
+        """Tokens for which a request that is scheduled needs room beside its own."""
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
 
-    def start(self, work: RankRequest) -> bool:
-        """Lets a waiting request find what is cached of it, if all of it fits."""
-        return blocks_of(work.num_tokens) <= self.free
+    def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
+        """Lets a waiting request find what is cached of it, if all of it fits.
+
+        Args:
+            work: the request.
+            clip: the tokens that are computed first of it, once it knows what it found.
+
+        Returns:
+            These tokens, or 0 if it does not fit.
+        """
+        tokens = clip()
+        return tokens if self._most(work, tokens) <= self.free else 0
+
+    def _most(self, work: RankRequest, computed: int) -> int:
+        """Blocks that a request uses once so many tokens are computed, or all."""
+        return max(blocks_of(work.num_tokens), blocks_of(computed + self.ahead))
 
     def cached_tokens(self, work: RankRequest) -> int:
         """Tokens of a request that need not be computed if it were started now."""
@@ -53,36 +52,39 @@ class Blocks:
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request so many free blocks more."""
         self.free -= count
-
-    def take_one_each(self, works: Iterable[RankRequest], count: int) -> None:
-        """Gives a free block more to each of the requests, `count` in all."""
-        self.free -= count
+        work.num_blocks += count
 
     def computed(self, work: RankRequest) -> None:
         """Some of a prompt is computed by the step that is being scheduled."""
 
     def release(self, work: RankRequest) -> None:
         """Takes back the blocks of a request, which hold its computed tokens."""
-        self.free += blocks_of(work.num_computed_tokens)
+        self.free += work.num_blocks
+        work.num_blocks = 0
 
     def left(self, work: RankRequest) -> int:
         """Tokens to compute of a request that has just come."""
         return work.num_tokens - self.cached_tokens(work)
 
     def needs(
-        self, works: Sequence[RankRequest], room: int
+        self, works: Sequence[RankRequest], room: int, budget: int
     ) -> Iterator[tuple[int, int]]:
         """What the gate expects of waiting requests, once after each step.
 
         Args:
             works: requests in their turn.
             room: free blocks that they may take.
+            budget: tokens that a step has for the first part of one.
 
         Returns:
             Of each, the free blocks that it takes, and its tokens that are cached. The
             blocks may be too many if there is room for all.
         """
-        return ((blocks_of(work.num_tokens), 0) for work in works)
+        return ((self._first_need(work, 0, budget), 0) for work in works)
+
+    def _first_need(self, work: RankRequest, cached: int, budget: int) -> int:
+        """Blocks that a waiting request uses at first, with so many tokens cached."""
+        return self._most(work, min(work.num_tokens, cached + budget))
 
 
 class Chunks:
@@ -112,9 +114,9 @@ class CachedBlocks(Blocks):
     that are used, cached and freed together are a `Run`.
     """
 
-    def __init__(self, count: int, async_scheduling: bool) -> None:
-        super().__init__(count)
-        self._unused = count
+    def __init__(self, limits: RankLimits, async_scheduling: bool) -> None:
+        super().__init__(limits)
+        self._unused = self.free
         self._queue: list[tuple[int, int, Run]] = []
         """A heap of free runs, the next to be taken first: by when they were freed.
         Those that were taken out since are of another time."""
@@ -123,7 +125,7 @@ class CachedBlocks(Blocks):
         self._chunks = Chunks()
         # With asynchronous scheduling a block is cached once its last token is known.
         self._unknown = int(async_scheduling)
-        self._found = FoundPrefixes(self._cached)
+        self._found = FoundPrefixes(self._cached, drops_last=self.ahead > 0)
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
@@ -131,26 +133,47 @@ class CachedBlocks(Blocks):
         work.chunks = self._chunks.of(request)
         tokens = min(request.prompt_len, len(work.chunks) * request.chunk_size)
         work.shared_blocks = tokens // BLOCK_SIZE
+        if request.has_cached:
+            self._have(work)
 
-    def start(self, work: RankRequest) -> bool:
+    def _have(self, work: RankRequest) -> None:
+        """Caches what a request shares, in blocks that nobody has computed."""
+        end = work.shared_blocks
+        if end and work.key(end - 1) not in self._cached:
+            run = Run(Source(work), 0, end, end, [])
+            self._cached.update({work.key(index): [run] for index in range(end)})
+
+    def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
         """Lets a waiting request find what is cached of it, if all of it fits."""
-        found = list(self._find(work))
+        found = self._hits(work)
         hits = found[-1][2] if found else 0
+        work.num_computed_tokens = hits * BLOCK_SIZE
+        tokens = clip()
         revived = sum(stop - start for run, start, stop in found if not run.users)
-        if blocks_of(work.num_tokens) - hits + revived > self.free:
-            return False
+        most = self._most(work, work.num_computed_tokens + tokens)
+        if most - hits + revived > self.free:
+            work.num_computed_tokens = 0
+            return 0
         self.free -= revived
         work.runs = [self._part(*each) for each in found]
         for run in work.runs:
             run.users.append(work)
             run.freed = 0
-        work.source, work.num_cached_blocks = Source(work), hits
-        work.num_computed_tokens = hits * BLOCK_SIZE
-        return True
+        work.source, work.num_cached_blocks, work.num_blocks = Source(work), hits, hits
+        return tokens
 
     def cached_tokens(self, work: RankRequest) -> int:
         """Tokens of a request that need not be computed if it were started now."""
-        return BLOCK_SIZE * sum(stop - start for _, start, stop in self._find(work))
+        return BLOCK_SIZE * sum(stop - start for _, start, stop in self._hits(work))
+
+    def _hits(self, work: RankRequest) -> list[tuple[Run, int, int]]:
+        """What is found, of which a drafter computes the last block again."""
+        found = list(self._find(work))
+        if found and self.ahead:
+            run, start, stop = found.pop()
+            if start < stop - 1:
+                found.append((run, start, stop - 1))
+        return found
 
     def _find(self, work: RankRequest) -> Iterator[tuple[Run, int, int]]:
         """The runs that have its beginning, each with the first block and the end."""
@@ -188,6 +211,7 @@ class CachedBlocks(Blocks):
         if not count:
             return
         self.free -= count
+        work.num_blocks += count
         self._evict(count)
         last = work.runs[-1] if work.runs else None
         if last is not None and last.source is work.source and len(last.users) == 1:
@@ -195,11 +219,6 @@ class CachedBlocks(Blocks):
             return
         start = 0 if last is None else last.stop
         work.runs.append(Run(work.source, start, start + count, start, [work]))
-
-    def take_one_each(self, works: Iterable[RankRequest], count: int) -> None:
-        """Gives a free block more to each of the requests, `count` in all."""
-        for work in works:
-            self.take(work, 1)
 
     def _evict(self, count: int) -> None:
         """Makes free blocks empty, those that were never used first."""
@@ -249,34 +268,39 @@ class CachedBlocks(Blocks):
                 self.free += run.stop - run.start
                 run.freed = self._pushed + 1
                 self._push(run)
-        work.runs, work.num_cached_blocks = [], 0
+        work.runs, work.num_cached_blocks, work.num_blocks = [], 0, 0
 
     def _push(self, run: Run) -> None:
         self._pushed += 1
         heappush(self._queue, (run.freed, self._pushed, run))
 
     def needs(
-        self, works: Sequence[RankRequest], room: int
+        self, works: Sequence[RankRequest], room: int, budget: int
     ) -> Iterator[tuple[int, int]]:
         """What the gate expects of waiting requests, once after each step."""
         if not self.is_limited:
             return ((0, self.cached_tokens(work)) for work in works)
         hits = self._found.of_each(works)
-        if sum([blocks_of(work.num_tokens) for work in works]) <= room:
-            pairs = zip(works, hits, strict=True)
-            return ((blocks_of(work.num_tokens), hit.tokens) for work, hit in pairs)
-        return self._exact_needs(works, hits)
+        most = [blocks_of(work.num_tokens + self.ahead) for work in works]
+        if sum(most) <= room:
+            return ((m, hit.tokens) for m, hit in zip(most, hits, strict=True))
+        # Upstream's gate counts exactly once two blocks more of each do not fit.
+        for blocks in most[1:]:
+            if room < most[0] + 2:
+                break
+            room -= blocks + 2
+        return self._exact_needs(works, hits, room, budget)
 
     def _exact_needs(
-        self, works: Sequence[RankRequest], hits: Iterator[Hit]
+        self, works: Sequence[RankRequest], hits: Iterator[Hit], room: int, budget: int
     ) -> Iterator[tuple[int, int]]:
         """Cached blocks that are free count, too, each for the first that finds it."""
         revived: dict[tuple[Run, int], int] = {}
         for work, hit in zip(works, hits, strict=True):
-            unused = 0
-            for run, start, stop in self._found.unused(work, hit):
+            need = max(0, self._first_need(work, hit.tokens, budget) - hit.blocks)
+            for run, start, stop in self._found.unused(work, hit, room - need):
                 counted = revived.get((run, start), start)
-                unused += max(0, stop - counted)
+                need += max(0, stop - counted)
                 revived[run, start] = max(stop, counted)
-            new = max(0, blocks_of(work.num_tokens) - hit.blocks)
-            yield new + unused, hit.tokens
+            room = sys.maxsize
+            yield need, hit.tokens

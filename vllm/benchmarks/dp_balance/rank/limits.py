@@ -3,6 +3,7 @@
 """What a rank may do in a step, and how much its KV cache holds."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import UsageError
 
@@ -27,6 +28,9 @@ class RankLimits:
     """Tokens in one step."""
     kv_blocks: int | None = None
     """Blocks of 16 tokens in the KV cache of a rank; None if it never fills."""
+    acceptance_rates: tuple[float, ...] = ()
+    """With speculation, by position of a draft: the chance that it and those before it
+    are accepted."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -38,6 +42,33 @@ class RankLimits:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: less than "
                 f"--max-num-seqs {self.max_num_seqs}, which vLLM refuses too."
             )
+        rates = 1.0, *self.acceptance_rates
+        if any(not 0 <= rate <= last for last, rate in pairwise(rates)):
+            raise UsageError(
+                f"--synthetic-acceptance-rates {','.join(map(str, rates[1:]))}: give "
+                "chances from 0 to 1, none more than the one before it."
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs * self.tokens_per_decode:
+            raise UsageError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: not enough "
+                f"for {self.max_num_seqs} requests with their drafts, which the model "
+                "does not cut."
+            )
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts of a request in a step."""
+        return len(self.acceptance_rates)
+
+    @property
+    def tokens_per_decode(self) -> int:
+        """Tokens that a request that decodes computes in a step."""
+        return 1 + self.num_speculative_tokens
+
+    @property
+    def tokens_gained(self) -> float:
+        """Those of its answer among them, on average."""
+        return 1 + sum(self.acceptance_rates)
 
     def check_longest(self, tokens: int) -> None:
         """Refuses a KV cache that cannot hold a request of so many tokens.
@@ -45,8 +76,8 @@ class RankLimits:
         Raises:
             UsageError: it cannot.
         """
-        # One block more than is used: vLLM keeps a null block.
-        needed = blocks_of(tokens) + 1
+        # With drafts in flight and ahead, and one block more: vLLM keeps a null block.
+        needed = blocks_of(tokens + 3 * self.num_speculative_tokens) + 1
         if self.kv_blocks is not None and self.kv_blocks < needed:
             raise UsageError(
                 f"--num-gpu-blocks {self.kv_blocks}: a request of {tokens} tokens "

@@ -25,8 +25,10 @@ class Hit(NamedTuple):
     """What was cached of a request when it was searched."""
 
     blocks: int
+    found: int
+    """With speculation one more than those: upstream drops the last."""
     source: Source | None
-    """Of the last of the blocks."""
+    """Of the last that was found."""
     key: Key
     """The key that it had."""
 
@@ -36,15 +38,15 @@ class Hit(NamedTuple):
         return self.blocks * BLOCK_SIZE
 
 
-_NOTHING = Hit(0, None, (0, 0))
+_NOTHING = Hit(0, 0, None, (0, 0))
 
 
 class FoundPrefixes:
     """What the gate has found, and looks up again now and then."""
 
-    def __init__(self, cached: Mapping[Key, Sequence[Run]]) -> None:
+    def __init__(self, cached: Mapping[Key, Sequence[Run]], drops_last: bool) -> None:
         """Takes the rank's cached blocks; the gate has found nothing yet."""
-        self._cached = cached
+        self._cached, self._drops_last = cached, drops_last
         self._found: dict[str, Hit] = {}
         self._next: dict[str, Hit] = {}
         self._step = 0
@@ -90,7 +92,8 @@ class FoundPrefixes:
         if not count:
             return _NOTHING
         key = work.key(count - 1)
-        return Hit(count, self._cached[key][0].source, key)
+        left = count - self._drops_last
+        return Hit(left, count, self._cached[key][0].source, key)
 
     def _still_holds(self, work: RankRequest, hit: Hit) -> bool:
         """Whether the hit is there, and no longer one could be."""
@@ -98,18 +101,26 @@ class FoundPrefixes:
             run.source is hit.source for run in self._cached.get(hit.key, ())
         ):
             return False
-        end = hit.blocks
+        end = hit.found
         return end >= work.most_hits or work.key(end) not in self._cached
 
-    def unused(self, work: RankRequest, hit: Hit) -> Iterator[tuple[Run, int, int]]:
-        """Those blocks of a hit that no request uses: runs, their first one and end."""
-        # Who uses a block uses those before it, too.
+    def unused(
+        self, work: RankRequest, hit: Hit, room: int
+    ) -> Iterator[tuple[Run, int, int]]:
+        """Those blocks of a hit that no request uses: runs, their first one and end.
+
+        Who uses a block uses those before it, too, or copies of them. With speculation
+        it is looked past one that is used while there is not `room` for all before it.
+        """
         end = hit.blocks
         while end:
             runs = self._cached.get(work.key(end - 1))
-            if not runs or runs[0].users:
+            start = end - 1
+            if runs and not runs[0].users:
+                if not runs[0].has_equals:
+                    start = runs[0].start
+                room -= end - start
+                yield runs[0], start, end
+            elif not (self._drops_last and 0 <= room < start):
                 return
-            run = runs[0]
-            start = end - 1 if run.has_equals else run.start
-            yield run, start, end
             end = start

@@ -25,6 +25,8 @@ class RankRequest:
     """Not kept up to date while it decodes."""
     num_output_tokens: int = 0
     """Not kept up to date while it decodes."""
+    num_blocks: int = 0
+    """Blocks of the KV cache that it uses."""
     ends: int = 0
     """The step that computes its last token."""
     ended: bool = False

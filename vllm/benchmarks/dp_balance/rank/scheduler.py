@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """One rank's scheduler reduced to counters: the same steps, a hundred times faster.
 
-Models vLLM's scheduler: first come first served, chunked prefill, prefix caching, no
+Models vLLM's scheduler: first come first served, chunked prefill, prefix caching,
 speculation. A rank has at most one prompt in progress, the last of its running queue,
 and a request that decodes needs no attention until the step in which it ends.
 
@@ -15,6 +15,7 @@ a waiting request is not computed.
 
 import sys
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ from vllm.v1.core.sched.balance.policies.chunks import (
 
 from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
+from .decodes import Decodes, DraftedDecodes
 from .kv_cache import Blocks
-from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .limits import RankLimits, blocks_of
 from .request import RankRequest
 
 
@@ -40,6 +42,8 @@ class Outcome(NamedTuple):
     """Requests whose prompt is done and that got their first token."""
     done: list[SimRequest]
     """Requests that got their last token."""
+    wasted: int = 0
+    """Tokens of decodes that brought none of an answer."""
 
 
 NOTHING = Outcome([], [])
@@ -49,12 +53,15 @@ NOTHING = Outcome([], [])
 class Scheduler:
     """One scheduler, and the requests that its gate held in the step."""
 
-    def __init__(self, limits: RankLimits, blocks: Blocks) -> None:
+    def __init__(
+        self, limits: RankLimits, blocks: Blocks, async_scheduling: bool
+    ) -> None:
         """Makes an empty scheduler.
 
         Args:
             limits: its limits.
             blocks: of its KV cache, without vLLM's null block.
+            async_scheduling: whether a step is scheduled before the last has ended.
         """
         self._max_running = limits.max_num_seqs
         self._max_tokens = limits.max_num_batched_tokens
@@ -65,14 +72,10 @@ class Scheduler:
         self._running: list[RankRequest] = []
         self._partial: RankRequest | None = None
         """The prompt in progress, the last of the running queue."""
-        self._ended = 0
-        """Requests of the running queue that have had their last step."""
-        self._decodes = 0
-        self._context = 0
-        self._growing = [0] * BLOCK_SIZE
-        """Decodes by phase."""
-        self._ending: dict[int, list[RankRequest]] = {}
-        """Decodes by the step of their last token."""
+        drafts = limits.num_speculative_tokens
+        self._decodes = (
+            DraftedDecodes(drafts, async_scheduling) if drafts else Decodes()
+        )
         self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
         self._in_flight: deque[Outcome] = deque()
@@ -132,11 +135,11 @@ class Scheduler:
         flight where running ones are.
         """
         if self._backlog is None:
-            waiting, partial = self._waiting, self._partial
+            waiting, work = self._waiting, self._partial
             sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
             tokens = queued_tokens(sample, len(waiting))
-            if partial is not None:
-                left = partial.request.prompt_len - partial.num_computed_tokens
+            if work is not None:
+                left = work.request.prompt_len - work.num_computed_tokens
                 tokens += max(0, left)
             self._backlog = RankCounts(tokens, len(waiting) + len(self._running))
         return self._backlog
@@ -159,8 +162,8 @@ class Scheduler:
                 self._schedule_prefill()
         load = (
             self._prefill,
-            self._decodes + self._single,
-            self._context + self._single_context,
+            self._decodes.tokens + self._single,
+            self._decodes.context + self._single_context,
             self._attended,
         )
         self._in_flight.append(self._advance())
@@ -170,52 +173,36 @@ class Scheduler:
         """Gives every decode the block that it needs; whether any was preempted."""
         if not self._blocks.is_limited:
             return False
-        need = self._growing[-self._step % BLOCK_SIZE]
-        running, blocks = self._running, self._blocks
-        if need <= blocks.free:
-            if need:
-                blocks.take_one_each(filter(self._grows, running), need)
+        running, blocks, preempts = self._running, self._blocks, False
+        if not self._decodes.growth(self._step):
             return False
         index = 0
         while index < len(running):
             work = running[index]
             index += 1
-            if not self._grows(work):
-                continue
-            while not blocks.free:
+            need = self._grows(work)
+            while need > blocks.free:
+                preempts = True
                 self._preempt_last()
                 if work.num_computed_tokens == 0:
                     return True
-            blocks.take(work, 1)
-        return True
+            blocks.take(work, need)
+        return preempts
 
-    def _grows(self, work: RankRequest) -> bool:
-        """Whether a running request decodes and needs a block for that."""
-        decodes = not work.ended and work is not self._partial
-        return decodes and not (work.phase + self._step) % BLOCK_SIZE
+    def _grows(self, work: RankRequest) -> int:
+        """Blocks that a running request needs, if it decodes."""
+        return 0 if work is self._partial else self._decodes.grows(work, self._step)
 
     def _preempt_last(self) -> None:
         work = self._running.pop()
         if work is self._partial:
             self._partial = None
-        elif work.ended:
-            self._ended -= 1
-            work.num_computed_tokens = work.most_computed
         else:
-            left = work.ends - self._step + 1
-            work.num_output_tokens = work.request.output_len - left
-            work.num_computed_tokens = work.num_tokens - 1
-            self._ending[work.ends].remove(work)
-            self._end_decode(work, work.num_computed_tokens)
+            self._decodes.preempt(work, self._step)
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
         self._note_change()
-
-    def _end_decode(self, work: RankRequest, computed: int) -> None:
-        self._decodes -= 1
-        self._context -= computed
-        self._growing[work.phase] -= 1
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
@@ -223,7 +210,7 @@ class Scheduler:
         if limit is None:
             limit = self._max_tokens if attention else sys.maxsize
         self._allowed = limit
-        budget = self._max_tokens - self._decodes
+        budget = self._max_tokens - self._decodes.tokens
         work = self._partial
         if work is not None:
             tokens = self._clip(work, budget)
@@ -240,11 +227,11 @@ class Scheduler:
                 self._held.update(each.name for each in islice(waiting, slots))
                 break
             work = waiting[0]
-            if not self._blocks.start(work):
+            tokens = self._blocks.start(work, partial(self._clip, work, budget))
+            if not tokens:
                 break
             if work.request.cached is None:
                 work.request.cached = work.num_computed_tokens
-            tokens = self._clip(work, budget)
             self._running.append(waiting.popleft())
             self._compute(work, tokens)
             budget -= tokens
@@ -262,7 +249,7 @@ class Scheduler:
         """Schedules some tokens of a prompt; False if there are no blocks for them."""
         position = work.num_computed_tokens
         computed = position + tokens
-        need = blocks_of(computed) - blocks_of(position)
+        need = max(0, blocks_of(computed + self._blocks.ahead) - work.num_blocks)
         if need > self._blocks.free:
             return False
         self._blocks.take(work, need)
@@ -286,30 +273,21 @@ class Scheduler:
 
     def _advance(self) -> Outcome:
         """What the step brings to the next one; the scheduler knows it at once."""
-        self._context += self._decodes
-        done = self._ending.pop(self._step, [])
+        done = self._decodes.advance(self._step)
+        wasted = self._decodes.wasted
         if not done and not self._complete:
-            return NOTHING
+            return Outcome([], [], wasted) if wasted else NOTHING
         complete, self._complete = self._complete, []
         self._note_change()
-        for work in done:
-            self._end_decode(work, work.most_computed)
         first = [work.request for work in complete if not work.num_output_tokens]
         for work in complete:
-            left = work.request.output_len - work.num_output_tokens - 1
-            if not left:
+            if work.request.output_len == work.num_output_tokens + 1:
                 done.append(work)
-                continue
-            work.ends = self._step + left
-            work.phase = (work.num_tokens - self._step - 1) % BLOCK_SIZE
-            self._decodes += 1
-            self._context += work.num_tokens
-            self._growing[work.phase] += 1
-            self._ending.setdefault(work.ends, []).append(work)
+            else:
+                self._decodes.begin(work, self._step)
         for work in done:
             work.ended = True
-        self._ended += len(done)
-        return Outcome(first, [work.request for work in done])
+        return Outcome(first, [work.request for work in done], wasted)
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
@@ -325,6 +303,5 @@ class Scheduler:
             self._waiting.remove(work)
             return
         self._running.remove(work)
-        self._ended -= 1
         work.num_computed_tokens = work.most_computed
         self._blocks.release(work)

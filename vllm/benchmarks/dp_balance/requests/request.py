@@ -3,8 +3,8 @@
 """A request, from its client's side."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +20,8 @@ class SimRequest:
     """Of the first chunks of the prompt: equal beginnings are shared."""
     chunk_size: int = 16
     """Tokens in a chunk."""
+    has_cached: bool = False
+    """Whether all ranks have these chunks in the KV cache from the start."""
     session: int = 0
     """Number of the session that it belongs to."""
     think: float | None = None
@@ -27,6 +29,8 @@ class SimRequest:
     same session, until it is sent; None if it does not wait for that."""
     cached: int | None = None
     """Tokens of the prompt that its rank had when it was started."""
+    drafts: Iterator[int] = field(default_factory=lambda: iter(()))
+    """How many drafts are accepted in each step, with speculation."""
     rank: int = -1
     server: int = 0
     """Number of the API server that handles it."""

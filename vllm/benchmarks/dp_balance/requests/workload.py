@@ -83,6 +83,8 @@ class Workload:
     """Tokens that the prompts of all sessions of a trace begin with."""
     session_turns: int | None = None
     """So many first requests of each session; None for all."""
+    prefixes_cached: bool = False
+    """Whether all ranks have the prefixes in the KV cache from the start."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_share < 1:
@@ -112,10 +114,13 @@ class Workload:
             SimRequest(i, prompt(rng), output(rng), session=i) for i in range(count)
         ]
         for request in requests if self.prefix_share else ():
+            if self.prefixes_cached:
+                request.chunk_size = 128  # nothing is computed of them, so few do
             chunks = int(self.prefix_share * request.prompt_len) // request.chunk_size
             texts = self.num_prefixes
             text = rng.randrange(texts)
-            request.hash_ids = tuple(chunk * texts + text for chunk in range(chunks))
+            request.hash_ids = range(text, chunks * texts + text, texts)
+            request.has_cached = self.prefixes_cached
         return requests
 
 

@@ -31,9 +31,10 @@ class Loads(NamedTuple):
     prefill: Sequence[int]
     """Prompt tokens."""
     decodes: Sequence[int]
-    """Requests that decode one token."""
+    """Tokens of the requests that decode: one of each, and its drafts."""
     context: Sequence[int]
-    """Tokens that the decodes attend to: their computed tokens, summed."""
+    """Tokens that the decodes attend to: the computed tokens of each request, summed;
+    its drafts read them with it."""
     attended: Sequence[float] = ()
     """Tokens that the prompt tokens attend to, summed: a chunk of n at position p
     counts n·(p + n/2). Empty where nobody asks."""
@@ -46,7 +47,7 @@ class CostModel:
     t0: float
     """Seconds of a step that computes nothing."""
     a: float
-    """Seconds per request that decodes."""
+    """Seconds per token of the requests that decode."""
     b: float
     """Seconds per prompt token."""
     c: float
