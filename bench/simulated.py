@@ -86,8 +86,7 @@ def execute(task: Task) -> tuple[str, Figures]:
         run = scenario.simulate(what, variant.policy, task.seed)
     finally:
         adaptive._FIRST_TOKENS = own
-    in_flight = what.traffic.max_concurrency
-    found = measure(run, what.limits, in_flight, what.cost)
+    found = measure(run)
     figures = {name: round(getattr(found, name), 3) for name in MEASURED}
     if math.isnan(found.steady_output_throughput):  # all were sent at the start
         figures["steady_output_throughput"] = figures["output_throughput"]
