@@ -176,8 +176,7 @@ CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A workload of drawn lengths on any number of ranks, in a closed loop."""
 
     workload: Workload
@@ -196,7 +195,7 @@ class Drawn:
         """With so many ranks, that bear this share of a prefill together."""
         in_flight = round(self.share * ranks * self.slots)
         return Scenario(
-            RankLimits(ranks, self.slots, 4096, kv_blocks=self.kv_blocks),
+            RankLimits(ranks, self.slots, 4096, self.kv_blocks),
             replace(DEEPSEEK_V3_1, phi=phi),
             replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
             ClientTraffic(max_concurrency=in_flight),

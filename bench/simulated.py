@@ -206,14 +206,12 @@ def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
         name: [runs[task] for task in of_policy]
         for name, of_policy in tasks(cell, runs).items()
     }
-    in_flight = cell.scenario.traffic.max_concurrency
-    closed = cell.load is None and in_flight is not None
     policies = {
         name: {
             figure: round(statistics.fmean(run[figure] for run in of_policy), 4)
             for figure in of_policy[0]
         }
-        | {"gain": gain(of_policy, found["off"], closed)}
+        | {"gain": gain(of_policy, found["off"], cell.load is None)}
         for name, of_policy in found.items()
     }
     rate = {} if cell.load is None else {"rate": sent_rate(cell, runs)}
