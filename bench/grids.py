@@ -1,6 +1,5 @@
 """What is simulated: cells of scenarios and policies, by the result."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
-from vllm.benchmarks.dp_balance.metrics import throughput_bound
 from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
@@ -178,9 +176,8 @@ CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A workload of drawn lengths on any number of ranks, closed loop or open."""
+class Drawn(NamedTuple):
+    """A workload of drawn lengths on any number of ranks, in a closed loop."""
 
     workload: Workload
     """The lengths."""
@@ -192,28 +189,18 @@ class Drawn:
     """At least so many requests per one in flight."""
     kv_blocks: int | None = None
     """Of each rank; None for as many as it can use."""
-    open_share: float | None = None
-    """With Poisson arrivals instead: of the rate that perfectly balanced ranks could
-    serve."""
     load_balancer: str = AS_SERVED
 
     def scenario(self, ranks: int, phi: float) -> Scenario:
         """With so many ranks, that bear this share of a prefill together."""
         in_flight = round(self.share * ranks * self.slots)
-        made = Scenario(
-            RankLimits(ranks, self.slots, 4096, kv_blocks=self.kv_blocks),
+        return Scenario(
+            RankLimits(ranks, self.slots, 4096, self.kv_blocks),
             replace(DEEPSEEK_V3_1, phi=phi),
             replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
             ClientTraffic(max_concurrency=in_flight),
             load_balancer=self.load_balancer,
         )
-        if self.open_share is None:
-            return made
-        requests = made.workload.requests(random.Random("capacity"))
-        tokens = sum(request.output_len for request in requests)
-        bound = throughput_bound(requests, made.limits, None, made.cost)
-        rate = self.open_share * bound / tokens * len(requests)
-        return replace(made, traffic=ClientTraffic(request_rate=rate))
 
 
 SYNTHETIC = {
@@ -235,8 +222,6 @@ SYNTHETIC = {
     "short prompts, 4 slots": Drawn(
         Workload(2048, "lognormal:128:0.6", "lognormal:300:0.6"), slots=4
     ),
-    "10 % of capacity": Drawn(CHAT, open_share=0.1),
-    "60 % of capacity": Drawn(CHAT, open_share=0.6),
 }
 """By a name for the table. Steps have 4096 tokens."""
 SYNTHETIC_POLICIES = (

@@ -86,8 +86,7 @@ def execute(task: Task) -> tuple[str, Figures]:
         run = scenario.simulate(what, variant.policy, task.seed)
     finally:
         adaptive._FIRST_TOKENS = own
-    in_flight = what.traffic.max_concurrency
-    found = measure(run, what.limits, in_flight, what.cost)
+    found = measure(run)
     figures = {name: round(getattr(found, name), 3) for name in MEASURED}
     if math.isnan(found.steady_output_throughput):  # all were sent at the start
         figures["steady_output_throughput"] = figures["output_throughput"]
@@ -207,14 +206,12 @@ def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
         name: [runs[task] for task in of_policy]
         for name, of_policy in tasks(cell, runs).items()
     }
-    in_flight = cell.scenario.traffic.max_concurrency
-    closed = cell.load is None and in_flight is not None
     policies = {
         name: {
             figure: round(statistics.fmean(run[figure] for run in of_policy), 4)
             for figure in of_policy[0]
         }
-        | {"gain": gain(of_policy, found["off"], closed)}
+        | {"gain": gain(of_policy, found["off"], cell.load is None)}
         for name, of_policy in found.items()
     }
     rate = {} if cell.load is None else {"rate": sent_rate(cell, runs)}

@@ -283,8 +283,7 @@ def _simulated(scenario: Scenario, variant: Variant) -> dict[str, dict[str, floa
     found = []
     for seed in SEEDS:
         run = simulate(scenario, variant.policy, seed)
-        concurrency = scenario.traffic.max_concurrency
-        figures = asdict(measure_run(run, scenario.limits, concurrency, scenario.cost))
+        figures = asdict(measure_run(run))
         cached = sum(request.cached or 0 for request in run.requests)
         prompts = sum(request.prompt_len for request in run.requests)
         found.append({**figures, "computed_share": 1 - cached / prompts})

@@ -229,10 +229,9 @@ def test_figures_are_those_of_the_results(
     assert mean == pytest.approx(throughput, rel=1e-9)
 
 
-def test_no_policy_passes_the_bound_and_sharing_beats_all() -> None:
+def test_sharing_beats_all() -> None:
     shared = replace(PUBLISHED, cost=replace(PUBLISHED.cost, phi=1.0))
     oracle = simulate_and_measure(shared, "off")
-    assert oracle.bound_share < 1
     for policy in ("off", "cap", "sglang-30"):
         run = simulate_and_measure(PUBLISHED, policy)
         assert run.output_throughput < oracle.output_throughput

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The figures of a run, and the bound that no policy can pass."""
+"""The figures of a run."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .loop import Run, StepTotals
-from .rank.limits import RankLimits
-from .requests.request import SimRequest
-from .step_time.model import CostModel
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,6 @@ class Metrics:
     steps: int
     prefill_steps: int
     """Steps in which any rank prefilled."""
-    bound_share: float
-    """Throughput over that of `throughput_bound`."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -53,39 +48,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def throughput_bound(
-    requests: Sequence[SimRequest],
-    limits: RankLimits,
-    max_concurrency: int | None,
-    cost: CostModel,
-) -> float:
-    """Output tokens per second if every step were full and shared out evenly.
-
-    Sums the work of all requests by the cost model: each constant is paid by as few
-    steps, and each token by as many ranks, as there can be.
-    """
-    prompt = sum(request.prompt_len for request in requests)
-    output = sum(request.output_len for request in requests)
-    attended = sum(
-        request.output_len * request.prompt_len
-        + request.output_len * (request.output_len - 1) / 2
-        for request in requests
-    )
-    slots = limits.ranks * limits.max_num_seqs
-    in_flight = slots if max_concurrency is None else min(slots, max_concurrency)
-    decodes, attended = output / limits.tokens_gained, attended / limits.tokens_gained
-    decoded = cost.a * limits.tokens_per_decode * decodes
-    seconds = (
-        cost.t0 * decodes / in_flight
-        + (decoded + cost.b * prompt + cost.context * attended) / limits.ranks
-        + cost.c * prompt / (limits.ranks * limits.max_num_batched_tokens)
-    )
-    return output / seconds
-
-
-def measure(
-    run: Run, limits: RankLimits, max_concurrency: int | None, cost: CostModel
-) -> Metrics:
+def measure(run: Run) -> Metrics:
     """The metrics of a run that has ended."""
     requests, steps = run.requests, run.steps
     start = min(request.sent for request in requests)
@@ -99,14 +62,13 @@ def measure(
     )
     itl = sorted((step.seconds, step.decodes) for step in steps if step.decodes)
     busy = sum(step.seconds for step in steps)
-    throughput = output / duration
     return Metrics(
         duration=duration,
         steady_duration=run.last_sent - start,
         completed=len(requests),
         total_input_tokens=sum(request.prompt_len for request in requests),
         total_output_tokens=output,
-        output_throughput=throughput,
+        output_throughput=output / duration,
         steady_output_throughput=_steady_throughput(steps, start, run.last_sent),
         mean_ttft_ms=1e3 * _mean(ttft),
         median_ttft_ms=1e3 * percentile(ttft, 0.5),
@@ -120,8 +82,6 @@ def measure(
         balance_ratio=sum(step.balance * step.seconds for step in steps) / busy,
         steps=len(steps),
         prefill_steps=sum(step.prefill > 0 for step in steps),
-        bound_share=throughput
-        / throughput_bound(requests, limits, max_concurrency, cost),
     )
 
 

@@ -46,7 +46,6 @@ TABLE = (
     ("ITL p99 ms", "p99_itl_ms", "{:.0f}"),
     ("e2e mean s", "mean_e2el_ms", "{:.1f}"),
     ("balance", "balance_ratio", "{:.0%}"),
-    ("of bound", "bound_share", "{:.0%}"),
 )
 """Title, figure and format of each column."""
 

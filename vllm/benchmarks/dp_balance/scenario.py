@@ -122,9 +122,4 @@ def simulate_and_measure(
     scenario: Scenario, policy: str, seed: int = 0, **watched: Any
 ) -> Metrics:
     """Runs the scenario, as by `simulate`, and keeps only its figures."""
-    return measure(
-        simulate(scenario, policy, seed, **watched),
-        scenario.limits,
-        scenario.traffic.max_concurrency,
-        scenario.cost,
-    )
+    return measure(simulate(scenario, policy, seed, **watched))

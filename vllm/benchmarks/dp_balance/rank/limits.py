@@ -48,7 +48,8 @@ class RankLimits:
                 f"--synthetic-acceptance-rates {','.join(map(str, rates[1:]))}: give "
                 "chances from 0 to 1, none more than the one before it."
             )
-        if self.max_num_batched_tokens < self.max_num_seqs * self.tokens_per_decode:
+        per_request = 1 + self.num_speculative_tokens
+        if self.max_num_batched_tokens < self.max_num_seqs * per_request:
             raise UsageError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: not enough "
                 f"for {self.max_num_seqs} requests with their drafts, which the model "
@@ -59,16 +60,6 @@ class RankLimits:
     def num_speculative_tokens(self) -> int:
         """Drafts of a request in a step."""
         return len(self.acceptance_rates)
-
-    @property
-    def tokens_per_decode(self) -> int:
-        """Tokens that a request that decodes computes in a step."""
-        return 1 + self.num_speculative_tokens
-
-    @property
-    def tokens_gained(self) -> float:
-        """Those of its answer among them, on average."""
-        return 1 + sum(self.acceptance_rates)
 
     def check_longest(self, tokens: int) -> None:
         """Refuses a KV cache that cannot hold a request of so many tokens.
