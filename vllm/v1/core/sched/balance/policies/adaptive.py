@@ -15,7 +15,7 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_SMALLEST_BATCH = 2.5
+_SMALLEST_BATCH = 2.0
 """Requests per cycle below which there is nothing to collect; a long one counts as so
 many as it takes full steps."""
 _LONGEST_UNKNOWN, _DECODING = 20.0, 3
@@ -71,7 +71,7 @@ class Adaptive:
     arrivals makes the cycles that renewal theory finds best (`cycle.py`).
     `best_prefill_budget` finds the tokens per rank that gain most. A due release still
     waits while decoding ends more requests than it would start (`_decodes_first`).
-    Everything is open while no rank decodes, and while less than 2.5 requests arrive
+    Everything is open while no rank decodes, and while fewer than two requests arrive
     per cycle: nothing is worth waiting for.
 
     Everything is computed from gathered rows, in O(ranks log ranks).
