@@ -28,6 +28,7 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
 from vllm.benchmarks.dp_balance.loop import StepRecord, run
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.policies import make_controller
+from vllm.benchmarks.dp_balance.rank.scheduler import Outcome
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
@@ -131,11 +132,11 @@ class Leaving:
         getattr(rank, "_note_change", int)()
         self._gone.append(request)
 
-    def update(self) -> tuple[list[SimRequest], list[SimRequest]]:
+    def update(self) -> Outcome:
         """Ends a step."""
-        first, done = self._engine.update()
+        first, done, wasted = self._engine.update()
         gone, self._gone = self._gone, []
-        return first, [*done, *gone]
+        return Outcome(first, [*done, *gone], wasted)
 
 
 class Clock(Dispatcher):
