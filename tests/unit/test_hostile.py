@@ -66,7 +66,7 @@ KEPT = [
     known("4799:night+slow_rank+two_servers+faster", "37 % shorter, 17 instead of 7 s"),
     known("8136:faster+equal", "mean 22 % shorter, p99 of TTFT 17 instead of 5 s"),
     known("8412:equal", "mean 18 % shorter, p99 of TTFT 20 instead of 8 s"),
-    known("8239:experts+lone+attention+drift+tiny", "mean 6 % longer"),
+    "8239:experts+lone+attention+drift+tiny",
     known("8858:drift+as-served+one_seq+experts", "mean 9 % longer"),
     known("9217:first_decode+tiny+pauses+aborts+batch", "mean 4 % longer"),
     known("10265:pauses+long_prompts+short_answers+closed+equal", "mean 5 % longer"),
