@@ -54,7 +54,7 @@ KEPT = [
     "7111:modes+padded+lone+attention+first_decode",
     known("3117:bursts+faster+kv_full", "rests of a burst, mean 4 % longer"),
     known("7068:bursts", "rests of a burst, mean 4 % longer"),
-    known("7864:night+bursts", "p99 of TTFT 8 instead of 2 s"),
+    "7864:night+bursts",
     known(
         "8038:one_seq+long_prompts+as-served+batch+night",
         "decodes are known from contexts of 100,000 tokens alone",
@@ -70,6 +70,7 @@ KEPT = [
     known("8163:one_seq+padded+slow_rank", "mean 7 % longer"),
     known("8858:drift+as-served+one_seq+experts", "mean 9 % longer"),
     known("9217:first_decode+tiny+pauses+aborts+batch", "mean 4 % longer"),
+    known("9461:as-served+kv_full", "mean 5 % longer"),
     known("10265:pauses+long_prompts+short_answers+closed+equal", "mean 5 % longer"),
     known("10307:as-served+slow_rank+short_answers+equal+starved", "mean 9 % longer"),
 ]
