@@ -190,6 +190,7 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model: Path) -> None:
     dispatch = client.dispatch
     assert dispatch.own == [Backlog()] * RANKS
     assert not dispatch._requests
+    assert not dispatch._users
     for memory, computed in zip(dispatch.memories, client.computed, strict=True):
         assert memory._last
         assert computed.issuperset(memory._last)
