@@ -193,6 +193,20 @@ std::optional<Stack> results_among(const Stack &given, const c10::FunctionSchema
   return results;
 }
 
+// Zeros in the place of integers, which may not be there yet: a kernel that is asked for shapes
+// could take them for indices. A view has those of its argument.
+Stack without_integers(const Stack &given, const c10::FunctionSchema &schema) {
+  emulator::Inside launch;
+  for (const auto &result : schema.returns())
+    if (result.alias_info()) return given;
+  Stack harmless = given;
+  for (auto &value : harmless)
+    if (value.isTensor() && on_npu(value.toTensor()) &&
+        c10::isIntegralType(value.toTensor().scalar_type(), true))
+      value = at::zeros_like(value.toTensor());
+  return harmless;
+}
+
 // A result with memory of its own: which of them, and where it lies.
 struct Place {
   size_t result;
@@ -220,16 +234,18 @@ emulator::Task again(const c10::OperatorHandle &op, const Stack &given,
 }
 
 // On a captured stream, a launch is recorded and not done. A kernel that makes its results is
-// asked for their shapes; they are zeros, until a replay.
+// asked for their shapes; they are zeros until a replay.
 void record(const c10::OperatorHandle &op, emulator::Mode mode, Stack *stack) {
   const auto &schema = op.schema();
   const auto name = toString(op.operator_name());
   const Stack given(stack->end() - schema.arguments().size(), stack->end());
+  torch::jit::drop(*stack, given.size());
   if (const auto results = results_among(given, schema)) {
-    torch::jit::drop(*stack, given.size());
     stack->insert(stack->end(), results->begin(), results->end());
   } else {
     TORCH_CHECK(mode == emulator::CAPTURES, "[emulator] ", name, " makes results in an update");
+    const Stack harmless = without_integers(given, schema);
+    stack->insert(stack->end(), harmless.begin(), harmless.end());
     run_on_cpu(op, stack);
   }
   std::set<const void *> taken;

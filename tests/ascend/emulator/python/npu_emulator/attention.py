@@ -10,11 +10,11 @@ CAUSAL = 3
 
 
 def into_out(kernel):
-    """The operator whose results go into `out`, as a graph wants it."""
+    """The operator whose result goes into `out`, as a graph wants it; no sums do."""
 
     def run(*arguments, out, workspace=None, **rest):
-        for place, result in zip(out, kernel(*arguments, **rest), strict=True):
-            place.copy_(result.view_as(place))
+        result, _ = kernel(*arguments, **rest)
+        out[0].copy_(result.view_as(out[0]))
 
     return run
 

@@ -24,7 +24,7 @@ def launched(
         kernel: what it does.
         parameters: their names.
         returns: which of them are the results. None: it makes its results, and is asked
-            for their shapes; they are zeros, until a replay.
+            for their shapes; they are zeros until a replay.
     """
 
     def counted(*arguments: Any, **rest: Any) -> Any:
@@ -38,7 +38,7 @@ def launched(
         if returns is None:
             if mode == UPDATES:
                 raise RuntimeError(f"[emulator] {name} makes results in an update")
-            results = native.inside(kernel, arguments, rest)
+            results = native.inside(_shapes_of, (kernel, arguments, rest), {})
         else:
             values = {**dict(zip(parameters, arguments, strict=False)), **rest}
             results = _as_returned([values[parameter] for parameter in returns])
@@ -54,6 +54,16 @@ def launched(
         return results
 
     return run
+
+
+def _shapes_of(kernel: Callable[..., Any], arguments: Any, rest: Any) -> Any:
+    """What the kernel makes of zeros in the place of integers, which may be indices."""
+
+    def harmless(value: Any) -> Any:
+        integers = value.device.type == "npu" and not value.is_floating_point()
+        return torch.zeros_like(value) if integers else value
+
+    return kernel(*_mapped(harmless, arguments), **_mapped(harmless, rest))
 
 
 def _again(
@@ -88,12 +98,20 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _unkept(value: Any) -> Any:
-    """The same memory of the device, which is not kept. Lists, which may change, are."""
+def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The value with other tensors, and with copies of lists, which may change."""
     if isinstance(value, dict):
-        return {key: _unkept(one) for key, one in value.items()}
+        return {key: _mapped(function, one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_unkept, value))
-    if isinstance(value, torch.Tensor) and value.device.type == "npu" and value.numel():
-        return _weak_ref_tensor(value)
-    return value
+        return type(value)(_mapped(function, one) for one in value)
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+def _unkept(value: Any) -> Any:
+    """The same memory of the device, which is not kept."""
+
+    def weak(tensor: torch.Tensor) -> torch.Tensor:
+        there = tensor.device.type == "npu" and tensor.numel()
+        return _weak_ref_tensor(tensor) if there else tensor
+
+    return _mapped(weak, value)
