@@ -14,7 +14,7 @@ import pytest
 
 # First: it loads torch_npu. Where torch_npu is imported before torch, it tells all
 # programs that are started later not to.
-import torch  # noqa: F401
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -113,3 +113,42 @@ def moe_samples(moe_model):
     from hugging_face import samples
 
     return samples(moe_model)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory, moe_model, moe_samples):
+    """The folder of a tiny model by its name, and what Hugging Face writes with it."""
+    folder = tmp_path_factory.mktemp("models")
+    made = {"moe": (moe_model, moe_samples)}
+
+    def find(name: str):
+        if name not in made:
+            made[name] = (tiny_model(name, folder), latent_samples(folder / name))
+        return made[name]
+
+    return find
+
+
+LATENT_MARGIN = 0.02
+"""Where a rounding of attention goes the other way, scores differ by less."""
+
+
+def latent_samples(folder: Path):
+    """Samples of a model with MLA, of which the plugin rounds the prompts' attention."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from hugging_face import samples
+
+    ALL_ATTENTION_FUNCTIONS.register("rounded", rounded_attention)
+    return samples(folder, "rounded", LATENT_MARGIN)
+
+
+def rounded_attention(module, query, key, value, mask, scaling, **_):
+    """Attention of a prompt in bfloat16, whatever the model's type."""
+    causal = query.shape[2] > 1
+    kind = torch.bfloat16 if causal else query.dtype
+    q, k, v = (t.to(kind).float() for t in (query, key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scaling
+    )
+    return out.to(kind).to(query.dtype).transpose(1, 2), None

@@ -63,7 +63,10 @@ def build(packages: Path, out: Path) -> None:
                 ],
                 present=sorted((torch / "lib").glob("*.so")),
                 sources=[
-                    *(NATIVE / f"{n}.cpp" for n in ("device", "streams", "graphs", "hccl")),
+                    *(
+                        NATIVE / f"{n}.cpp"
+                        for n in ("device", "streams", "graphs", "hccl")
+                    ),
                     NATIVE / "switches.c",
                 ],
                 includes=includes,

@@ -23,6 +23,7 @@ constexpr int MOST_DEVICES = 64;
 constexpr size_t ALIGNMENT = 512;
 
 thread_local int32_t device = 0;
+thread_local bool chosen = false;  // of this thread's device: torch_npu chooses, if none is
 thread_local std::string last_error;
 int contexts[MOST_DEVICES];
 
@@ -63,6 +64,11 @@ const std::vector<int32_t> &visible() {
 }
 
 bool exists(int32_t id) { return id >= 0 && size_t(id) < visible().size(); }
+
+void choose(int32_t id) {
+  device = id;
+  chosen = true;
+}
 
 aclError refuse_device(int32_t id) {
   emulator::set_error("device " + std::to_string(id) + " does not exist: " +
@@ -109,28 +115,30 @@ aclError aclrtGetDeviceCount(uint32_t *n) {
 }
 aclError aclrtSetDevice(int32_t id) {
   if (!exists(id)) return refuse_device(id);
-  device = id;
+  choose(id);
   return 0;
 }
 aclError aclrtGetDevice(int32_t *id) {
+  if (!chosen) return ACL_ERROR_RT_CONTEXT_NULL;
   *id = device;
   return 0;
 }
 aclError aclrtResetDevice(int32_t) { return 0; }
 aclError aclrtCreateContext(aclrtContext *context, int32_t id) {
   if (!exists(id)) return refuse_device(id);
-  device = id;
+  choose(id);
   *context = &contexts[id];
   return 0;
 }
 aclError aclrtGetCurrentContext(aclrtContext *context) {
+  if (!chosen) return ACL_ERROR_RT_CONTEXT_NULL;
   *context = &contexts[device];
   return 0;
 }
 aclError aclrtSetCurrentContext(aclrtContext context) {
   const auto id = static_cast<int *>(context) - contexts;
   if (id < 0 || id >= MOST_DEVICES) return PARAM_INVALID;
-  device = int32_t(id);
+  choose(int32_t(id));
   return 0;
 }
 aclError aclrtGetPrimaryCtxState(int32_t, uint32_t *flags, int32_t *active) {

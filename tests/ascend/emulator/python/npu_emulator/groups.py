@@ -13,8 +13,8 @@ from .registry import operator, require, require_defaults
 INFO = 128
 """int32 values a row of `assist_info_for_combine` has on the device; three are used."""
 
-UNLIMITED = 1000000.0
-"""The `swiglu_limit` that is none."""
+UNLIMITED = (0.0, 1000000.0)
+"""What says that a SwiGLU has no `swiglu_limit`."""
 
 _library = None
 
@@ -215,7 +215,7 @@ def dispatch_ffn_combine(
     name = "dispatch_ffn_combine"
     scales = [*scale1, *scale2, *bias1, *bias2]
     require(not any(t.numel() for t in scales), name, "quantisation or a bias")
-    require(swiglu_limit == UNLIMITED, name, f"swiglu_limit={swiglu_limit}")
+    require(swiglu_limit in UNLIMITED, name, f"swiglu_limit={swiglu_limit}")
     ids = expert_idx
     if x_active_mask is not None:
         ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)

@@ -74,7 +74,9 @@ def fused_infer_attention_score_v2(
     require_defaults(name, rest)
     one_each = input_layout == "BNSD_NBSD"
     require(one_each or input_layout == "TND_NTD", name, f"input_layout={input_layout}")
-    require(sparse_mode == (0 if one_each else CAUSAL), name, f"sparse_mode={sparse_mode}")
+    require(
+        sparse_mode == (0 if one_each else CAUSAL), name, f"sparse_mode={sparse_mode}"
+    )
     require(
         num_key_value_heads == 1, name, f"num_key_value_heads={num_key_value_heads}"
     )
