@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ import pytest
 # programs that are started later not to.
 import torch
 
+import architectures
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"  # it does not know the emulator
 os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "3600")  # ranks start at different times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,50 +95,55 @@ def tiny_model(name: str, folder: Path) -> Path:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for other, make in architectures.MODELS.items():
+        module.MODELS[other] = lambda vocabulary, make=make: module.randomised(
+            make(vocabulary, module.SHAPE)
+        )
     made: Path = module.make(name, folder)
     return made
 
 
 @pytest.fixture(scope="session")
-def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture-of-experts model."""
-    return tiny_model("moe", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny dense model."""
-    return tiny_model("dense", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def moe_samples(moe_model):
-    """Prompts and the greedy tokens of Hugging Face in float32."""
-    from hugging_face import samples
-
-    return samples(moe_model)
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory, moe_model, moe_samples):
+def models(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny model by its name, and what Hugging Face writes with it."""
-    folder = tmp_path_factory.mktemp("models")
-    made = {"moe": (moe_model, moe_samples)}
+    folder, made = tmp_path_factory.mktemp("models"), {}
 
     def find(name: str):
+        from hugging_face import samples
+
         if name not in made:
-            made[name] = (tiny_model(name, folder), latent_samples(folder / name))
+            model = tiny_model(name, folder)
+            latent = name == "deepseek"
+            made[name] = (model, rounded_samples(model) if latent else samples(model))
         return made[name]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def moe_model(models) -> Path:
+    """A tiny mixture-of-experts model."""
+    return models("moe")[0]
+
+
+@pytest.fixture(scope="session")
+def dense_model(models) -> Path:
+    """A tiny dense model."""
+    return models("dense")[0]
+
+
+@pytest.fixture(scope="session")
+def moe_samples(models):
+    """Prompts and the greedy tokens of Hugging Face in float32."""
+    return models("moe")[1]
 
 
 LATENT_MARGIN = 0.02
 """Where a rounding of attention goes the other way, scores differ by less."""
 
 
-def latent_samples(folder: Path):
-    """Samples of a model with MLA, of which the plugin rounds the prompts' attention."""
+def rounded_samples(folder: Path):
+    """Samples of a model with MLA: the plugin rounds the attention of prompts."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from hugging_face import samples
@@ -152,3 +161,25 @@ def rounded_attention(module, query, key, value, mask, scaling, **_):
         q, k, v, is_causal=causal, scale=scaling
     )
     return out.to(kind).to(query.dtype).transpose(1, 2), None
+
+
+GRAPHS = {
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+    }
+}
+REPLAY, UPDATE = "replay of a graph", "update of a graph"
+
+
+@pytest.fixture
+def counts(tmp_path, monkeypatch) -> Path:
+    """The file in which the emulator counts what programs do."""
+    monkeypatch.setenv("EMULATOR_COUNTS", str(tmp_path / "counts"))
+    return tmp_path / "counts"
+
+
+def counted(counts: Path) -> Counter[str]:
+    """What all processes have done."""
+    lines = counts.read_text().splitlines() if counts.exists() else []
+    return Counter(line.partition(" ")[2] for line in lines)

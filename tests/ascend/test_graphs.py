@@ -1,4 +1,4 @@
-"""Graphs of the emulated device through torch_npu: captured, replayed, updated, freed."""
+"""Graphs of the emulated device through torch_npu: recorded, replayed, updated."""
 
 import gc
 import json
@@ -104,7 +104,7 @@ for what, run in {
     "a copy that waits": x.cpu,
     "aclrtSynchronizeDevice in a capture": torch.npu.synchronize,
     "aclrtStreamQuery in a capture": lambda: torch.npu.current_stream().query(),
-    "waits for an event from before": lambda: torch.npu.current_stream().wait_event(event),
+    "waits for an event from before": event.wait,
 }.items():
     said[what] = "nothing"
     try:

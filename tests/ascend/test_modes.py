@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from balance_tools.serving.server import Server
-from conftest import PROGRAM_S
+from conftest import GRAPHS, PROGRAM_S, REPLAY, UPDATE
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from test_serving import ENVIRONMENT, ONE_PROCESS, _patience  # noqa: F401
 
-REPLAY, UPDATE = "replay of a graph", "update of a graph"
-GRAPHS = json.dumps(
-    {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
-)
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--api-server-count", "1"),
     *("--gpu-memory-utilization", "0.3", "--max-num-seqs", "2"),
@@ -44,7 +40,7 @@ class Mode:
 
 
 A3 = {"EMULATOR_DEVICE_TYPE": "A3", "EMULATOR_SOC": "Ascend910_9391"}
-GRAPH_OPTIONS = ("--compilation-config", GRAPHS)
+GRAPH_OPTIONS = ("--compilation-config", json.dumps(GRAPHS["compilation_config"]))
 MODES = {
     "graphs": Mode([*GRAPH_OPTIONS, *ONE_PROCESS], [REPLAY, UPDATE]),
     "fused MC2 on A3": Mode(

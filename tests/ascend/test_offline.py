@@ -3,20 +3,28 @@
 import json
 from itertools import takewhile
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import program
-from hugging_face import samples
+from conftest import GRAPHS, REPLAY, UPDATE, counted, program
 
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
+EAGER = {"enforce_eager": True}
+WHOLE = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False}
+"""In float32, the plugin's MLA wants each prompt in one piece."""
 
 
-def tokens(model, prompts, **options) -> list[list[int]]:
+def run(model, prompts, **options) -> tuple[list[list[int]], int]:
+    """The tokens of each prompt, and how many drafts were accepted."""
     order = json.dumps({"prompts": prompts, "options": options})
     return json.loads(
         program("offline.py", str(model), order, **OFFLINE).splitlines()[-1]
     )
+
+
+def tokens(model, prompts, **options) -> list[list[int]]:
+    return run(model, prompts, **EAGER, **options)[0]
 
 
 def test_float32(moe_model, moe_samples):
@@ -65,7 +73,29 @@ def count_equal(found, model, given) -> int:
     return count
 
 
-def test_a_dense_model(dense_model):
-    expected = samples(dense_model)
-    found = tokens(dense_model, [s.prompt for s in expected], dtype="float32")
-    assert found == [list(s.tokens) for s in expected]
+ARCHITECTURES = ("dense", "moe", "GLM-4.7", "MiniMax-M2")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_graphs(name, models, counts):
+    """Of several sizes; each step of decodes alone is one replay."""
+    model, given = models(name)
+    found, _ = run(model, [s.prompt for s in given], dtype="float32", **GRAPHS)
+    assert found == [list(s.tokens) for s in given]
+    done = counted(counts)
+    assert done[UPDATE] == 2 * done[REPLAY] > 60  # attention of two layers
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_mla_and_mtp(drafts, graphs, models, counts):
+    model, given = models("deepseek")
+    speculation = {"method": "mtp", "num_speculative_tokens": drafts}
+    options = {**WHOLE, **(GRAPHS if graphs else EAGER)}
+    found, accepted = run(
+        *(model, [s.prompt for s in given]),
+        **{"dtype": "float32", "speculative_config": speculation, **options},
+    )
+    assert found == [list(s.tokens) for s in given]
+    assert accepted > 100
+    assert (counted(counts)[REPLAY] > 30) == graphs

@@ -87,7 +87,9 @@ def triton_launches(module):
 
     def run(self, *arguments, **rest):
         name = f"triton {self.fn.__name__}"
-        return launched(name, functools.partial(call, self))(*arguments, **rest)
+        # Without options of a compiler, which a tuner adds.
+        known = {key: rest[key] for key in rest if key in (*self.arg_names, "warmup")}
+        return launched(name, functools.partial(call, self))(*arguments, **known)
 
     module.GridExecutor.__call__ = run
 
