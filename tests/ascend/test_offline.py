@@ -73,10 +73,11 @@ def count_equal(found, model, given) -> int:
     return count
 
 
-ARCHITECTURES = ("dense", "moe", "GLM-4.7", "MiniMax-M2")
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["dense", "moe", slow("GLM-4.7"), slow("MiniMax-M2")])
 def test_graphs(name, models, counts):
     """Of several sizes; each step of decodes alone is one replay."""
     model, given = models(name)
@@ -86,8 +87,9 @@ def test_graphs(name, models, counts):
     assert done[UPDATE] == 2 * done[REPLAY] > 60  # attention of two layers
 
 
-@pytest.mark.parametrize("drafts", [1, 3])
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(
+    ("drafts", "graphs"), [slow(1, False), slow(1, True), slow(3, False), (3, True)]
+)
 def test_mla_and_mtp(drafts, graphs, models, counts):
     model, given = models("deepseek")
     speculation = {"method": "mtp", "num_speculative_tokens": drafts}
