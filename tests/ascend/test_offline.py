@@ -88,11 +88,19 @@ def test_graphs(name, models, counts):
 
 
 @pytest.mark.parametrize(
-    ("drafts", "graphs"), [slow(1, False), slow(1, True), slow(3, False), (3, True)]
+    ("method", "count", "graphs"),
+    [
+        *(slow("mtp", 1, graphs) for graphs in (False, True)),
+        slow("mtp", 3, False),
+        ("mtp", 3, True),
+        slow("eagle3", 3, True),
+    ],
 )
-def test_mla_and_mtp(drafts, graphs, models, counts):
+def test_mla_and_drafts(method, count, graphs, models, counts):
     model, given = models("deepseek")
-    speculation = {"method": "mtp", "num_speculative_tokens": drafts}
+    speculation = {"method": method, "num_speculative_tokens": count}
+    if method == "eagle3":
+        speculation["model"] = str(models(method)[0])
     options = {**WHOLE, **(GRAPHS if graphs else EAGER)}
     found, accepted = run(
         *(model, [s.prompt for s in given]),

@@ -53,8 +53,8 @@ aclError recorded(aclrtEvent event, aclrtStream stream);
 aclError waits_for(aclrtEvent event, aclrtStream stream);
 void destroyed(aclrtEvent event);
 
-// EMULATOR_COUNTS=FILE: a line for each replay, update and call of an operator that is not
-// aten's, with the process.
+// EMULATOR_COUNTS=FILE: a line for each replay, update, collective, and call of an operator that
+// is not aten's, with the process.
 void count(const char *what);
 
 }  // namespace emulator

@@ -392,7 +392,10 @@ HcclResult all_gather(Comm *c, const Call &call, const void *from, void *to, siz
 
 // What a collective does, at once or in a replay.
 HcclResult launch(const char *name, aclrtStream stream, const std::function<HcclResult()> &run) {
-  return HcclResult(emulator::launch(stream, name, [run] { return int(run()); }));
+  return HcclResult(emulator::launch(stream, name, [=] {
+    emulator::count(name);
+    return int(run());
+  }));
 }
 // A list with an entry for each rank, which the caller may change after the launch.
 std::vector<uint64_t> list(HcclComm comm, const void *numbers) {
