@@ -27,11 +27,6 @@ def tokens(model, prompts, **options) -> list[list[int]]:
     return run(model, prompts, **EAGER, **options)[0]
 
 
-def test_float32(moe_model, moe_samples):
-    found = tokens(moe_model, [s.prompt for s in moe_samples], dtype="float32")
-    assert found == [list(s.tokens) for s in moe_samples]
-
-
 def test_late_streams_and_a_small_cache(moe_model, moe_samples, monkeypatch):
     """Prompts in pieces, preemption, and every copy to the host as late as can be."""
     monkeypatch.setenv("EMULATOR_LATE", "1")

@@ -53,6 +53,8 @@ std::set<Graph *> graphs;
 std::atomic<size_t> busy{0};  // streams in these tables
 thread_local int inside = 0;
 
+// What is forgotten is declared before it, and so forgotten after it: a task may have to wait for
+// Python's lock, of which the owner may wait for this one.
 using Guard = std::lock_guard<std::recursive_mutex>;
 
 void count_busy() { busy = captures.size() + updates.size() + waiting.size(); }
@@ -225,6 +227,7 @@ aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus *statu
   return 0;
 }
 aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *result) {
+  std::unique_ptr<Graph> graph;
   Guard guard(lock);
   auto *capture = found(captures, stream);
   *result = nullptr;
@@ -232,7 +235,7 @@ aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *result) {
   const auto origin = capture->origin;
   if (origin != emulator::canonical(stream))
     return refuse(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture began on another stream");
-  std::unique_ptr<Graph> graph(capture->graph);
+  graph.reset(capture->graph);
   size_t unjoined = 0;
   for (auto &[side, clock] : capture->streams)
     unjoined += capture->streams[origin][side] < clock[side];
@@ -274,6 +277,7 @@ aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp *handle) {
   return 0;
 }
 aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp handle) {
+  std::vector<Task> old;
   Guard guard(lock);
   bool there = false;
   for (const auto *graph : graphs)
@@ -282,7 +286,7 @@ aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp handle)
   if (found(captures, stream) || found(updates, stream))
     return refuse(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "an update in a capture or an update");
   auto *group = static_cast<Group *>(handle);
-  group->tasks.clear();
+  old.swap(group->tasks);
   updates[emulator::canonical(stream)] = group;
   count_busy();
   return 0;
@@ -313,12 +317,13 @@ aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   return wake();
 }
 aclError aclmdlRIDestroy(aclmdlRI model) {
+  std::unique_ptr<Graph> forgotten;
   Guard guard(lock);
   auto *graph = static_cast<Graph *>(model);
   if (!graphs.count(graph)) return refuse(ACL_ERROR_RT_INVALID_HANDLE, "no such graph");
   if (graph->runs) return refuse(ACL_ERROR_RT_MODEL_RUNNING, "the graph runs");
   graphs.erase(graph);
-  delete graph;
+  forgotten.reset(graph);
   return 0;
 }
 
