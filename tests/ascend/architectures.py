@@ -70,36 +70,6 @@ def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     return transformers.MiniMaxM2ForCausalLM(config)
 
 
-def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """Qwen3-VL, a mixture of experts; only its texts are asked."""
-    text = {
-        "vocab_size": vocabulary,
-        "num_experts": 8,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [6, 5, 5],
-            "mrope_interleaved": True,
-        },
-        **EXPERTS,
-        **shape,
-    }
-    vision = {
-        "depth": 1,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": shape["hidden_size"],
-        "deepstack_visual_indexes": [0],
-    }
-    config = transformers.Qwen3VLMoeConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=False
-    )
-    return transformers.Qwen3VLMoeForConditionalGeneration(config)
-
-
 def qwen3_5(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     """Qwen3.5, a mixture of experts with layers of linear attention."""
     config = transformers.Qwen3_5MoeTextConfig(
@@ -121,6 +91,5 @@ MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "GLM-4.7": glm4_moe,
     "GLM-5": glm_dsa,
     "MiniMax-M2": minimax,
-    "Qwen3-VL": qwen3_vl,
     "Qwen3.5": qwen3_5,
 }

@@ -104,3 +104,26 @@ def test_mla_and_drafts(method, count, graphs, models, counts):
     assert found == [list(s.tokens) for s in given]
     assert accepted > 100
     assert (counted(counts)[REPLAY] > 30) == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("GLM-5", "npu::npu_scatter_nd_update_ is not emulated"),
+        ("Qwen3.5", "Cannot align ssm_page_size and attn_page_size"),
+    ],
+)
+def test_what_is_refused(name, sentence, models):
+    model, given = models(name)
+    with pytest.raises(AssertionError, match=sentence):
+        tokens(model, [given[0].prompt], dtype="bfloat16", **WHOLE)
+
+
+@pytest.mark.slow
+def test_mla_in_pieces(models):
+    """Prompts attend to what the cache has of them; in bfloat16, as the plugin wants."""
+    model, given = models("deepseek")
+    prompts = [s.prompt for s in given]
+    found = tokens(model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
+    assert count_equal(found, load(model, torch.bfloat16), given) > 250

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
+from transformers import AutoModelForCausalLM
 
 MARGIN = 5e-4
 """Least lead of the best token, in standard deviations of the logits.
@@ -45,8 +41,7 @@ def samples(
     """
     model = _load(folder, attention)
     draw = random.Random(7)
-    size = model.config.get_text_config().vocab_size
-    vocabulary = range(FIRST_TEXT_TOKEN, size)
+    vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
     shared = tuple(draw.choices(vocabulary, k=129))
     found = []
     for length in PROMPT_LENGTHS:
@@ -85,12 +80,9 @@ def continuations(
 
 def _load(folder: Path, attention: str | None = None) -> torch.nn.Module:
     torch.set_num_threads(1)
-    found = AutoConfig.from_pretrained(folder).architectures[0]
-    kind = (
-        AutoModelForImageTextToText if "Conditional" in found else AutoModelForCausalLM
-    )
-    options = {"dtype": torch.float32, "attn_implementation": attention}
-    model = kind.from_pretrained(folder, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=attention
+    ).eval()
     model.generation_config.eos_token_id = None  # full length
     return model
 
