@@ -27,6 +27,7 @@ def main(signal: int, rank: int, ranks: int, store: str) -> None:
     if signal:
         lose(rank, signal)
     every = [*collectives(rank, ranks), *letters(rank, ranks), *groups(rank)]
+    every += replays(rank, ranks)
     print(json.dumps([name for name, same in every if not same]), flush=True)
     os._exit(0)
 
@@ -132,6 +133,36 @@ def letters(rank: int, ranks: int) -> Iterator[tuple[str, bool]]:
         torch.npu.synchronize()
         yield f"ring {count}", torch.equal(one.cpu(), data(left, count))
         yield f"ring {count}", torch.equal(other.cpu(), data(right, count) + 1)
+
+
+def replays(rank: int, ranks: int) -> Iterator[tuple[str, bool]]:
+    """In a graph, which nobody waits for while it is captured."""
+    place = torch.zeros(6 * ranks, device="npu")
+
+    def run(t):
+        """Uneven parts to all, then back; lists of sizes that are gone in a replay."""
+        sent = [2 * (rank + to) % 12 for to in range(ranks)]
+        come = [2 * (at + rank) % 12 for at in range(ranks)]
+        parts = t.repeat(2)[: sum(sent)]
+        moved, back = t.new_empty(sum(come)), t.new_empty(sum(sent))
+        dist.all_to_all_single(moved, parts, come, sent)
+        dist.all_to_all_single(back, moved, sent, come)
+        every = t.new_empty(ranks * len(t))
+        dist.all_gather_into_tensor(every, t)
+        dist.broadcast(every, src=0)
+        dist.all_reduce(every)
+        return moved, back, every
+
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        results = run(place)
+    for number in range(2):
+        mine = data(rank + 10 * number, len(place))
+        place.copy_(mine)
+        graph.replay()
+        torch.npu.synchronize()
+        for found, expected in zip(results, run(mine), strict=True):
+            yield f"replay {number}", torch.equal(found.cpu(), expected)
 
 
 def groups(rank: int) -> Iterator[tuple[str, bool]]:

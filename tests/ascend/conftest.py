@@ -8,16 +8,20 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 # First: it loads torch_npu. Where torch_npu is imported before torch, it tells all
 # programs that are started later not to.
-import torch  # noqa: F401
+import torch
+
+import architectures
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"  # it does not know the emulator
 os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "3600")  # ranks start at different times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +30,7 @@ PROGRAM_S = 3600
 """Only a hang is to meet it: on a machine with much else to do, imports of torch_npu
 and the plugin alone have taken ten minutes. No test measures time."""
 
-LONGEST = ("test_upstream", "test_serving")
+LONGEST = ("test_upstream", "test_serving", "test_modes")
 """These files first: else one of them is left to one worker at the end."""
 
 
@@ -90,26 +94,93 @@ def tiny_model(name: str, folder: Path) -> Path:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["tiny_models"] = module  # where transformers looks for a class
     spec.loader.exec_module(module)
+    for other, make in architectures.MODELS.items():
+        module.MODELS[other] = lambda vocabulary, make=make: module.randomised(
+            make(vocabulary, module.SHAPE)
+        )
     made: Path = module.make(name, folder)
     return made
 
 
 @pytest.fixture(scope="session")
-def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory):
+    """The folder of a tiny model by its name, and what Hugging Face writes with it."""
+    folder, made = tmp_path_factory.mktemp("models"), {}
+
+    def find(name: str):
+        from hugging_face import samples
+
+        if name not in made:
+            model = tiny_model(name, folder)
+            makers = {"deepseek": rounded_samples, "eagle3": lambda _: []}
+            made[name] = (model, makers.get(name, samples)(model))
+        return made[name]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def moe_model(models) -> Path:
     """A tiny mixture-of-experts model."""
-    return tiny_model("moe", tmp_path_factory.mktemp("models"))
+    return models("moe")[0]
 
 
 @pytest.fixture(scope="session")
-def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dense_model(models) -> Path:
     """A tiny dense model."""
-    return tiny_model("dense", tmp_path_factory.mktemp("models"))
+    return models("dense")[0]
 
 
 @pytest.fixture(scope="session")
-def moe_samples(moe_model):
+def moe_samples(models):
     """Prompts and the greedy tokens of Hugging Face in float32."""
+    return models("moe")[1]
+
+
+LATENT_MARGIN = 0.02
+"""Where a rounding of attention goes the other way, scores differ by less."""
+
+
+def rounded_samples(folder: Path):
+    """Samples of a model with MLA: the plugin rounds the attention of prompts."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     from hugging_face import samples
 
-    return samples(moe_model)
+    ALL_ATTENTION_FUNCTIONS.register("rounded", rounded_attention)
+    return samples(folder, "rounded", LATENT_MARGIN)
+
+
+def rounded_attention(module, query, key, value, mask, scaling, **_):
+    """Attention of a prompt in bfloat16, whatever the model's type."""
+    causal = query.shape[2] > 1
+    kind = torch.bfloat16 if causal else query.dtype
+    q, k, v = (t.to(kind).float() for t in (query, key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scaling
+    )
+    return out.to(kind).to(query.dtype).transpose(1, 2), None
+
+
+GRAPHS = {
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+    }
+}
+REPLAY, UPDATE = "replay of a graph", "update of a graph"
+
+
+@pytest.fixture
+def counts(tmp_path, monkeypatch) -> Path:
+    """The file in which the emulator counts what programs do."""
+    monkeypatch.setenv("EMULATOR_COUNTS", str(tmp_path / "counts"))
+    return tmp_path / "counts"
+
+
+def counted(counts: Path) -> Counter[str]:
+    """What all processes have done."""
+    lines = counts.read_text().splitlines() if counts.exists() else []
+    return Counter(line.partition(" ")[2] for line in lines)

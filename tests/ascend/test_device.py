@@ -26,6 +26,28 @@ def test_visible_devices(visible, count):
     assert result.stdout.split() == ["0", str(count)], result.stderr
 
 
+MEMORY = """
+import torch, torch_npu
+torch.npu.set_device(0)
+free = torch.npu.mem_get_info()
+block = torch.empty(4 << 20, device="npu:0")
+print(free[0] - torch.npu.mem_get_info()[0] >= 16 << 20)
+del block
+torch.npu.empty_cache()
+print(torch.npu.mem_get_info() == free)
+for size, device in ((1, "npu:1"), (200 << 20, "npu:0")):
+    try:
+        torch.empty(size, device=device)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+def test_a_device_that_is_not_visible_is_refused_and_memory_ends():
+    result = says(MEMORY, ASCEND_RT_VISIBLE_DEVICES="3", EMULATOR_MEMORY=str(100 << 20))
+    assert result.stdout.split() == ["True", "True", "RuntimeError", "OutOfMemoryError"]
+
+
 LATE = """
 import json, torch, torch_npu
 def waits_for_another():

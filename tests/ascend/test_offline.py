@@ -3,25 +3,28 @@
 import json
 from itertools import takewhile
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import program
-from hugging_face import samples
+from conftest import GRAPHS, REPLAY, UPDATE, counted, program
 
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
+EAGER = {"enforce_eager": True}
+WHOLE = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False}
+"""In float32, the plugin's MLA wants each prompt in one piece."""
 
 
-def tokens(model, prompts, **options) -> list[list[int]]:
+def run(model, prompts, **options) -> tuple[list[list[int]], int]:
+    """The tokens of each prompt, and how many drafts were accepted."""
     order = json.dumps({"prompts": prompts, "options": options})
     return json.loads(
         program("offline.py", str(model), order, **OFFLINE).splitlines()[-1]
     )
 
 
-def test_float32(moe_model, moe_samples):
-    found = tokens(moe_model, [s.prompt for s in moe_samples], dtype="float32")
-    assert found == [list(s.tokens) for s in moe_samples]
+def tokens(model, prompts, **options) -> list[list[int]]:
+    return run(model, prompts, **EAGER, **options)[0]
 
 
 def test_late_streams_and_a_small_cache(moe_model, moe_samples, monkeypatch):
@@ -65,7 +68,62 @@ def count_equal(found, model, given) -> int:
     return count
 
 
-def test_a_dense_model(dense_model):
-    expected = samples(dense_model)
-    found = tokens(dense_model, [s.prompt for s in expected], dtype="float32")
-    assert found == [list(s.tokens) for s in expected]
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", slow("GLM-4.7"), slow("MiniMax-M2")])
+def test_graphs(name, models, counts):
+    """Of several sizes; each step of decodes alone is one replay."""
+    model, given = models(name)
+    found, _ = run(model, [s.prompt for s in given], dtype="float32", **GRAPHS)
+    assert found == [list(s.tokens) for s in given]
+    done = counted(counts)
+    assert done[UPDATE] == 2 * done[REPLAY] > 60  # attention of two layers
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "graphs"),
+    [
+        *(slow("mtp", 1, graphs) for graphs in (False, True)),
+        slow("mtp", 3, False),
+        ("mtp", 3, True),
+        slow("eagle3", 3, True),
+    ],
+)
+def test_mla_and_drafts(method, count, graphs, models, counts):
+    model, given = models("deepseek")
+    speculation = {"method": method, "num_speculative_tokens": count}
+    if method == "eagle3":
+        speculation["model"] = str(models(method)[0])
+    options = {**WHOLE, **(GRAPHS if graphs else EAGER)}
+    found, accepted = run(
+        *(model, [s.prompt for s in given]),
+        **{"dtype": "float32", "speculative_config": speculation, **options},
+    )
+    assert found == [list(s.tokens) for s in given]
+    assert accepted > 100
+    assert (counted(counts)[REPLAY] > 30) == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("GLM-5", "npu::npu_scatter_nd_update_ is not emulated"),
+        ("Qwen3.5", "Cannot align ssm_page_size and attn_page_size"),
+    ],
+)
+def test_what_is_refused(name, sentence, models):
+    model, given = models(name)
+    with pytest.raises(AssertionError, match=sentence):
+        tokens(model, [given[0].prompt], dtype="bfloat16", **WHOLE)
+
+
+@pytest.mark.slow
+def test_mla_in_pieces(models):
+    """Prompts attend to what the cache has of them; in bfloat16, as the plugin wants."""
+    model, given = models("deepseek")
+    prompts = [s.prompt for s in given]
+    found = tokens(model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
+    assert count_equal(found, load(model, torch.bfloat16), given) > 250

@@ -1,4 +1,7 @@
-"""`vllm serve` on emulated devices: every policy, two and four ranks, equal tokens."""
+"""`vllm serve` on emulated devices: policies, two and four ranks, equal tokens.
+
+`adaptive` on two ranks is in `test_modes`.
+"""
 
 import os
 import signal
@@ -30,7 +33,6 @@ POLICIES = {
         *("--data-parallel-balance", "align", "--no-async-scheduling"),
         *ONE_PROCESS,
     ),
-    "adaptive": ("--data-parallel-balance", "adaptive", *ONE_PROCESS),
     "a TTFT budget": (
         *("--data-parallel-balance", "adaptive"),
         *("--data-parallel-balance-ttft", "20", *ONE_PROCESS),

@@ -31,21 +31,25 @@ class Sample:
     tokens: tuple[int, ...]
 
 
-def samples(folder: Path) -> list[Sample]:
+def samples(
+    folder: Path, attention: str | None = None, margin: float = MARGIN
+) -> list[Sample]:
     """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
 
     Prompts are random, seeded; one whose continuation comes near a tie is replaced.
+    `attention` is another implementation of it than Hugging Face's own choice.
     """
-    model = _load(folder)
+    model = _load(folder, attention)
     draw = random.Random(7)
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
     shared = tuple(draw.choices(vocabulary, k=129))
     found = []
     for length in PROMPT_LENGTHS:
-        found.append(_sample(model, _prompts(draw, vocabulary, (), length)))
+        prompts = _prompts(draw, vocabulary, (), length)
+        found.append(_sample(model, prompts, margin))
     for length in SHARED_LENGTHS:
         prompts = _prompts(draw, vocabulary, shared, length)
-        found.append(_sample(model, prompts))
+        found.append(_sample(model, prompts, margin))
     return found
 
 
@@ -56,9 +60,11 @@ def _prompts(
         yield start + tuple(draw.choices(vocabulary, k=length - len(start)))
 
 
-def _sample(model: torch.nn.Module, prompts: Iterator[tuple[int, ...]]) -> Sample:
+def _sample(
+    model: torch.nn.Module, prompts: Iterator[tuple[int, ...]], margin: float
+) -> Sample:
     for prompt in prompts:
-        tokens = _continuation(model, prompt)
+        tokens = _continuation(model, prompt, margin)
         if tokens is not None:
             return Sample(prompt, tokens)
     raise AssertionError("the prompts ended")
@@ -72,15 +78,17 @@ def continuations(
     return [_continuation(model, prompt) for prompt in prompts]
 
 
-def _load(folder: Path) -> torch.nn.Module:
+def _load(folder: Path, attention: str | None = None) -> torch.nn.Module:
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=attention
+    ).eval()
     model.generation_config.eos_token_id = None  # full length
     return model
 
 
 def _continuation(
-    model: torch.nn.Module, prompt: Sequence[int]
+    model: torch.nn.Module, prompt: Sequence[int], margin: float = MARGIN
 ) -> tuple[int, ...] | None:
     output = model.generate(
         torch.tensor([prompt]),
@@ -89,7 +97,7 @@ def _continuation(
         output_scores=True,
         return_dict_in_generate=True,
     )
-    if _margin(output.scores) < MARGIN:
+    if _margin(output.scores) < margin:
         return None
     return tuple(output.sequences[0, len(prompt) :].tolist())
 

@@ -23,6 +23,9 @@ OPENED = ("libopapi.so", "libruntime.so", "libmsprofiler.so", "libatb.so")
 
 MODULE = "emulated_aten"
 
+CANN = "9.1.0"
+"""The version that the emulated CANN says to have."""
+
 
 def sources() -> Iterator[str]:
     """What the compiled parts depend on, as hashes."""
@@ -63,7 +66,10 @@ def build(packages: Path, out: Path) -> None:
                 ],
                 present=sorted((torch / "lib").glob("*.so")),
                 sources=[
-                    *(NATIVE / f"{n}.cpp" for n in ("device", "streams", "hccl")),
+                    *(
+                        NATIVE / f"{n}.cpp"
+                        for n in ("device", "streams", "graphs", "hccl")
+                    ),
                     NATIVE / "switches.c",
                 ],
                 includes=includes,
@@ -90,6 +96,7 @@ def write_run(folder: Path, environment: Path, native: Path) -> None:
     bisheng = cann / "bin/bisheng"
     bisheng.write_text("#!/bin/sh\necho hiipu64\n")
     bisheng.chmod(0o755)
+    (cann / "ascend_toolkit_install.info").write_text(f"version={CANN}\n")
     run = folder / "run"
     run.write_text(
         "#!/bin/sh\n"

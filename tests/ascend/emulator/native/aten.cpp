@@ -27,9 +27,12 @@ c10::DeviceIndex current_index() {
 
 bool on_npu(const Tensor &t) { return t.defined() && t.device().type() == NPU; }
 
-Tensor make_alias(const Tensor &t) {
+aclrtStream current_stream() { return c10_npu::getCurrentNPUStream().stream(); }
+
+// The same memory on the CPU. What is recorded does not keep it: the pool of its graph does.
+Tensor make_alias(const Tensor &t, bool keeps = true) {
   const auto &storage = t.storage();
-  auto *keep = new c10::Storage(storage);
+  auto *keep = keeps ? new c10::Storage(storage) : nullptr;
   c10::DataPtr data(storage.mutable_data(), keep,
                     [](void *kept) { delete static_cast<c10::Storage *>(kept); },
                     c10::Device(c10::kCPU));
@@ -42,7 +45,7 @@ Tensor make_alias(const Tensor &t) {
 }
 
 void drain_current_stream() {
-  if (emulator::late()) emulator::drain(c10_npu::getCurrentNPUStream().stream());
+  if (emulator::late()) emulator::drain(current_stream());
 }
 
 // The arguments of one call: tensors of the device, and what stands for them on the CPU.
@@ -51,13 +54,15 @@ class Aliases {
   c10::DeviceIndex device = 0;
   bool npu = false;
 
+  explicit Aliases(bool keep = true) : keep_(keep) {}
+
   Tensor to_cpu(const Tensor &t) {
     if (!on_npu(t)) return t;
     npu = true;
     device = t.device().index();
     for (const auto &alias : all_)
       if (alias.npu.is_same(t)) return alias.cpu;
-    auto cpu = make_alias(t);
+    auto cpu = make_alias(t, keep_);
     all_.push_back({t, cpu, cpu.storage().mutable_data()});
     return cpu;
   }
@@ -102,6 +107,7 @@ class Aliases {
     Tensor npu, cpu;
     void *data;
   };
+  const bool keep_;
   std::vector<Alias> all_;
 };
 
@@ -131,7 +137,10 @@ c10::IValue argument_on_cpu(const c10::IValue &value, const c10::Argument &argum
   return value;
 }
 
-void on_cpu(const c10::OperatorHandle &op, c10::DispatchKeySet, torch::jit::Stack *stack) {
+using torch::jit::Stack;
+
+// Runs the kernel of the CPU on what is on top of the stack.
+void run_on_cpu(const c10::OperatorHandle &op, Stack *stack) {
   const auto &schema = op.schema();
   const auto &arguments = schema.arguments();
   const size_t first = stack->size() - arguments.size();
@@ -156,35 +165,153 @@ void on_cpu(const c10::OperatorHandle &op, c10::DispatchKeySet, torch::jit::Stac
   }
 }
 
+std::vector<Tensor> tensors_of(const c10::IValue &value) {
+  if (value.isTensor()) return {value.toTensor()};
+  return value.isTensorList() ? value.toTensorVector() : std::vector<Tensor>();
+}
+std::vector<Tensor> tensors_of(const Stack &values) {
+  std::vector<Tensor> all;
+  for (const auto &value : values)
+    for (const Tensor &t : tensors_of(value))
+      if (t.defined()) all.push_back(t);
+  return all;
+}
+
+// The results, where all are tensors that the operator was given: in place, or `out`. An `out`
+// without elements gets its size from the kernel, and its memory.
+std::optional<Stack> results_among(const Stack &given, const c10::FunctionSchema &schema) {
+  Stack results;
+  for (const auto &result : schema.returns()) {
+    const auto *alias = result.alias_info();
+    for (size_t i = 0; alias && i < given.size(); i++) {
+      const auto *other = schema.arguments()[i].alias_info();
+      if (!other || !alias->isWrite() || other->beforeSet() != alias->beforeSet()) continue;
+      if (given[i].isTensor() && given[i].toTensor().numel()) results.push_back(given[i]);
+    }
+  }
+  if (results.size() != schema.returns().size()) return {};
+  return results;
+}
+
+// Zeros in the place of integers, which may not be there yet: a kernel that is asked for shapes
+// could take them for indices. A view has those of its argument.
+Stack without_integers(const Stack &given, const c10::FunctionSchema &schema) {
+  emulator::Inside launch;
+  for (const auto &result : schema.returns())
+    if (result.alias_info()) return given;
+  Stack harmless = given;
+  for (auto &value : harmless)
+    if (value.isTensor() && on_npu(value.toTensor()) &&
+        c10::isIntegralType(value.toTensor().scalar_type(), true))
+      value = at::zeros_like(value.toTensor());
+  return harmless;
+}
+
+// A result with memory of its own: which of them, and where it lies.
+struct Place {
+  size_t result;
+  Tensor memory;
+};
+
+// What a replay does: the kernel on the same memory, and its results to their places.
+emulator::Task again(const c10::OperatorHandle &op, const Stack &given,
+                     const std::vector<Place> &places) {
+  Stack arguments;
+  Aliases aliases(false);
+  for (size_t i = 0; i < given.size(); i++)
+    arguments.push_back(argument_on_cpu(given[i], op.schema().arguments()[i], aliases));
+  return [=] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    Stack stack = arguments;
+    op.callBoxed(&stack);
+    const auto made = tensors_of(stack);
+    for (Place place : places) {
+      const Tensor &result = made.at(place.result);
+      TORCH_CHECK(result.sizes() == place.memory.sizes(), "another shape than when captured");
+      place.memory.copy_(result);
+    }
+  };
+}
+
+// On a captured stream, a launch is recorded and not done. A kernel that makes its results is
+// asked for their shapes; they are zeros until a replay.
+void record(const c10::OperatorHandle &op, emulator::Mode mode, Stack *stack) {
+  const auto &schema = op.schema();
+  const auto name = toString(op.operator_name());
+  const Stack given(stack->end() - schema.arguments().size(), stack->end());
+  torch::jit::drop(*stack, given.size());
+  if (const auto results = results_among(given, schema)) {
+    stack->insert(stack->end(), results->begin(), results->end());
+  } else {
+    TORCH_CHECK(mode == emulator::CAPTURES, "[emulator] ", name, " makes results in an update");
+    const Stack harmless = without_integers(given, schema);
+    stack->insert(stack->end(), harmless.begin(), harmless.end());
+    run_on_cpu(op, stack);
+  }
+  std::set<const void *> taken;
+  for (const Tensor &t : tensors_of(given)) taken.insert(t.storage().data());
+  const auto results = tensors_of(Stack(stack->end() - schema.returns().size(), stack->end()));
+  std::vector<Place> places;
+  for (size_t i = 0; i < results.size(); i++) {
+    const Tensor &t = results[i];
+    if (!on_npu(t) || !t.numel() || taken.count(t.storage().data())) continue;
+    memset(t.data_ptr(), 0, t.nbytes());
+    places.push_back({i, make_alias(t, false)});
+  }
+  emulator::record(current_stream(), name, again(op, given, places));
+}
+
+void check_no_wait(const char *name) {
+  TORCH_CHECK(!emulator::behind_a_wait(current_stream(), name), aclGetRecentErrMsg());
+}
+
+void on_cpu(const c10::OperatorHandle &op, c10::DispatchKeySet, Stack *stack) {
+  check_no_wait(op.schema().name().c_str());
+  const auto mode = emulator::mode_of(current_stream());
+  if (mode != emulator::RUNS) return record(op, mode, stack);
+  run_on_cpu(op, stack);
+}
+
 Tensor contiguous(const Tensor &t, c10::MemoryFormat format) {
   return t.is_contiguous(format) ? t : t.clone(format);
 }
 
+// To pinned memory a copy may come late: what the kernels before it have written.
+void copy_late(aclrtStream stream, Tensor to, const Tensor &from) {
+  Tensor snapshot = at::empty(to.sizes(), to.options().pinned_memory(false));
+  snapshot.copy_(from);
+  if (to.is_contiguous()) memset(to.mutable_data_ptr(), emulator::POISON, to.nbytes());
+  emulator::enqueue(stream, [to, snapshot]() mutable {
+    at::AutoDispatchBelowADInplaceOrView below;
+    to.copy_(snapshot);
+  });
+}
+
 Tensor &copy(Tensor &to, const Tensor &from, bool non_blocking) {
-  Aliases aliases;
+  const bool to_host = !on_npu(to), from_host = !on_npu(from);
+  const bool waits = to_host && !(non_blocking && to.is_pinned());
+  const auto stream = current_stream();
+  const bool runs = emulator::mode_of(stream) == emulator::RUNS;
+  TORCH_CHECK(runs || !(waits || (from_host && !from.is_pinned())),
+              "[emulator] a copy that waits, or from memory that is not pinned, in a capture");
+  Aliases aliases(runs);
   Tensor target = aliases.to_cpu(to), source = aliases.to_cpu(from);
-  const bool to_host = on_npu(from) && !on_npu(to);
-  if (to_host && emulator::late()) {
-    if (non_blocking && to.is_pinned()) {
-      // What the kernels before it have written, however late it arrives.
-      Tensor snapshot = at::empty(target.sizes(), target.options().pinned_memory(false));
-      snapshot.copy_(source);
-      if (target.is_contiguous())
-        memset(target.mutable_data_ptr(), emulator::POISON, target.nbytes());
-      emulator::enqueue(c10_npu::getCurrentNPUStream().stream(), [target, snapshot]() mutable {
-        at::AutoDispatchBelowADInplaceOrView below;
-        target.copy_(snapshot);
-      });
-      return to;
+  const auto run = [=] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (to_host && !waits && emulator::late()) {
+      copy_late(stream, target, source);
+    } else {
+      if (waits) drain_current_stream();
+      Tensor(target).copy_(source);
     }
-    drain_current_stream();
-  }
-  at::AutoDispatchBelowADInplaceOrView below;
-  target.copy_(source);
+    return 0;
+  };
+  TORCH_CHECK(!emulator::launch(stream, "copy_", run), aclGetRecentErrMsg());
   return to;
 }
 
 at::Scalar to_scalar(const Tensor &t) {
+  TORCH_CHECK(!emulator::in_a_capture(current_stream(), "item()"), aclGetRecentErrMsg());
   drain_current_stream();
   return at::_local_scalar_dense(make_alias(t));
 }
@@ -245,6 +372,44 @@ int64_t install() {
 
 }  // namespace
 
+// A function of Python, which may be forgotten without the lock of its interpreter.
+emulator::Task task_of(py::object function) {
+  const auto forget = [](py::object *kept) {
+    py::gil_scoped_acquire lock;
+    delete kept;
+  };
+  std::shared_ptr<py::object> kept(new py::object(std::move(function)), forget);
+  return [kept] {
+    py::gil_scoped_acquire lock;
+    try {
+      (*kept)();
+    } catch (py::error_already_set &error) {
+      throw std::runtime_error(error.what());
+    }
+  };
+}
+
 PYBIND11_MODULE(emulated_aten, m) {
   m.def("install", &install, "Replaces the kernels; how many.");
+  m.def("count", &emulator::count, "Adds a line to EMULATOR_COUNTS.");
+  m.def(
+      "mode",
+      [](const char *name) {
+        check_no_wait(name);
+        return int(emulator::mode_of(current_stream()));
+      },
+      "What becomes of a launch on the current stream: 0 runs, 1 captured, 2 an update.");
+  m.def(
+      "inside",
+      [](const py::function &kernel, const py::tuple &arguments, const py::dict &rest) {
+        emulator::Inside launch;
+        return kernel(*arguments, **rest);
+      },
+      "Calls a kernel; what it launches is part of it.");
+  m.def(
+      "record",
+      [](const char *name, py::object function) {
+        emulator::record(current_stream(), name, task_of(std::move(function)));
+      },
+      "Records a launch on the current stream.");
 }

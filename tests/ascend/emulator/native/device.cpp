@@ -23,6 +23,7 @@ constexpr int MOST_DEVICES = 64;
 constexpr size_t ALIGNMENT = 512;
 
 thread_local int32_t device = 0;
+thread_local bool chosen = false;  // of this thread's device: torch_npu chooses, if none is
 thread_local std::string last_error;
 int contexts[MOST_DEVICES];
 
@@ -64,6 +65,11 @@ const std::vector<int32_t> &visible() {
 
 bool exists(int32_t id) { return id >= 0 && size_t(id) < visible().size(); }
 
+void choose(int32_t id) {
+  device = id;
+  chosen = true;
+}
+
 aclError refuse_device(int32_t id) {
   emulator::set_error("device " + std::to_string(id) + " does not exist: " +
                       std::to_string(visible().size()) + " devices are visible");
@@ -84,6 +90,15 @@ aclError take(size_t bytes) {
 namespace emulator {
 int32_t current_device() { return device; }
 void set_error(const std::string &text) { last_error = "[emulator] " + text; }
+void count(const char *what) {
+  static const char *file = getenv("EMULATOR_COUNTS");
+  if (!file) return;
+  const std::string line = std::to_string(getpid()) + " " + what + "\n";
+  const int fd = open(file, O_CREAT | O_WRONLY | O_APPEND, 0600);
+  const bool written = fd >= 0 && write(fd, line.data(), line.size()) == ssize_t(line.size());
+  if (!written) perror(file);
+  close(fd);
+}
 }  // namespace emulator
 
 extern "C" {
@@ -100,28 +115,30 @@ aclError aclrtGetDeviceCount(uint32_t *n) {
 }
 aclError aclrtSetDevice(int32_t id) {
   if (!exists(id)) return refuse_device(id);
-  device = id;
+  choose(id);
   return 0;
 }
 aclError aclrtGetDevice(int32_t *id) {
+  if (!chosen) return ACL_ERROR_RT_CONTEXT_NULL;
   *id = device;
   return 0;
 }
 aclError aclrtResetDevice(int32_t) { return 0; }
 aclError aclrtCreateContext(aclrtContext *context, int32_t id) {
   if (!exists(id)) return refuse_device(id);
-  device = id;
+  choose(id);
   *context = &contexts[id];
   return 0;
 }
 aclError aclrtGetCurrentContext(aclrtContext *context) {
+  if (!chosen) return ACL_ERROR_RT_CONTEXT_NULL;
   *context = &contexts[device];
   return 0;
 }
 aclError aclrtSetCurrentContext(aclrtContext context) {
   const auto id = static_cast<int *>(context) - contexts;
   if (id < 0 || id >= MOST_DEVICES) return PARAM_INVALID;
-  device = int32_t(id);
+  choose(int32_t(id));
   return 0;
 }
 aclError aclrtGetPrimaryCtxState(int32_t, uint32_t *flags, int32_t *active) {
@@ -195,9 +212,10 @@ aclError aclrtMemset(void *to, size_t, int32_t value, size_t bytes) {
   memset(to, value, bytes);
   return 0;
 }
-aclError aclrtMemsetAsync(void *to, size_t, int32_t value, size_t bytes, aclrtStream) {
-  memset(to, value, bytes);
-  return 0;
+aclError aclrtMemsetAsync(void *to, size_t room, int32_t value, size_t bytes,
+                          aclrtStream stream) {
+  return emulator::launch(stream, "aclrtMemsetAsync",
+                          [=] { return aclrtMemset(to, room, value, bytes); });
 }
 aclError aclrtGetMemInfo(aclrtMemAttr, size_t *left, size_t *total) {
   const size_t mine = used[device];

@@ -390,6 +390,19 @@ HcclResult all_gather(Comm *c, const Call &call, const void *from, void *to, siz
   return result;
 }
 
+// What a collective does, at once or in a replay.
+HcclResult launch(const char *name, aclrtStream stream, const std::function<HcclResult()> &run) {
+  return HcclResult(emulator::launch(stream, name, [=] {
+    emulator::count(name);
+    return int(run());
+  }));
+}
+// A list with an entry for each rank, which the caller may change after the launch.
+std::vector<uint64_t> list(HcclComm comm, const void *numbers) {
+  const auto *first = static_cast<const uint64_t *>(numbers);
+  return {first, first + static_cast<Comm *>(comm)->size};
+}
+
 }  // namespace
 
 #define COMM (static_cast<Comm *>(comm))
@@ -448,134 +461,151 @@ const char *HcclGetErrorString(HcclResult result) {
   return text;
 }
 
-HcclResult HcclBarrier(HcclComm comm, aclrtStream) {
-  const auto call = call_of("barrier", 0, HCCL_DATA_TYPE_INT8);
-  return agree(COMM, call);
+HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
+  return launch("HcclBarrier", stream, [=] {
+    const auto call = call_of("barrier", 0, HCCL_DATA_TYPE_INT8);
+    return agree(COMM, call);
+  });
 }
 HcclResult HcclAllReduce(void *from, void *to, uint64_t n, HcclDataType type, HcclReduceOp op,
-                         HcclComm comm, aclrtStream) {
-  const auto call = call_of("all_reduce", n, type, op);
-  return all_reduce(COMM, call, from, to, n, type, op);
+                         HcclComm comm, aclrtStream stream) {
+  return launch("HcclAllReduce", stream, [=] {
+    const auto call = call_of("all_reduce", n, type, op);
+    return all_reduce(COMM, call, from, to, n, type, op);
+  });
 }
 HcclResult HcclReduce(void *from, void *to, uint64_t n, HcclDataType type, HcclReduceOp op,
-                      uint32_t root, HcclComm comm, aclrtStream) {
-  const auto call = call_of("reduce", n, type, op, int32_t(root));
-  std::vector<char> sum(n * width(type));
-  const auto result = all_reduce(COMM, call, from, sum.data(), n, type, op);
-  if (!result && COMM->rank == root) memcpy(to, sum.data(), sum.size());
-  return result;
+                      uint32_t root, HcclComm comm, aclrtStream stream) {
+  return launch("HcclReduce", stream, [=] {
+    const auto call = call_of("reduce", n, type, op, int32_t(root));
+    std::vector<char> sum(n * width(type));
+    const auto result = all_reduce(COMM, call, from, sum.data(), n, type, op);
+    if (!result && COMM->rank == root) memcpy(to, sum.data(), sum.size());
+    return result;
+  });
 }
 HcclResult HcclReduceScatter(void *from, void *to, uint64_t n, HcclDataType type, HcclReduceOp op,
-                             HcclComm comm, aclrtStream) {
-  const auto call = call_of("reduce_scatter", n, type, op);
-  const size_t part = n * width(type);
-  std::vector<char> sum(part * COMM->size);
-  const auto result = all_reduce(COMM, call, from, sum.data(), n * COMM->size, type, op);
-  if (!result) memcpy(to, sum.data() + COMM->rank * part, part);
-  return result;
+                             HcclComm comm, aclrtStream stream) {
+  return launch("HcclReduceScatter", stream, [=] {
+    const auto call = call_of("reduce_scatter", n, type, op);
+    const size_t part = n * width(type);
+    std::vector<char> sum(part * COMM->size);
+    const auto result = all_reduce(COMM, call, from, sum.data(), n * COMM->size, type, op);
+    if (!result) memcpy(to, sum.data() + COMM->rank * part, part);
+    return result;
+  });
 }
 HcclResult HcclReduceScatterV(void *from, const void *counts, const void *places, void *to,
                               uint64_t n, HcclDataType type, HcclReduceOp op, HcclComm comm,
-                              aclrtStream) {
-  const auto *count_of = static_cast<const uint64_t *>(counts);
-  const auto *place_of = static_cast<const uint64_t *>(places);
-  uint64_t all = 0;
-  for (uint32_t r = 0; r < COMM->size; r++) all = std::max(all, place_of[r] + count_of[r]);
-  const auto call = call_of("reduce_scatter_v", all, type, op);
-  std::vector<char> sum(all * width(type));
-  const auto result = all_reduce(COMM, call, from, sum.data(), all, type, op);
-  if (!result) memcpy(to, sum.data() + place_of[COMM->rank] * width(type), n * width(type));
-  return result;
+                              aclrtStream stream) {
+  const auto count_of = list(comm, counts), place_of = list(comm, places);
+  return launch("HcclReduceScatterV", stream, [=] {
+    uint64_t all = 0;
+    for (uint32_t r = 0; r < COMM->size; r++) all = std::max(all, place_of[r] + count_of[r]);
+    const auto call = call_of("reduce_scatter_v", all, type, op);
+    std::vector<char> sum(all * width(type));
+    const auto result = all_reduce(COMM, call, from, sum.data(), all, type, op);
+    if (!result) memcpy(to, sum.data() + place_of[COMM->rank] * width(type), n * width(type));
+    return result;
+  });
 }
 HcclResult HcclBroadcast(void *data, uint64_t n, HcclDataType type, uint32_t root, HcclComm comm,
-                         aclrtStream) {
-  const auto call = call_of("broadcast", n, type, -1, int32_t(root));
-  const size_t bytes = n * width(type);
-  return exchange(COMM, call, data, COMM->rank == root ? bytes : 0, bytes,
-                  [&](uint32_t r, size_t at, const char *part, size_t length) {
-                    if (r == root && COMM->rank != root)
-                      memcpy(static_cast<char *>(data) + at, part, length);
-                  });
+                         aclrtStream stream) {
+  return launch("HcclBroadcast", stream, [=] {
+    const auto call = call_of("broadcast", n, type, -1, int32_t(root));
+    const size_t bytes = n * width(type);
+    return exchange(COMM, call, data, COMM->rank == root ? bytes : 0, bytes,
+                    [&](uint32_t r, size_t at, const char *part, size_t length) {
+                      if (r == root && COMM->rank != root)
+                        memcpy(static_cast<char *>(data) + at, part, length);
+                    });
+  });
 }
 HcclResult HcclScatter(void *from, void *to, uint64_t n, HcclDataType type, uint32_t root,
-                       HcclComm comm, aclrtStream) {
-  const auto call = call_of("scatter", n, type, -1, int32_t(root));
-  const size_t part = n * width(type), all = part * COMM->size;
-  std::vector<char> whole(all);
-  const auto result = exchange(COMM, call, from, COMM->rank == root ? all : 0, all,
-                               [&](uint32_t r, size_t at, const char *data, size_t length) {
-                                 if (r == root) memcpy(&whole[at], data, length);
-                               });
-  if (!result) memcpy(to, whole.data() + COMM->rank * part, part);
-  return result;
+                       HcclComm comm, aclrtStream stream) {
+  return launch("HcclScatter", stream, [=] {
+    const auto call = call_of("scatter", n, type, -1, int32_t(root));
+    const size_t part = n * width(type), all = part * COMM->size;
+    std::vector<char> whole(all);
+    const auto result = exchange(COMM, call, from, COMM->rank == root ? all : 0, all,
+                                 [&](uint32_t r, size_t at, const char *data, size_t length) {
+                                   if (r == root) memcpy(&whole[at], data, length);
+                                 });
+    if (!result) memcpy(to, whole.data() + COMM->rank * part, part);
+    return result;
+  });
 }
 HcclResult HcclAllGather(void *from, void *to, uint64_t n, HcclDataType type, HcclComm comm,
-                         aclrtStream) {
-  const auto call = call_of("all_gather", n, type);
-  return all_gather(COMM, call, from, to, n * width(type));
+                         aclrtStream stream) {
+  return launch("HcclAllGather", stream, [=] {
+    const auto call = call_of("all_gather", n, type);
+    return all_gather(COMM, call, from, to, n * width(type));
+  });
 }
 HcclResult HcclAllGatherV(void *from, uint64_t n, void *to, const void *counts, const void *places,
-                          HcclDataType type, HcclComm comm, aclrtStream) {
-  const auto *count_of = static_cast<const uint64_t *>(counts);
-  const auto *place_of = static_cast<const uint64_t *>(places);
-  const size_t w = width(type);
-  size_t most = 0, all = 0;
-  for (uint32_t r = 0; r < COMM->size; r++) {
-    most = std::max<size_t>(most, count_of[r] * w);
-    all += count_of[r];
-  }
-  const auto call = call_of("all_gather_v", all, type);
-  return exchange(COMM, call, from, n * w, most,
-                  [&](uint32_t r, size_t at, const char *data, size_t length) {
-                    const size_t bytes = count_of[r] * w;
-                    if (at < bytes)
-                      memcpy(static_cast<char *>(to) + place_of[r] * w + at, data,
-                             std::min(length, bytes - at));
-                  });
+                          HcclDataType type, HcclComm comm, aclrtStream stream) {
+  const auto count_of = list(comm, counts), place_of = list(comm, places);
+  return launch("HcclAllGatherV", stream, [=] {
+    const size_t w = width(type);
+    size_t most = 0, all = 0;
+    for (uint32_t r = 0; r < COMM->size; r++) {
+      most = std::max<size_t>(most, count_of[r] * w);
+      all += count_of[r];
+    }
+    const auto call = call_of("all_gather_v", all, type);
+    return exchange(COMM, call, from, n * w, most,
+                    [&](uint32_t r, size_t at, const char *data, size_t length) {
+                      const size_t bytes = count_of[r] * w;
+                      if (at < bytes)
+                        memcpy(static_cast<char *>(to) + place_of[r] * w + at, data,
+                               std::min(length, bytes - at));
+                    });
+  });
 }
 HcclResult HcclAlltoAllV(const void *from, const void *send_counts, const void *send_places,
                          HcclDataType type, const void *to, const void *receive_counts,
-                         const void *receive_places, HcclDataType, HcclComm comm, aclrtStream) {
-  const auto *out = static_cast<const uint64_t *>(send_counts);
-  const auto *out_at = static_cast<const uint64_t *>(send_places);
-  const auto *in = static_cast<const uint64_t *>(receive_counts);
-  const auto *in_at = static_cast<const uint64_t *>(receive_places);
-  const size_t w = width(type), n = COMM->size;
-  const auto call = call_of("all_to_all_v", 0, type);
-  std::vector<uint64_t> counts(n * n);  // who sends how much to whom
-  if (auto error = exchange(COMM, call, out, n * 8, n * 8,
-                            [&](uint32_t r, size_t, const char *data, size_t length) {
-                              memcpy(&counts[r * n], data, length);
-                            }))
-    return error;
-  std::vector<size_t> bytes(n, 0), mine(n, 0);  // of each rank; where this rank's part begins
-  for (size_t r = 0; r < n; r++) {
-    if (counts[r * n + COMM->rank] != in[r])
-      return fail(COMM, HCCL_E_PARA,
-                  who(COMM, uint32_t(r)) + " sends " +
-                      std::to_string(counts[r * n + COMM->rank]) + " elements where " +
-                      std::to_string(in[r]) + " are received");
-    for (size_t k = 0; k < n; k++) {
-      if (k == COMM->rank) mine[r] = bytes[r];
-      bytes[r] += counts[r * n + k] * w;
+                         const void *receive_places, HcclDataType, HcclComm comm,
+                         aclrtStream stream) {
+  const auto out = list(comm, send_counts), out_at = list(comm, send_places);
+  const auto in = list(comm, receive_counts), in_at = list(comm, receive_places);
+  return launch("HcclAlltoAllV", stream, [=] {
+    const size_t w = width(type), n = COMM->size;
+    const auto call = call_of("all_to_all_v", 0, type);
+    std::vector<uint64_t> counts(n * n);  // who sends how much to whom
+    if (auto error = exchange(COMM, call, out.data(), n * 8, n * 8,
+                              [&](uint32_t r, size_t, const char *data, size_t length) {
+                                memcpy(&counts[r * n], data, length);
+                              }))
+      return error;
+    std::vector<size_t> bytes(n, 0), mine(n, 0);  // of each rank; where this rank's part begins
+    for (size_t r = 0; r < n; r++) {
+      if (counts[r * n + COMM->rank] != in[r])
+        return fail(COMM, HCCL_E_PARA,
+                    who(COMM, uint32_t(r)) + " sends " +
+                        std::to_string(counts[r * n + COMM->rank]) + " elements where " +
+                        std::to_string(in[r]) + " are received");
+      for (size_t k = 0; k < n; k++) {
+        if (k == COMM->rank) mine[r] = bytes[r];
+        bytes[r] += counts[r * n + k] * w;
+      }
     }
-  }
-  std::vector<char> packed(bytes[COMM->rank] + 1);
-  size_t at = 0;
-  for (size_t k = 0; k < n; k++) {
-    memcpy(&packed[at], static_cast<const char *>(from) + out_at[k] * w, out[k] * w);
-    at += out[k] * w;
-  }
-  return exchange(COMM, call, packed.data(), bytes[COMM->rank],
-                  *std::max_element(bytes.begin(), bytes.end()),
-                  [&](uint32_t r, size_t start, const char *data, size_t length) {
-                    const size_t low = std::max(start, mine[r]);
-                    const size_t high = std::min(start + length, mine[r] + in[r] * w);
-                    if (low < high)
-                      memcpy(static_cast<char *>(const_cast<void *>(to)) + in_at[r] * w +
-                                 (low - mine[r]),
-                             data + (low - start), high - low);
-                  });
+    std::vector<char> packed(bytes[COMM->rank] + 1);
+    size_t at = 0;
+    for (size_t k = 0; k < n; k++) {
+      memcpy(&packed[at], static_cast<const char *>(from) + out_at[k] * w, out[k] * w);
+      at += out[k] * w;
+    }
+    return exchange(COMM, call, packed.data(), bytes[COMM->rank],
+                    *std::max_element(bytes.begin(), bytes.end()),
+                    [&](uint32_t r, size_t start, const char *data, size_t length) {
+                      const size_t low = std::max(start, mine[r]);
+                      const size_t high = std::min(start + length, mine[r] + in[r] * w);
+                      if (low < high)
+                        memcpy(static_cast<char *>(const_cast<void *>(to)) + in_at[r] * w +
+                                   (low - mine[r]),
+                               data + (low - start), high - low);
+                    });
+  });
 }
 HcclResult HcclAlltoAll(const void *from, uint64_t out, HcclDataType type, const void *to,
                         uint64_t in, HcclDataType to_type, HcclComm comm, aclrtStream stream) {
@@ -591,14 +621,19 @@ HcclResult HcclAlltoAll(const void *from, uint64_t out, HcclDataType type, const
 }
 
 HcclResult HcclSend(void *data, uint64_t n, HcclDataType type, uint32_t peer, HcclComm comm,
-                    aclrtStream) {
-  return post(COMM, {{true, static_cast<char *>(data), n * width(type), peer}});
+                    aclrtStream stream) {
+  return launch("HcclSend", stream, [=] {
+    return post(COMM, {{true, static_cast<char *>(data), n * width(type), peer}});
+  });
 }
 HcclResult HcclRecv(void *data, uint64_t n, HcclDataType type, uint32_t peer, HcclComm comm,
-                    aclrtStream) {
-  return post(COMM, {{false, static_cast<char *>(data), n * width(type), peer}});
+                    aclrtStream stream) {
+  return launch("HcclRecv", stream, [=] {
+    return post(COMM, {{false, static_cast<char *>(data), n * width(type), peer}});
+  });
 }
-HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm, aclrtStream) {
+HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm,
+                             aclrtStream stream) {
   std::vector<Letter> letters;
   for (uint32_t i = 0; i < n; i++) {
     const auto &item = items[i];
@@ -606,7 +641,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm,
     const bool sending = item.sendRecvType == HCCL_SEND;
     letters.push_back({sending, static_cast<char *>(item.buf), bytes, item.remoteRank});
   }
-  return post(COMM, letters);
+  return launch("HcclBatchSendRecv", stream, [=] { return post(COMM, letters); });
 }
 
 // For operators that communicate inside: the group by the name that they are given, and a

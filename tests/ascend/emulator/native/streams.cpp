@@ -64,6 +64,20 @@ Stream *new_stream() {
   return stream;
 }
 
+int copy(void *to, const void *from, size_t bytes, aclrtMemcpyKind kind, aclrtStream stream) {
+  if (!emulator::late() || kind != ACL_MEMCPY_DEVICE_TO_HOST) {
+    memmove(to, from, bytes);
+    return 0;
+  }
+  const auto *start = static_cast<const char *>(from);
+  std::vector<char> snapshot(start, start + bytes);
+  memset(to, emulator::POISON, bytes);
+  emulator::enqueue(stream, [to, snapshot = std::move(snapshot)] {
+    memcpy(to, snapshot.data(), snapshot.size());
+  });
+  return 0;
+}
+
 }  // namespace
 
 namespace emulator {
@@ -79,6 +93,7 @@ void enqueue(aclrtStream where, std::function<void()> work) {
   stream->waiting.push_back(std::move(work));
 }
 void drain(aclrtStream stream) { run_all(stream_of(stream)); }
+aclrtStream canonical(aclrtStream stream) { return stream_of(stream); }
 }  // namespace emulator
 
 extern "C" {
@@ -88,17 +103,8 @@ aclError aclrtMemcpy(void *to, size_t, const void *from, size_t bytes, aclrtMemc
 }
 aclError aclrtMemcpyAsync(void *to, size_t, const void *from, size_t bytes,
                           aclrtMemcpyKind kind, aclrtStream stream) {
-  if (!emulator::late() || kind != ACL_MEMCPY_DEVICE_TO_HOST) {
-    memmove(to, from, bytes);
-    return 0;
-  }
-  const auto *start = static_cast<const char *>(from);
-  std::vector<char> snapshot(start, start + bytes);
-  memset(to, emulator::POISON, bytes);
-  emulator::enqueue(stream, [to, snapshot = std::move(snapshot)] {
-    memcpy(to, snapshot.data(), snapshot.size());
-  });
-  return 0;
+  return emulator::launch(stream, "aclrtMemcpyAsync",
+                          [=] { return copy(to, from, bytes, kind, stream); });
 }
 
 aclError aclrtCtxGetCurrentDefaultStream(aclrtStream *stream) {
@@ -124,6 +130,7 @@ aclError aclrtDestroyStream(aclrtStream stream) {
 }
 aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status) {
+  if (auto error = emulator::in_a_capture(stream, "aclrtStreamQuery")) return error;
   std::lock_guard<std::recursive_mutex> guard(lock);
   const bool done = stream_of(stream)->waiting.empty();
   *status = done ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
@@ -135,21 +142,21 @@ aclError aclrtStreamGetId(aclrtStream stream, int32_t *id) {
   return 0;
 }
 aclError aclrtSynchronizeStream(aclrtStream stream) {
+  if (auto error = emulator::in_a_capture(stream, "aclrtSynchronizeStream")) return error;
   run_all(stream_of(stream));
   return 0;
 }
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) {
-  run_all(stream_of(stream));
-  return 0;
+  return aclrtSynchronizeStream(stream);
 }
 aclError aclrtSynchronizeDevice() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  for (auto *stream : streams)
+    if (auto error = emulator::in_a_capture(stream, "aclrtSynchronizeDevice")) return error;
   run_everything();
   return 0;
 }
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t) {
-  run_everything();
-  return 0;
-}
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 
 aclError aclrtCreateEvent(aclrtEvent *event) {
   *event = new Event{ids++};
@@ -158,10 +165,12 @@ aclError aclrtCreateEvent(aclrtEvent *event) {
 aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t) { return aclrtCreateEvent(event); }
 aclError aclrtCreateEventExWithFlag(aclrtEvent *event, uint32_t) { return aclrtCreateEvent(event); }
 aclError aclrtDestroyEvent(aclrtEvent event) {
+  emulator::destroyed(event);
   delete static_cast<Event *>(event);
   return 0;
 }
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
+  if (auto error = emulator::recorded(event, stream)) return error;
   std::lock_guard<std::recursive_mutex> guard(lock);
   auto *mine = static_cast<Event *>(event);
   mine->stream = stream_of(stream);
@@ -172,6 +181,7 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
 }
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return 0; }
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
+  if (auto error = emulator::waits_for(event, stream)) return error;
   if (!emulator::late()) return 0;
   const Event copy = *static_cast<Event *>(event);
   emulator::enqueue(stream, [copy] {
@@ -208,13 +218,15 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t *micros) {
   return 0;
 }
 
-aclError aclrtLaunchCallback(aclrtCallback f, void *data, aclrtCallbackBlockType, aclrtStream stream) {
-  emulator::enqueue(stream, [=] { f(data); });
-  return 0;
+aclError aclrtLaunchCallback(aclrtCallback f, void *data, aclrtCallbackBlockType,
+                             aclrtStream stream) {
+  return emulator::launch(stream, "aclrtLaunchCallback", [=] {
+    emulator::enqueue(stream, [=] { f(data); });
+    return 0;
+  });
 }
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc f, void *data) {
-  emulator::enqueue(stream, [=] { f(data); });
-  return 0;
+  return aclrtLaunchCallback(f, data, ACL_CALLBACK_NO_BLOCK, stream);
 }
 aclError aclrtProcessReport(int32_t ms) {
   constexpr aclError REPORT_TIMEOUT = 107019;  // ACL_ERROR_RT_REPORT_TIMEOUT

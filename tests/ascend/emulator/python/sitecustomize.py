@@ -14,6 +14,8 @@ AFTER = {
     "vllm_ascend._build_info": "device_type",
     "triton.backends": "triton_driver",
     "triton": "triton_masks",
+    "triton.runtime.interpreter": "triton_launches",
+    "vllm_ascend.ops.triton.triton_utils": "triton_slices",
 }
 
 

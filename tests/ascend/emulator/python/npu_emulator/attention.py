@@ -9,6 +9,26 @@ CAUSAL = 3
 """`sparse_mode` in which the last query sees the last key."""
 
 
+def into_out(kernel):
+    """The operator whose result goes into `out`, as a graph wants it; no sums do."""
+
+    def run(*arguments, out, workspace=None, **rest):
+        result, _ = kernel(*arguments, **rest)
+        out[0].copy_(result.view_as(out[0]))
+
+    return run
+
+
+def max_workspace(query, key, value, **rest):
+    """Memory that the kernels here do not need."""
+    return torch.empty(1, dtype=torch.uint8, device=query.device)
+
+
+for version in ("", "_v2"):
+    attention = f"npu_fused_infer_attention_score{version}"
+    operator(f"npu::_{attention}_get_max_workspace")(max_workspace)
+
+
 @operator("atb::_npu_reshape_and_cache")
 def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
     """Write keys and values into their slots; negative slots are left out."""
@@ -69,6 +89,8 @@ def fused_infer_attention_score(
     sparse_mode=0,
     block_size=0,
     softmax_lse_flag=False,
+    query_rope=None,
+    key_rope=None,
     **rest,
 ):
     """Attention over packed requests; keys and values in pages, or packed too."""
@@ -76,6 +98,12 @@ def fused_infer_attention_score(
     require_defaults(name, rest)
     require(sparse_mode in (0, CAUSAL), name, f"sparse_mode={sparse_mode}")
     require(input_layout == "TND", name, f"input_layout={input_layout}")
+    if query_rope is not None:
+        require(block_table is None, name, "query_rope, and pages")
+        kinds = {t.dtype for t in (query, key, value, query_rope, key_rope)}
+        require(len(kinds) == 1, name, f"several types, {kinds}")
+        query = torch.cat((query, query_rope), -1)
+        key = torch.cat((key, key_rope), -1)
     heads = num_key_value_heads or num_heads
     size = query.shape[-1] if block_table is not None else value.shape[-1]
     out = torch.zeros((*query.shape[:2], size), dtype=query.dtype, device=query.device)
@@ -100,3 +128,8 @@ def fused_infer_attention_score(
     if not softmax_lse_flag:
         sums = torch.zeros(1, dtype=torch.float32, device=query.device)
     return out, sums
+
+
+operator("npu::npu_fused_infer_attention_score.out", returns=("out",))(
+    into_out(fused_infer_attention_score)
+)

@@ -24,12 +24,19 @@ def moe_gating_top_k(
 ):
     """The k best experts of each token, and their weights.
 
-    `norm_type` 0 is softmax, 1 sigmoid.
+    `norm_type` 0 is softmax, 1 sigmoid. With groups, only the `k_group` best of
+    `group_count` take part; a group counts by its best expert, or with
+    `group_select_mode` 1 by its two best.
     """
     require(norm_type in (0, 1), "moe_gating_top_k", f"norm_type={norm_type}")
-    require(group_count == 1, "moe_gating_top_k", f"group_count={group_count}")
     scores = x.float().softmax(-1) if norm_type == 0 else x.float().sigmoid()
     choice = scores if bias_opt is None else scores + bias_opt.float()
+    if group_count > 1:
+        groups = choice.unflatten(-1, (group_count, -1))
+        best = 2 if group_select_mode else 1
+        rank = groups.topk(best, -1)[0].sum(-1)
+        kept = torch.zeros_like(rank).scatter_(-1, rank.topk(k_group, -1)[1], 1.0)
+        choice = groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(-2)
     ids = choice.topk(k, -1)[1]
     weights = scores.gather(-1, ids)
     if renorm or norm_type == 1:

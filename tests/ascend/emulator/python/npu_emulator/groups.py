@@ -1,4 +1,4 @@
-"""Operators that communicate inside: MC2's dispatch and combine.
+"""Operators that communicate inside: MC2's dispatch, experts, and combine.
 
 Each rank publishes all it has and takes what is its own.
 """
@@ -7,10 +7,14 @@ import ctypes
 
 import torch
 
+from .layers import swiglu
 from .registry import operator, require, require_defaults
 
 INFO = 128
 """int32 values a row of `assist_info_for_combine` has on the device; three are used."""
+
+UNLIMITED = (0.0, 1000000.0)
+"""What says that a SwiGLU has no `swiglu_limit`."""
 
 _library = None
 
@@ -28,10 +32,23 @@ def _hccl():
     return _library
 
 
-def _gather_equal(group: str, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    """[ranks, *tensor.shape], equal shapes on all ranks."""
+def _handle(group: str) -> int:
     handle = _hccl().emulator_group(group.encode())
     require(handle is not None, "a group", group)
+    return handle
+
+
+def _size_and_rank(group: str) -> tuple[int, int]:
+    size, rank = ctypes.c_uint32(), ctypes.c_uint32()
+    handle = ctypes.c_void_p(_handle(group))
+    _hccl().HcclGetRankSize(handle, ctypes.byref(size))
+    _hccl().HcclGetRankId(handle, ctypes.byref(rank))
+    return size.value, rank.value
+
+
+def _gather_equal(group: str, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    """[ranks, *tensor.shape], equal shapes on all ranks."""
+    handle = _handle(group)
     tensor = tensor.contiguous()
     out = torch.empty((ranks, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     size = tensor.numel() * tensor.element_size()
@@ -171,3 +188,57 @@ def distribute_combine(
         weights = expert_scales[token, choice].float()
         out.index_add_(0, token, made[mine].float() * weights[:, None])
     return out.to(expand_x.dtype)
+
+
+@operator("_C_ascend::dispatch_ffn_combine", returns=("out", "expert_token_nums"))
+def dispatch_ffn_combine(
+    x,
+    weight1,
+    weight2,
+    expert_idx,
+    scale1,
+    scale2,
+    bias1,
+    bias2,
+    probs,
+    group,
+    max_output_size,
+    out,
+    expert_token_nums,
+    x_active_mask=None,
+    swiglu_limit=1000000.0,
+):
+    """Each token's weighted sum of what its experts, on all ranks, make of it.
+
+    Each rank computes what its experts add to the tokens of all ranks.
+    """
+    name = "dispatch_ffn_combine"
+    scales = [*scale1, *scale2, *bias1, *bias2]
+    require(not any(t.numel() for t in scales), name, "quantisation or a bias")
+    require(swiglu_limit in UNLIMITED, name, f"swiglu_limit={swiglu_limit}")
+    ids = expert_idx
+    if x_active_mask is not None:
+        ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)
+    ranks, rank = _size_and_rank(group)
+    tokens, choices, shares = (
+        gather(group, t, ranks) for t in (x, ids.int(), probs.float())
+    )
+    lengths = [t.shape[0] for t in tokens]
+    tokens, choices, shares = map(torch.cat, (tokens, choices, shares))
+    first, second = map(_by_expert, (weight1, weight2))
+    added = torch.zeros_like(tokens, dtype=torch.float32)
+    for local, (up, down) in enumerate(zip(first, second, strict=True)):
+        token, choice = (choices == rank * len(first) + local).nonzero(as_tuple=True)
+        expert_token_nums.view(-1)[local] = token.numel()
+        made = swiglu(tokens[token] @ up) @ down
+        added.index_add_(0, token, made.float() * shares[token, choice][:, None])
+    taken = int(expert_token_nums.view(-1)[: len(first)].sum())
+    require(taken <= max_output_size, name, f"more than {max_output_size} rows")
+    sums = torch.stack(gather(group, added, ranks)).sum(0)
+    out.copy_(sums.split(lengths)[rank])
+    return out, expert_token_nums
+
+
+def _by_expert(weights):
+    """One matrix for each expert, of one tensor for all or one for each."""
+    return [matrix for w in weights for matrix in (w if w.dim() == 3 else [w])]

@@ -1,10 +1,11 @@
 """What sitecustomize calls after an import."""
 
+import functools
 import os
 
-from . import attention, experts, groups, layers, others, registry
+from . import attention, experts, groups, latent, layers, others, registry
 
-MODULES = (attention, experts, groups, layers, others)
+MODULES = (attention, experts, groups, latent, layers, others)
 """They register what they have."""
 
 
@@ -76,3 +77,26 @@ def triton_masks(module):
 
     for name in ("_store_legacy", "atom_red_typechecking_impl"):
         setattr(semantic, name, with_mask(getattr(semantic, name)))
+
+
+def triton_launches(module):
+    """Make a kernel one launch; its interpreter copies to the host and back."""
+    from .launches import launched
+
+    call = module.GridExecutor.__call__
+
+    def run(self, *arguments, **rest):
+        name = f"triton {self.fn.__name__}"
+        # Without options of a compiler, which a tuner adds.
+        known = {key: rest[key] for key in rest if key in (*self.arg_names, "warmup")}
+        return launched(name, functools.partial(call, self))(*arguments, **known)
+
+    module.GridExecutor.__call__ = run
+
+
+def triton_slices(module):
+    """Give the interpreter what only triton-ascend's compiler has."""
+    from . import slices
+
+    for name in ("get_element", "extract_slice", "insert_slice"):
+        setattr(module, name, getattr(slices, name))

@@ -8,6 +8,8 @@ import torch
 
 Operator = Callable[..., Any]
 EMULATED: dict[str, Operator] = {}
+RETURNS: dict[str, tuple[str, ...]] = {}
+"""Of operators that make no results: the arguments that they return."""
 
 KEEP = frozenset(
     {
@@ -24,13 +26,20 @@ class NotEmulatedError(NotImplementedError):
     """An operator, or a way of calling it, that the emulated device does not have."""
 
 
-def operator(*names: str) -> Callable[[Operator], Operator]:
-    """Register a function as the kernel of these operators: `npu::npu_rms_norm`."""
+def operator(
+    *names: str, returns: tuple[str, ...] | None = None
+) -> Callable[[Operator], Operator]:
+    """Register a function as the kernel of these operators: `npu::npu_rms_norm`.
+
+    `returns` are the arguments that it returns, if it makes no results.
+    """
 
     def register(function: Operator) -> Operator:
         for name in names:
             assert name not in EMULATED, name
             EMULATED[name] = function
+            if returns is not None:
+                RETURNS[name] = returns
         return function
 
     return register
@@ -60,7 +69,7 @@ def replace(namespaces: Iterable[str]) -> None:
             space, _, rest = name.partition("::")
             if space not in libraries or rest in KEEP:
                 continue
-            kernel = EMULATED.get(name) or _refuse(name)
+            kernel = _launched(name, EMULATED.get(name) or _refuse(name))
             libraries[space].impl(rest, kernel, "PrivateUse1", allow_override=True)
 
 
@@ -73,7 +82,17 @@ def override() -> None:
         for name, kernel in EMULATED.items():
             space, _, rest = name.partition("::")
             if space == "aten":
+                kernel = _launched(name, kernel)
                 library.impl(rest, kernel, "PrivateUse1", allow_override=True)
+
+
+def _launched(name: str, kernel: Operator) -> Operator:
+    from .launches import launched  # not before torch_npu is there
+
+    operator, _, overload = name.partition(".")
+    schema = torch._C._get_schema(operator, overload)
+    returns = RETURNS.get(name) if schema.returns else ()
+    return launched(name, kernel, [a.name for a in schema.arguments], returns)
 
 
 def _refuse(name: str) -> Operator:

@@ -1,0 +1,95 @@
+"""Tiny models, of random weights, of the architectures that upstream deploys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+
+
+def glm4_moe(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    """GLM-4.7."""
+    config = transformers.Glm4MoeConfig(
+        vocab_size=vocabulary,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        partial_rotary_factor=0.5,
+        **EXPERTS,
+        **shape,
+    )
+    return transformers.Glm4MoeForCausalLM(config)
+
+
+def glm_dsa(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    """GLM-5."""
+    shape = shape | {"num_key_value_heads": 4}
+    del shape["head_dim"]
+    config = transformers.GlmMoeDsaConfig(
+        vocab_size=vocabulary,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        mlp_layer_types=["dense", "sparse"],
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        index_topk=64,
+        index_head_dim=32,
+        index_n_heads=4,
+        **LATENT,
+        **EXPERTS,
+        **shape,
+    )
+    return transformers.GlmMoeDsaForCausalLM(config)
+
+
+def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    """MiniMax-M2."""
+    config = transformers.MiniMaxM2Config(
+        vocab_size=vocabulary,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        rotary_dim=32,
+        scoring_func="sigmoid",  # as the next: what Hugging Face assumes, unwritten
+        use_routing_bias=True,
+        **shape | {"intermediate_size": 64},
+    )
+    return transformers.MiniMaxM2ForCausalLM(config)
+
+
+def qwen3_5(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    """Qwen3.5, a mixture of experts with layers of linear attention."""
+    config = transformers.Qwen3_5MoeTextConfig(
+        vocab_size=vocabulary,
+        num_experts=8,
+        shared_expert_intermediate_size=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        layer_types=["linear_attention", "full_attention"],
+        **EXPERTS,
+        **shape,
+    )
+    return transformers.Qwen3_5MoeForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
+    "GLM-4.7": glm4_moe,
+    "GLM-5": glm_dsa,
+    "MiniMax-M2": minimax,
+    "Qwen3.5": qwen3_5,
+}
