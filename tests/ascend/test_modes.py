@@ -96,7 +96,8 @@ def test_it_serves_and_is_balanced(name, models, counts, tmp_path):
     environment = ENVIRONMENT | mode.environment
     with Server(tmp_path, folder, *options, environment=environment) as server:
         assert_equal(server, expected, concurrency=mode.concurrency)
-        assert_the_gate_decided(server, 2, holds=False)
+        if mode.concurrency > 1:  # else all requests are one rank's
+            assert_the_gate_decided(server, 2, holds=False)
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     found = set(counts.read_text().splitlines())
     for what in mode.done:

@@ -122,7 +122,7 @@ def test_what_is_refused(name, sentence, models):
 
 @pytest.mark.slow
 def test_mla_in_pieces(models):
-    """Prompts attend to what the cache has of them; bfloat16, as the plugin wants."""
+    """Prompts attend to what the cache has of them, in bfloat16."""
     model, given = models("deepseek")
     prompts = [s.prompt for s in given]
     found = tokens(model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
