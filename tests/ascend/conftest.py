@@ -30,7 +30,7 @@ PROGRAM_S = 3600
 """Only a hang is to meet it: on a machine with much else to do, imports of torch_npu
 and the plugin alone have taken ten minutes. No test measures time."""
 
-LONGEST = ("test_upstream", "test_serving", "test_modes")
+LONGEST = ("test_upstream", "test_serving", "test_flags")
 """These files first: else one of them is left to one worker at the end."""
 
 

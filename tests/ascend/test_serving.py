@@ -1,6 +1,6 @@
 """`vllm serve` on emulated devices: policies, two and four ranks, equal tokens.
 
-`adaptive` on two ranks is in `test_modes`.
+`adaptive` on two ranks is in `test_flags`.
 """
 
 import os
