@@ -85,5 +85,5 @@ def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
     assert loads >= len(prompts)
     assert sum(held[1].values()) == 0
     # A request that has ended counts as decoding for a step, with async scheduling.
-    assert max(held[0].values()) <= 0.05 * min(decided[0].values())
+    assert max(held[0].values()) <= 0.1 * min(decided[0].values())
     assert min(computed.values()) > 0.3 * sum(computed.values())
