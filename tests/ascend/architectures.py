@@ -7,6 +7,13 @@ import torch
 import transformers
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+GLM = EXPERTS | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 LATENT = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
@@ -20,13 +27,8 @@ def glm4_moe(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     """GLM-4.7."""
     config = transformers.Glm4MoeConfig(
         vocab_size=vocabulary,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
         partial_rotary_factor=0.5,
-        **EXPERTS,
+        **GLM,
         **shape,
     )
     return transformers.Glm4MoeForCausalLM(config)
@@ -38,11 +40,6 @@ def glm_dsa(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     del shape["head_dim"]
     config = transformers.GlmMoeDsaConfig(
         vocab_size=vocabulary,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
         mlp_layer_types=["dense", "sparse"],
         topk_method="noaux_tc",
         scoring_func="sigmoid",
@@ -50,7 +47,7 @@ def glm_dsa(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
         index_head_dim=32,
         index_n_heads=4,
         **LATENT,
-        **EXPERTS,
+        **GLM,
         **shape,
     )
     return transformers.GlmMoeDsaForCausalLM(config)

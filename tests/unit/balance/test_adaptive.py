@@ -5,6 +5,7 @@ import math
 
 import pytest
 from balance.policies.adaptive import Adaptive, AdaptiveParameters
+from balance.policies.cycle import Traffic
 from balance.policies.decodes import Decodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,6 +263,15 @@ def test_traffic_too_thin_to_collect_is_not_held():
     assert policy.decide(one_pending()) == (True, None, "alone", 0.0)
     nothing_pending = snapshot([DECODE] * 4)
     assert policy.decide(nothing_pending) == (True, None, "alone", 0.0)
+
+
+@pytest.mark.parametrize(("steps", "is_alone"), [(1, True), (10, False)])
+def test_a_long_prompt_is_many_where_traffic_is_thin(steps, is_alone, monkeypatch):
+    """Its release wastes as many full steps, and others join it in as many."""
+    policy = learned()
+    monkeypatch.setattr(Traffic, "rate", 0.001)
+    monkeypatch.setattr(Traffic, "size", steps * MAX_TOKENS)
+    assert (policy.decide(one_pending()).reason == "alone") == is_alone
 
 
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
