@@ -131,6 +131,10 @@ class Client:
                     self.computed[sent.rank].update(sent.prefix.keys)
                     self.seen["first token"] += 1
             await DPLBAsyncMPClient.process_engine_outputs(self.real, each)
+        for memory, computed in zip(self.dispatch.memories, self.computed, strict=True):
+            known = {key for key, use in memory._last.items() if use > 0}
+            assert computed.issuperset(known)
+            self.seen["belief"] += len(known)
 
 
 def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model: Path) -> None:
@@ -191,7 +195,6 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model: Path) -> None:
     assert dispatch.own == [Backlog()] * RANKS
     assert not dispatch._requests
     assert not dispatch._users
-    for memory, computed in zip(dispatch.memories, client.computed, strict=True):
-        assert memory._last
-        assert computed.issuperset(memory._last)
-        assert min(memory._last.values()) > 0
+    for memory in dispatch.memories:
+        # Prompts that were given up may have taken the place of all that it knew.
+        assert all(use > 0 for use in memory._last.values())

@@ -35,7 +35,9 @@ class Guard:
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays every request by one such step. No
     request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
-    duration of the recent steps with a prefill. At the bound, all ranks schedule one
+    duration of the recent steps with a prefill. A step with a budget counts by the
+    share of a whole one that it withholds: where prompts of many steps queue, a request
+    waits for those before it, and not for a hold. At the bound, all ranks schedule one
     step as if there were no balance scheduling.
 
     **While others come.** They do so as well while a request is pending for ``1.5 * p95
@@ -60,8 +62,12 @@ class Guard:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._ended = deque([0.0], maxlen=_REMEMBERED)
-        """When the last steps ended, in seconds."""
+        self._ended = 0.0
+        """When the last step ended, in seconds."""
+        self._withheld = 0.0
+        """Share of a step's prompt tokens that the last decision kept back."""
+        self._held = deque([0.0], maxlen=_REMEMBERED)
+        """Seconds that were kept back until the ends of the last steps."""
         self._decode, self._prefill = _Median(), _Median()
         self._lone_rate = _Median()
         self._credit = float("inf")
@@ -95,6 +101,7 @@ class Guard:
         elif self._losing:
             decision = LOSING._replace(attention=decision.attention)
         self._delayed = 0.0 if decision.admit else _delayed(snapshot)
+        self._withheld = _withheld(decision, snapshot)
         return decision
 
     def reset(self) -> None:
@@ -121,13 +128,13 @@ class Guard:
             strict=True,
         )
         if any(new > old - prefilled for old, new, prefilled in work):
-            self._arrivals.append(self._ended[-1])
+            self._arrivals.append(self._ended)
 
     def _is_late(self, snapshot: Snapshot) -> bool:
         """Whether a request is pending for longer than most were, and none joins it."""
         times = self._arrivals
         gap = (times[-1] - times[0]) / max(1, len(times) - 1)
-        if self._ended[-1] - times[-1] < _QUIET * gap:
+        if self._ended - times[-1] < _QUIET * gap:
             return False
         most = sorted(self._ages)[-1 - _LATER * len(self._ages) // _AGES]
         return max(snapshot.pending_age_us) * _SECONDS >= _LATE * most + _LATE_SECONDS
@@ -139,14 +146,15 @@ class Guard:
     def _is_held_too_long(self, steps: int, requests: int) -> bool:
         if not steps:
             return False
-        began = self._ended[-1 - min(steps, len(self._ended) - 1)]
+        before = self._held[-1 - min(steps, len(self._held) - 1)]
         bound = min(requests, _LONGEST) * self._usual()
-        return bool(bound) and self._ended[-1] - began >= bound
+        return bool(bound) and self._held[-1] - before >= bound
 
     def _account(self, snapshot: Snapshot, requests: int) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * _SECONDS
-        self._ended.append(self._ended[-1] + seconds)
+        self._ended += seconds
+        self._held.append(self._held[-1] + seconds * self._withheld)
         if not seconds:  # the first step of a wave
             return
         saved = self._saved(snapshot.prefill_tokens, seconds) * requests
@@ -175,6 +183,15 @@ class Guard:
         if self._lone_rate.known:
             rate = min(rate, self._lone_rate.value)
         return max(0.0, rate * sum(tokens) - longer)
+
+
+def _withheld(decision: Decision, snapshot: Snapshot) -> float:
+    """Share of a whole step's prompt tokens that a decision keeps back."""
+    budget = decision.prefill_budget
+    if budget is None:
+        return 0.0
+    whole = max(1, max(snapshot.max_tokens) - max(snapshot.running))
+    return 1 - min(1.0, budget / whole)
 
 
 def _delayed(snapshot: Snapshot) -> float:
