@@ -34,6 +34,8 @@ _EMPTY = 0.125
 _BEHIND = 0.25
 """What the wait of a request that a release does not start counts, beside one that it
 starts; see `Adaptive._decodes_first`."""
+_BEGUN = 0.5
+"""How much more the wait of a prompt counts that was begun and takes several steps."""
 _NEWEST = 0.01
 """Weight of a step in the mean age of what is pending."""
 
@@ -244,11 +246,13 @@ class Adaptive:
         return cycle * self._traffic.rate * steps < _SMALLEST_BATCH
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
-        """Adds a step's waiting, more for old requests and for full ranks.
+        """Adds a step's waiting, more for old requests, full ranks and begun prompts.
 
         Half of it grows with the square of the age, as a share of the mean age of what
         is pending: the last percent of the first tokens are those of the oldest. The
-        fullest rank decides when the last request ends.
+        fullest rank decides when the last request ends. A prompt that was begun and
+        takes more than a step is held before each of them, though others seldom bring
+        as much.
         """
         pending = snapshot.pending
         ages = [age * _SECONDS for age in snapshot.pending_age_us]
@@ -256,17 +260,24 @@ class Adaptive:
         self._mean_age += _NEWEST * (mean - self._mean_age)
         if not seconds:  # the first step of a wave: nobody has waited
             return
-        loads = [
-            running + waiting
-            for running, waiting in zip(snapshot.running, snapshot.waiting, strict=True)
-        ]
+        running = snapshot.running
+        loads = [a + b for a, b in zip(running, snapshot.waiting, strict=True)]
         # Somebody decodes, or all would be open: the sum is positive.
         scale = seconds * len(loads) / sum(loads) / 2
         usual = max(self._mean_age, seconds)
+        several = [work > max(snapshot.max_tokens) for work in self._pending(snapshot)]
+        begun = [
+            min(n, run - decode) * long
+            for n, run, decode, long in zip(
+                pending, running, snapshot.decoding, several, strict=True
+            )
+        ]
         self._waiting = [
-            waited + scale * load * n * (1 + (age / usual) ** 2) if n else 0.0
-            for waited, load, n, age in zip(
-                self._waiting, loads, pending, ages, strict=True
+            waited + scale * load * (n + _BEGUN * more) * (1 + (age / usual) ** 2)
+            if n
+            else 0.0
+            for waited, load, n, more, age in zip(
+                self._waiting, loads, pending, begun, ages, strict=True
             )
         ]
 
