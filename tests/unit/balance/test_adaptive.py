@@ -172,6 +172,15 @@ def test_old_requests_go_sooner_than_new_ones():
     assert old.index(True) < new.index(True)
 
 
+@pytest.mark.parametrize(("tokens", "sooner"), [(2 * MAX_TOKENS, True), (300, False)])
+def test_a_begun_prompt_goes_sooner_if_it_takes_more_than_a_step(tokens, sooner):
+    waits = running(6, pending=1, tokens=tokens)
+    begun = waits._replace(running=7, waiting=0)
+    others = [running(7)] * 3
+    held, less = (steps_held([row, *others]) for row in (waits, begun))
+    assert (less < held) == sooner
+
+
 def test_on_empty_ranks_waits_are_shorter():
     def held(slots):
         row = running(6, max_running=slots)

@@ -11,7 +11,7 @@ from balance.policies.max_hold_steps import HoldBound
 from balance.policies.step_cost import CostLearner, StepCost
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import IDLE, Ranks, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="always")
 STEP, PREFILL = 0.04, 0.1
@@ -81,6 +81,22 @@ FULL = [running(200, pending=1, max_running=256), *[running(200, max_running=256
 def test_nor_than_32_prefills_take_one_after_another():
     bound = 32 * PREFILL
     assert seconds_held(measured(), FULL) == pytest.approx(bound, abs=1.5 * STEP)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_queue_behind_releases_is_not_held(share):
+    """A step counts by the share of a whole one that its budget withholds."""
+    policy = AlwaysHolds()
+    whole = MAX_TOKENS - FULL[0].running
+    policy.decide = lambda rows: Decision(True, int(share * whole), "always")
+    guard = measured(policy)
+    for steps in range(1, 1000):
+        held = FULL[0]._replace(held_steps=steps)
+        rows = timed(held, *FULL[1:])
+        if guard.decide(rows).reason == "hold_bound":
+            break
+    bound = 32 * PREFILL / (1 - share) if share < 1 else 999 * STEP
+    assert steps * STEP == pytest.approx(bound, abs=2 * STEP)
 
 
 def seconds_pending(usual, comes_every):
