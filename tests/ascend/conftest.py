@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import architectures
+import int8
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -106,16 +107,24 @@ def tiny_model(name: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory):
-    """The folder of a tiny model by its name, and what Hugging Face writes with it."""
+    """The folder of a tiny model by its name, and what Hugging Face writes with it.
+
+    With `int8.SUFFIX` behind its name the model is quantised.
+    """
     folder, made = tmp_path_factory.mktemp("models"), {}
 
     def find(name: str):
         from hugging_face import samples
 
         if name not in made:
-            model = tiny_model(name, folder)
+            kind = name.removesuffix(int8.SUFFIX)
             makers = {"deepseek": rounded_samples, "eagle3": lambda _: []}
-            made[name] = (model, makers.get(name, samples)(model))
+            model, write = tiny_model(kind, folder), makers.get(kind, samples)
+            if kind == name:
+                made[name] = (model, write(model))
+            else:
+                how = {"margin": int8.MARGIN, "change": int8.quantise_in_place}
+                made[name] = (int8.quantise(model), write(model, **how))
         return made[name]
 
     return find
@@ -143,14 +152,14 @@ LATENT_MARGIN = 0.02
 """Where a rounding of attention goes the other way, scores differ by less."""
 
 
-def rounded_samples(folder: Path):
+def rounded_samples(folder: Path, margin: float = LATENT_MARGIN, **rest):
     """Samples of a model with MLA: the plugin rounds the attention of prompts."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from hugging_face import samples
 
     ALL_ATTENTION_FUNCTIONS.register("rounded", rounded_attention)
-    return samples(folder, "rounded", LATENT_MARGIN)
+    return samples(folder, "rounded", margin, **rest)
 
 
 def rounded_attention(module, query, key, value, mask, scaling, **_):

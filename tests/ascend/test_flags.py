@@ -26,6 +26,7 @@ FUSED = ("--additional-config", json.dumps({"enable_fused_mc2": 1}))
 A3 = {"EMULATOR_DEVICE_TYPE": "A3", "EMULATOR_SOC": "Ascend910_9391"}
 FUSED_CALL = "_C_ascend::dispatch_ffn_combine"
 LATENT_CALL = "npu::npu_fused_infer_attention_score_v2"
+QUANTISED_CALL = "npu::npu_quant_matmul"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,22 @@ MODES = {
         [REPLAY, UPDATE, FUSED_CALL, f"{LATENT_CALL}.out"],
         environment=A3,
         draft="mtp",
+    ),
+    "W8A8, MLA, MTP, graphs, fused MC2, A3": Mode(
+        "deepseek in int8",
+        [*IN_GRAPHS, *FUSED],
+        [REPLAY, UPDATE, FUSED_CALL, f"{LATENT_CALL}.out", QUANTISED_CALL],
+        environment=A3,
+        draft="mtp",
+    ),
+    "W8A8, graphs": Mode(
+        "deepseek in int8", IN_GRAPHS, [REPLAY, UPDATE, QUANTISED_CALL]
+    ),
+    "W8A8, graphs, A3": Mode(
+        "deepseek in int8",
+        IN_GRAPHS,
+        [REPLAY, UPDATE, "npu::npu_moe_distribute_dispatch_v2"],
+        environment=A3,
     ),
     "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
     "EAGLE3, graphs": Mode("deepseek", IN_GRAPHS, [REPLAY, UPDATE], draft="eagle3"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from int8 import SUFFIX
 from conftest import GRAPHS, REPLAY, UPDATE, counted, program
 
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
@@ -127,3 +128,13 @@ def test_mla_in_pieces(models):
     prompts = [s.prompt for s in given]
     found = tokens(model, prompts, dtype="bfloat16", max_num_batched_tokens=64)
     assert count_equal(found, load(model, torch.bfloat16), given) > 250
+
+
+@pytest.mark.parametrize(("name", "graphs"), [("moe", False), ("moe", True)])
+def test_int8(name, graphs, models, counts):
+    """As W8A8, against Hugging Face's model with the same arithmetic."""
+    model, given = models(name + SUFFIX)
+    options = {**WHOLE, **(GRAPHS if graphs else EAGER)}
+    found, _ = run(model, [s.prompt for s in given], dtype="float32", **options)
+    assert found == [list(s.tokens) for s in given]
+    assert counted(counts)["npu::npu_dynamic_quant"] > 0

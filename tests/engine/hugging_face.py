@@ -1,7 +1,7 @@
 """Greedy output of Hugging Face transformers, to compare the engine with."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +32,19 @@ class Sample:
 
 
 def samples(
-    folder: Path, attention: str | None = None, margin: float = MARGIN
+    folder: Path,
+    attention: str | None = None,
+    margin: float = MARGIN,
+    change: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> list[Sample]:
     """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
 
     Prompts are random, seeded; one whose continuation comes near a tie is replaced.
-    `attention` is another implementation of it than Hugging Face's own choice.
+    `attention` is another implementation of it than Hugging Face's own choice, and
+    `change` makes the model another before it writes.
     """
     model = _load(folder, attention)
+    change(model)
     draw = random.Random(7)
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
     shared = tuple(draw.choices(vocabulary, k=129))

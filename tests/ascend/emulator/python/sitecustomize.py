@@ -12,6 +12,7 @@ AFTER = {
     "torch_npu": "operators_of_torch_npu",
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
+    "vllm_ascend.quantization.modelslim_config": "float32_of_quantised",
     "triton.backends": "triton_driver",
     "triton": "triton_masks",
     "triton.runtime.interpreter": "triton_launches",

@@ -2,6 +2,7 @@
 
 import torch
 
+from .quantised import TYPES, groups, product, quantise, scaled
 from .registry import operator, require, require_defaults
 
 COUNTS = 1
@@ -65,11 +66,16 @@ def moe_init_routing(
     """Copies of the tokens in the order of their experts.
 
     Returns the copies of experts in `active_expert_range` (zeros after them), where the
-    copy of each (token, choice) lies or -1, and the tokens of each expert.
+    copy of each (token, choice) lies or -1, the tokens of each expert, and the scales
+    of the copies: those given, or with `quant_mode` 1 of what it quantises.
     """
     name = "npu_moe_init_routing"
-    require_defaults(name, rest)
-    require(quant_mode == -1 and drop_pad_mode == 0, name, "quantisation or capacity")
+    require_defaults(name, rest | {"offset": offset})
+    require(drop_pad_mode == 0, name, "capacity")
+    require(quant_mode in (-1, 1), name, f"quant_mode={quant_mode}")
+    if quant_mode == 1:
+        require(scale is None, name, "smooth scales")
+        x, scale = quantise(x)
     require(expert_tokens_num_type == COUNTS, name, expert_tokens_num_type)
     require(row_idx_type == 0, name, f"row_idx_type={row_idx_type}")
     low, high = active_expert_range or (0, expert_num)
@@ -87,6 +93,8 @@ def moe_init_routing(
     copies[:count] = x[chosen // k]
     tokens = torch.bincount(flat[active] - low, minlength=high - low)[: high - low]
     scales = torch.zeros(flat.numel(), dtype=torch.float32, device=device)
+    if scale is not None:
+        scales[:count] = scale[chosen // k]
     return copies, rows, tokens, scales
 
 
@@ -127,27 +135,38 @@ def grouped_matmul(
     weight,
     *,
     bias=None,
+    scale=None,
+    per_token_scale=None,
     group_list=None,
     split_item=0,
     group_type=None,
     group_list_type=0,
+    output_dtype=None,
     **rest,
 ):
-    """Rows of each expert, in order, times its weight; zeros after the last."""
+    """Rows of each expert, in order, times its weight; zeros after the last.
+
+    Of integers it is the bare product as int32, or that times both scales.
+    """
     name = "npu_grouped_matmul"
     require_defaults(name, rest)
     require(len(x) == len(weight) == 1 and group_type == 0, name, "several groups of x")
     require(group_list_type in (0, COUNTS), name, f"group_list_type={group_list_type}")
     rows, weights = x[0], weight[0]
-    out = torch.zeros(
-        rows.shape[0], weights.shape[-1], dtype=rows.dtype, device=rows.device
-    )
-    start = 0
-    for expert, number in enumerate(group_list.tolist()):
-        end = start + number if group_list_type == COUNTS else number
-        if end > start:
-            out[start:end] = rows[start:end] @ weights[expert]
+    kind = rows.dtype if output_dtype is None else TYPES[output_dtype]
+    integers = rows.dtype == torch.int8
+    require(integers == (weights.dtype == torch.int8), name, "integers times others")
+    require(integers or not (scale or output_dtype), name, "scales of numbers")
+    require(not integers or kind != torch.int8 and not bias, name, "int8 or a bias")
+    out = torch.zeros(rows.shape[0], weights.shape[-1], dtype=kind, device=rows.device)
+    for expert, part in groups(group_list, group_list_type == COUNTS, rows.shape[0]):
+        if integers:
+            made = product(rows[part], weights[expert])
+            if kind != torch.int32:
+                made = scaled(made, scale[0][expert], per_token_scale[0][part])
+        else:
+            made = rows[part] @ weights[expert]
             if bias:
-                out[start:end] += bias[0][expert].to(rows.dtype)
-        start = end
+                made += bias[0][expert].to(rows.dtype)
+        out[part] = made.to(kind)
     return [out]

@@ -8,13 +8,14 @@ import ctypes
 import torch
 
 from .layers import swiglu
+from .quantised import UNLIMITED, activated, product, quantise, scaled
 from .registry import operator, require, require_defaults
 
 INFO = 128
 """int32 values a row of `assist_info_for_combine` has on the device; three are used."""
 
-UNLIMITED = (0.0, 1000000.0)
-"""What says that a SwiGLU has no `swiglu_limit`."""
+DYNAMIC = 2
+"""`quant_mode`: each token by its own scale."""
 
 _library = None
 
@@ -94,10 +95,14 @@ def distribute_dispatch(
     expert_token_nums_type=1,
     **rest,
 ):
-    """Tokens of all ranks for this rank's experts, by expert, then rank, then token."""
+    """Tokens of all ranks for this rank's experts, by expert, then rank, then token.
+
+    The second result has their scales, if they are quantised on the way.
+    """
     name = "npu_moe_distribute_dispatch_v2"
     require_defaults(name, rest)
-    require(scales is None and quant_mode == 0, name, f"quant_mode={quant_mode}")
+    require(scales is None, name, "smooth scales")
+    require(quant_mode in (0, DYNAMIC), name, f"quant_mode={quant_mode}")
     require(
         tp_world_size in (0, 1) and shared_expert_rank_num == 0, name, "tensor ranks"
     )
@@ -105,18 +110,22 @@ def distribute_dispatch(
     if x_active_mask is not None:
         require(x_active_mask.dim() == 1, name, "a mask of experts")
         ids = ids.masked_fill(~x_active_mask[: ids.shape[0], None], -1)
-    tokens, choices = (
-        gather(group_ep, x, ep_world_size),
-        gather(group_ep, ids, ep_world_size),
+    units = torch.ones(x.shape[0], device=x.device)
+    if quant_mode == DYNAMIC:
+        x, units = quantise(x)
+    tokens, choices, units = (
+        gather(group_ep, t, ep_world_size) for t in (x, ids, units)
     )
     local = moe_expert_num // ep_world_size
     first = ep_rank_id * local
-    taken, info, counts = [], [], torch.zeros(local, ep_world_size, dtype=torch.int32)
+    counts = torch.zeros(local, ep_world_size, dtype=torch.int32)
+    taken, scale, info = [], [], []
     for expert in range(local):
         for rank in range(ep_world_size):
             token, choice = (choices[rank] == first + expert).nonzero(as_tuple=True)
             counts[expert, rank] = token.numel()
             taken.append(tokens[rank][token])
+            scale.append(units[rank][token])
             source = torch.full_like(token, rank)
             info.append(torch.stack((source, token, choice), -1).int())
     rows = torch.cat(taken)
@@ -124,6 +133,8 @@ def distribute_dispatch(
     room = (global_bs or x.shape[0] * ep_world_size) * min(local, k)
     expanded = torch.zeros(room, x.shape[1], dtype=x.dtype, device=x.device)
     expanded[: rows.shape[0]] = rows
+    expanded_scale = torch.zeros(room, dtype=torch.float32, device=x.device)
+    expanded_scale[: rows.shape[0]] = torch.cat(scale)
     assist = torch.full((room, INFO), -1, dtype=torch.int32, device=x.device)
     assist[: rows.shape[0], :3] = torch.cat(info)
     numbers = counts.sum(1).long()
@@ -132,7 +143,7 @@ def distribute_dispatch(
     nothing = torch.zeros(1, dtype=torch.float32, device=x.device)
     return (
         expanded,
-        nothing,
+        expanded_scale,
         assist.flatten(),
         numbers.to(x.device),
         counts.flatten().cumsum(0).int().to(x.device),
@@ -210,11 +221,11 @@ def dispatch_ffn_combine(
 ):
     """Each token's weighted sum of what its experts, on all ranks, make of it.
 
-    Each rank computes what its experts add to the tokens of all ranks.
+    Each rank computes what its experts add to the tokens of all ranks. Weights of
+    integers have scales, and tokens are quantised.
     """
     name = "dispatch_ffn_combine"
-    scales = [*scale1, *scale2, *bias1, *bias2]
-    require(not any(t.numel() for t in scales), name, "quantisation or a bias")
+    require(not any(t.numel() for t in (*bias1, *bias2)), name, "a bias")
     require(swiglu_limit in UNLIMITED, name, f"swiglu_limit={swiglu_limit}")
     ids = expert_idx
     if x_active_mask is not None:
@@ -226,11 +237,20 @@ def dispatch_ffn_combine(
     lengths = [t.shape[0] for t in tokens]
     tokens, choices, shares = map(torch.cat, (tokens, choices, shares))
     first, second = map(_by_expert, (weight1, weight2))
+    integers = first[0].dtype == torch.int8
+    require(integers == any(t.numel() for t in (*scale1, *scale2)), name, "scales")
+    if integers:
+        scales = [_scales_by_expert(s, len(first)) for s in (scale1, scale2)]
     added = torch.zeros_like(tokens, dtype=torch.float32)
     for local, (up, down) in enumerate(zip(first, second, strict=True)):
         token, choice = (choices == rank * len(first) + local).nonzero(as_tuple=True)
         expert_token_nums.view(-1)[local] = token.numel()
-        made = swiglu(tokens[token] @ up) @ down
+        if integers:
+            rows, unit = quantise(tokens[token])
+            rows, unit = activated(scaled(product(rows, up), scales[0][local], unit))
+            made = scaled(product(rows, down), scales[1][local], unit)
+        else:
+            made = swiglu(tokens[token] @ up) @ down
         added.index_add_(0, token, made.float() * shares[token, choice][:, None])
     taken = int(expert_token_nums.view(-1)[: len(first)].sum())
     require(taken <= max_output_size, name, f"more than {max_output_size} rows")
@@ -242,3 +262,9 @@ def dispatch_ffn_combine(
 def _by_expert(weights):
     """One matrix for each expert, of one tensor for all or one for each."""
     return [matrix for w in weights for matrix in (w if w.dim() == 3 else [w])]
+
+
+def _scales_by_expert(scales, experts):
+    """One row for each expert, of bits of float32 in integers of 64 bits."""
+    numbers = [s.int().view(torch.float32).flatten() for s in scales]
+    return torch.cat(numbers).view(experts, -1)

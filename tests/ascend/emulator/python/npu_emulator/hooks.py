@@ -3,9 +3,9 @@
 import functools
 import os
 
-from . import attention, experts, groups, latent, layers, others, registry
+from . import attention, experts, groups, latent, layers, others, quantised, registry
 
-MODULES = (attention, experts, groups, latent, layers, others)
+MODULES = (attention, experts, groups, latent, layers, others, quantised)
 """They register what they have."""
 
 
@@ -27,6 +27,13 @@ def device_type(module):
     """EMULATOR_DEVICE_TYPE: code of another device, in the wheel for A2."""
     if wanted := os.environ.get("EMULATOR_DEVICE_TYPE"):
         module.__device_type__ = wanted
+
+
+def float32_of_quantised(module):
+    """Let a quantised model have activations in float32, which compare exactly."""
+    config = module.AscendModelSlimConfig
+    known = [*config.get_supported_act_dtypes(), module.torch.float32]
+    config.get_supported_act_dtypes = classmethod(lambda cls: known)
 
 
 def triton_driver(module):
