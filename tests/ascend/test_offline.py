@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from int8 import SUFFIX
+import int8
 from conftest import GRAPHS, REPLAY, UPDATE, counted, program
 
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
@@ -130,11 +130,25 @@ def test_mla_in_pieces(models):
     assert count_equal(found, load(model, torch.bfloat16), given) > 250
 
 
-@pytest.mark.parametrize(("name", "graphs"), [("moe", False), ("moe", True)])
-def test_int8(name, graphs, models, counts):
-    """As W8A8, against Hugging Face's model with the same arithmetic."""
-    model, given = models(name + SUFFIX)
+@pytest.mark.parametrize(
+    ("name", "graphs", "drafts"),
+    [
+        ("moe", True, 0),
+        slow("moe", False, 0),
+        slow("deepseek", False, 0),
+        slow("deepseek", True, 3),
+    ],
+)
+def test_int8(name, graphs, drafts, models, counts):
+    """W8A8, against Hugging Face's model with the same arithmetic."""
+    model, given = models(name + int8.SUFFIX)
     options = {**WHOLE, **(GRAPHS if graphs else EAGER)}
-    found, _ = run(model, [s.prompt for s in given], dtype="float32", **options)
+    if drafts:
+        speculation = {"method": "mtp", "num_speculative_tokens": drafts}
+        options["speculative_config"] = speculation
+    found, accepted = run(model, [s.prompt for s in given], dtype="float32", **options)
     assert found == [list(s.tokens) for s in given]
-    assert counted(counts)["npu::npu_dynamic_quant"] > 0
+    done = counted(counts)
+    assert done["npu::npu_quant_matmul"] > 100
+    assert (done[REPLAY] > 30) == graphs
+    assert (accepted > 100) == bool(drafts)

@@ -157,7 +157,7 @@ def grouped_matmul(
     integers = rows.dtype == torch.int8
     require(integers == (weights.dtype == torch.int8), name, "integers times others")
     require(integers or not (scale or output_dtype), name, "scales of numbers")
-    require(not integers or kind != torch.int8 and not bias, name, "int8 or a bias")
+    require(not integers or (kind != torch.int8 and not bias), name, "int8 or a bias")
     out = torch.zeros(rows.shape[0], weights.shape[-1], dtype=kind, device=rows.device)
     for expert, part in groups(group_list, group_list_type == COUNTS, rows.shape[0]):
         if integers:
