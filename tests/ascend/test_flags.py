@@ -78,7 +78,7 @@ MODES = {
     "W8A8, graphs, A3": Mode(
         "deepseek in int8",
         IN_GRAPHS,
-        [REPLAY, UPDATE, "npu::npu_moe_distribute_dispatch_v2"],
+        [REPLAY, UPDATE, "npu::npu_moe_distribute_dispatch_v2", "HcclAlltoAllV"],
         environment=A3,
     ),
     "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
@@ -94,7 +94,11 @@ MODES = {
         concurrency=1,
     ),
 }
-FAST = ("graphs", "MLA, MTP, graphs, fused MC2, A3")
+FAST = (
+    "graphs",
+    "MLA, MTP, graphs, fused MC2, A3",
+    "W8A8, MLA, MTP, graphs, fused MC2, A3",
+)
 
 
 @pytest.mark.timeout(3 * PROGRAM_S)
