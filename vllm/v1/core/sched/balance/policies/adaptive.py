@@ -250,9 +250,7 @@ class Adaptive:
 
         Half of it grows with the square of the age, as a share of the mean age of what
         is pending: the last percent of the first tokens are those of the oldest. The
-        fullest rank decides when the last request ends. A prompt that was begun and
-        takes more than a step is held before each of them, though others seldom bring
-        as much.
+        fullest rank ends last. A begun prompt is held before each further step.
         """
         pending = snapshot.pending
         ages = [age * _SECONDS for age in snapshot.pending_age_us]
