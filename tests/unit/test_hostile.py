@@ -63,7 +63,7 @@ KEPT = [
     "7419:pauses+short_answers+faster+attention+first_decode",
     known("8721:equal+attention", "mean 3 % longer"),
     known("4577:padded", "mean 44 % shorter, p99 of TTFT 14 instead of 5 s"),
-    "4799:night+slow_rank+two_servers+faster",
+    known("4799:night+slow_rank+two_servers+faster", "36 % shorter, 17 not 7 s"),
     known("8136:faster+equal", "mean 22 % shorter, p99 of TTFT 17 instead of 5 s"),
     known("8412:equal", "mean 18 % shorter, p99 of TTFT 20 instead of 8 s"),
     "8239:experts+lone+attention+drift+tiny",
