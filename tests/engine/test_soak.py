@@ -19,11 +19,11 @@ import busy_scheduler
 
 GROWTH_MB = 1.0
 """More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
-20,000 steps that are measured, 92 MB in those of a million."""
+20,000 steps that are measured, 18 MB in those of 200,000."""
 
 
 @pytest.mark.parametrize(
-    "steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
+    "steps", [20_000, pytest.param(200_000, marks=pytest.mark.slow)]
 )
 def test_memory_is_flat_while_nobody_takes_the_reports(steps: int) -> None:
     """After the first tenth, with the product's exchange in a group of one."""
