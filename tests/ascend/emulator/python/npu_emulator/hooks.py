@@ -48,7 +48,7 @@ def float32_of_quantised(module):
 
 
 def float32_of_caches(module):
-    """Let the plugin name float32 as the type of a cache, as it does with an indexer."""
+    """Let the plugin name float32 as a cache's type, as with an indexer it does."""
     known = typing.get_args(module.CacheDType)
     module.CacheDType = typing.Literal[(*known, "float32")]
 

@@ -104,9 +104,10 @@ def sparse_flash_attention(
         *([key, key_rope, value], (layout_query, layout_kv), sparse_mode),
     ):
         indices = sparse_indices[rows, 0].long()
-        chosen = torch.zeros_like(seen).int()
-        chosen.scatter_add_(1, indices.clamp(min=0), (indices >= 0).int())
-        chosen = (chosen > 0) & seen
+        end = keys.shape[0]
+        indices = indices.masked_fill(indices < 0, end).clamp(max=end)
+        chosen = seen.new_zeros((seen.shape[0], end + 1))
+        chosen = chosen.scatter(1, indices, True)[:, :end] & seen
         attended, _ = attend(
             *(asked[rows], torch.cat((keys, rope), -1), values, scale_value),
             seen=chosen,
