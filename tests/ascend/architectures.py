@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
 GLM = EXPERTS | {
@@ -35,22 +36,37 @@ def glm4_moe(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
 
 
 def glm_dsa(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """GLM-5."""
-    shape = shape | {"num_key_value_heads": 4}
+    """GLM-5, with a layer more for MTP; the plugin takes no other `index_topk`."""
+    shape = shape | {"num_key_value_heads": 4, "num_hidden_layers": 3}
     del shape["head_dim"]
     config = transformers.GlmMoeDsaConfig(
         vocab_size=vocabulary,
-        mlp_layer_types=["dense", "sparse"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
         topk_method="noaux_tc",
         scoring_func="sigmoid",
-        index_topk=64,
+        index_topk=2048,
         index_head_dim=32,
-        index_n_heads=4,
+        index_n_heads=16,  # fewer make scores of 0, which are ties
+        num_nextn_predict_layers=1,
         **LATENT,
         **GLM,
         **shape,
     )
     return transformers.GlmMoeDsaForCausalLM(config)
+
+
+def interleave(model: torch.nn.Module) -> None:
+    """Let Hugging Face's GLM-5 rotate pairs of neighbours, as later releases do.
+
+    Those of today rotate halves: huggingface/transformers, 46372 and 46842.
+    """
+
+    def rotated(x, cos, sin, unsqueeze_dim=1):
+        cos, sin = (t.unsqueeze(unsqueeze_dim) for t in (cos, sin))
+        x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
+        return x * cos + modeling_glm_moe_dsa.rotate_half(x) * sin
+
+    modeling_glm_moe_dsa.apply_rotary_pos_emb = rotated
 
 
 def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:

@@ -98,7 +98,8 @@ def tiny_model(name: str, folder: Path) -> Path:
     sys.modules["tiny_models"] = module  # where transformers looks for a class
     spec.loader.exec_module(module)
     for other, make in architectures.MODELS.items():
-        module.MODELS[other] = lambda vocabulary, make=make: module.randomised(
+        end = module.with_mtp if other == "GLM-5" else module.randomised
+        module.MODELS[other] = lambda vocabulary, make=make, end=end: end(
             make(vocabulary, module.SHAPE)
         )
     made: Path = module.make(name, folder)
@@ -118,7 +119,8 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
         if name not in made:
             kind = name.removesuffix(int8.SUFFIX)
-            makers = {"deepseek": rounded_samples, "eagle3": lambda _: []}
+            makers = {"deepseek": rounded_samples, "GLM-5": sparse_samples}
+            makers["eagle3"] = lambda _: []
             model, write = tiny_model(kind, folder), makers.get(kind, samples)
             if kind == name:
                 made[name] = (model, write(model))
@@ -171,6 +173,23 @@ def rounded_attention(module, query, key, value, mask, scaling, **_):
         q, k, v, is_causal=causal, scale=scaling
     )
     return out.to(kind).to(query.dtype).transpose(1, 2), None
+
+
+LONGER = (2600,)
+
+
+def sparse_samples(folder: Path, change=architectures.interleave):
+    """Samples of GLM-5; in the longest, queries leave keys out, and it matters."""
+    from hugging_face import _continuation, _load, samples
+
+    found = samples(folder, "eager", change=change, longer=LONGER)
+    model = _load(folder, "eager")
+    for layer in model.model.layers:
+        layer.self_attn.indexer.index_topk *= 2
+    for sample in found:
+        if len(sample.prompt) in LONGER:
+            assert _continuation(model, sample.prompt) != sample.tokens
+    return found
 
 
 GRAPHS = {

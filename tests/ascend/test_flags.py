@@ -26,6 +26,8 @@ FUSED = ("--additional-config", json.dumps({"enable_fused_mc2": 1}))
 A3 = {"EMULATOR_DEVICE_TYPE": "A3", "EMULATOR_SOC": "Ascend910_9391"}
 FUSED_CALL = "_C_ascend::dispatch_ffn_combine"
 LATENT_CALL = "npu::npu_fused_infer_attention_score_v2"
+INDEXER_CALL = "npu::npu_lightning_indexer"
+SPARSE_CALL = "_C_ascend::npu_sparse_flash_attention"
 QUANTISED_CALL = "npu::npu_quant_matmul"
 
 
@@ -69,6 +71,13 @@ MODES = {
         "deepseek in int8",
         [*IN_GRAPHS, *FUSED],
         [REPLAY, UPDATE, FUSED_CALL, f"{LATENT_CALL}.out", QUANTISED_CALL],
+        environment=A3,
+        draft="mtp",
+    ),
+    "GLM-5, MTP, graphs, fused MC2, A3": Mode(
+        "GLM-5",
+        [*IN_GRAPHS, *FUSED, "--max-model-len", "4096"],
+        [REPLAY, FUSED_CALL, INDEXER_CALL, SPARSE_CALL],
         environment=A3,
         draft="mtp",
     ),

@@ -70,6 +70,81 @@ def test_histogram(dtype):
     assert found.tolist() == experts.bincount(minlength=8).tolist()
 
 
+QUERIES, LENGTHS = (1, 3, 2, 0), (9, 6, 2, 0)
+CHOSEN, PADDED = 4, 7
+"""Keys of a query; and rows, of which the last is nobody's."""
+
+
+@pytest.fixture
+def paged():
+    """The arguments that say which pages, of four keys, are whose."""
+    torch.manual_seed(3)
+    return {
+        "actual_seq_lengths_query": torch.tensor(QUERIES).cumsum(0).int(),
+        "block_table": torch.randperm(12).view(4, 3).int(),
+        "layout_query": "TND",
+    }
+
+
+def seen_keys(paged, *caches):
+    """Of each row the keys, in float64, that its query sees in each cache."""
+    for pages, count, length in zip(
+        paged["block_table"], QUERIES, LENGTHS, strict=True
+    ):
+        for last in range(length - count, length):
+            yield [cache[pages].double().flatten(0, 2)[: last + 1] for cache in caches]
+
+
+def on_device(arguments):
+    return {k: v if isinstance(v, str) else v.to("npu") for k, v in arguments.items()}
+
+
+def test_indexer(paged):
+    x, weights, keys = (torch.randn(s) for s in ((7, 16, 5), (7, 16), (12, 4, 1, 5)))
+    found, _ = torch_npu.npu_lightning_indexer(
+        *npu(x, keys, weights),
+        actual_seq_lengths_key=torch.tensor(LENGTHS).int().to("npu"),
+        layout_key="PA_BSND",
+        sparse_count=CHOSEN,
+        **on_device(paged),
+    )
+    assert found[-1].tolist() == [[-1] * CHOSEN]
+    for row, (seen,) in enumerate(seen_keys(paged, keys)):
+        scores = weights[row].double() @ (x[row].double() @ seen.T).clamp(min=0)
+        best = scores.sort(descending=True).indices.tolist()[:CHOSEN]
+        assert found[row, 0].tolist() == best + [-1] * (CHOSEN - len(best))
+
+
+def test_sparse_attention(paged):
+    """Of four keys that each query is given, some may lie behind it."""
+    x, rope, keys, turned = (
+        torch.randn(s) for s in ((7, 3, 5), (7, 3, 2), (12, 4, 1, 5), (12, 4, 1, 2))
+    )
+    given = torch.stack([torch.randperm(9)[:CHOSEN] for _ in range(PADDED)])
+    given[:, 0], given[1, 1], given[3:, -1] = 0, 5, -1
+    found, _, _ = torch.ops._C_ascend.npu_sparse_flash_attention(
+        *npu(x, keys, keys, given[:, None].int()),
+        0.3,
+        actual_seq_lengths_kv=torch.tensor(LENGTHS).int().to("npu"),
+        query_rope=rope.to("npu"),
+        key_rope=turned.to("npu"),
+        layout_kv="PA_BSND",
+        **on_device(paged),
+    )
+    assert not found[-1].any()
+    for row, (seen, halves) in enumerate(seen_keys(paged, keys, turned)):
+        chosen = [at for at in set(given[row].tolist()) if 0 <= at < len(seen)]
+        products = x[row].double() @ seen.T + rope[row].double() @ halves.T
+        shares = (0.3 * products[:, chosen]).softmax(-1)
+        assert_close(found[row].cpu(), (shares @ seen[chosen]).float())
+
+
+def test_scattering_leaves_padding_out():
+    x, rows = torch.zeros(4, 2, device="npu"), torch.tensor([[2], [-1], [0]])
+    torch_npu.npu_scatter_nd_update_(x, *npu(rows, torch.ones(3, 2)))
+    assert x.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
+
+
 @triton.jit
 def _write_where_not_negative(x, block: tl.constexpr):
     at = tl.arange(0, block)

@@ -36,12 +36,13 @@ def samples(
     attention: str | None = None,
     margin: float = MARGIN,
     change: Callable[[torch.nn.Module], None] = lambda model: None,
+    longer: tuple[int, ...] = (),
 ) -> list[Sample]:
     """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
 
     Prompts are random, seeded; one whose continuation comes near a tie is replaced.
     `attention` is another implementation of it than Hugging Face's own choice, and
-    `change` makes the model another before it writes.
+    `change` makes the model another before it writes. `longer` are lengths of more.
     """
     model = _load(folder, attention)
     change(model)
@@ -49,7 +50,7 @@ def samples(
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
     shared = tuple(draw.choices(vocabulary, k=129))
     found = []
-    for length in PROMPT_LENGTHS:
+    for length in PROMPT_LENGTHS + longer:
         prompts = _prompts(draw, vocabulary, (), length)
         found.append(_sample(model, prompts, margin))
     for length in SHARED_LENGTHS:

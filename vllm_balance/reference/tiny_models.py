@@ -125,12 +125,16 @@ def make_deepseek(vocabulary: int) -> torch.nn.Module:
         num_nextn_predict_layers=1,
         **shape,
     )
-    model = _softened(transformers.DeepseekV3ForCausalLM(config))
+    return with_mtp(transformers.DeepseekV3ForCausalLM(config))
+
+
+def with_mtp(model: torch.nn.Module) -> torch.nn.Module:
+    """A softened model whose last layer has become one for MTP."""
+    config, embeddings, head = model.config, model.model.embed_tokens, model.lm_head
     hidden = config.hidden_size
-    embeddings, head = model.model.embed_tokens, model.lm_head
     with torch.no_grad():
-        head.weight += FORESIGHT * embeddings.weight.roll(1, 0)
-    config.num_hidden_layers = 2
+        _softened(model).lm_head.weight += FORESIGHT * embeddings.weight.roll(1, 0)
+    config.num_hidden_layers -= 1
     layer = model.model.layers[config.num_hidden_layers]
     layer.embed_tokens = copy.deepcopy(embeddings)
     for name in ("enorm", "hnorm"):

@@ -13,6 +13,7 @@ AFTER = {
     "vllm_ascend.vllm_ascend_C": "operators_of_the_plugin",
     "vllm_ascend._build_info": "device_type",
     "vllm_ascend.quantization.modelslim_config": "float32_of_quantised",
+    "vllm.v1.attention.selector": "float32_of_caches",
     "triton.backends": "triton_driver",
     "triton": "triton_masks",
     "triton.runtime.interpreter": "triton_launches",

@@ -40,7 +40,14 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
         flat[slots[there]] = chosen.view(-1, *cache.shape[2:]).to(cache.dtype)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool):
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    causal: bool = False,
+    seen: Tensor | None = None,
+):
     """Attention of one request, in float32.
 
     Args:
@@ -49,6 +56,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
         value: [keys, groups, size of a value].
         scale: of the products.
         causal: the last query sees the last key; else each sees all.
+        seen: which keys each query sees, [queries, keys].
 
     Returns:
         [queries, heads, size of a value], and the logarithms of the sums of the
@@ -61,6 +69,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
         t, s = query.shape[0], key.shape[0]
         unseen = torch.ones(t, s, dtype=torch.bool, device=query.device)
         scores = scores.masked_fill(unseen.triu(s - t + 1), float("-inf"))
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
     out = torch.einsum("hts,shd->thd", scores.softmax(-1), v)
     return out.to(query.dtype), scores.logsumexp(-1).t()[..., None]
 

@@ -2,10 +2,21 @@
 
 import functools
 import os
+import typing
 
-from . import attention, experts, groups, latent, layers, others, quantised, registry
+from . import (
+    attention,
+    experts,
+    groups,
+    latent,
+    layers,
+    others,
+    quantised,
+    registry,
+    sparse,
+)
 
-MODULES = (attention, experts, groups, latent, layers, others, quantised)
+MODULES = (attention, experts, groups, latent, layers, others, quantised, sparse)
 """They register what they have."""
 
 
@@ -34,6 +45,12 @@ def float32_of_quantised(module):
     config = module.AscendModelSlimConfig
     known = [*config.get_supported_act_dtypes(), module.torch.float32]
     config.get_supported_act_dtypes = classmethod(lambda cls: known)
+
+
+def float32_of_caches(module):
+    """Let the plugin name float32 as a cache's type, as with an indexer it does."""
+    known = typing.get_args(module.CacheDType)
+    module.CacheDType = typing.Literal[(*known, "float32")]
 
 
 def triton_driver(module):

@@ -115,7 +115,7 @@ operator("npu::npu_fused_infer_attention_score_v2.out", returns=("out",))(
 def transpose_batchmatmul(
     input, weight, *, perm_x1=None, perm_x2=None, perm_y=None, **rest
 ):
-    """[n, b, i] times [n, i, o], as [b, n, o]."""
+    """[n, b, i], or with `perm_x1` [b, n, i], times [n, i, o], as [b, n, o]."""
     name = "npu_transpose_batchmatmul"
     require(not rest or rest.pop("batch_split_factor", 1) == 1, name, "a split")
     require_defaults(name, rest)
@@ -127,8 +127,8 @@ def transpose_batchmatmul(
             (perm_y, (1, 0, 2)),
         )
     ]
-    require(orders == [[0, 1, 2], [0, 1, 2], [1, 0, 2]], name, f"orders {orders}")
-    return torch.bmm(input, weight).transpose(0, 1).contiguous()
+    require(orders[1:] == [[0, 1, 2], [1, 0, 2]], name, f"orders {orders}")
+    return torch.bmm(input.permute(orders[0]), weight).transpose(0, 1).contiguous()
 
 
 @operator("atb::npu_paged_cache_load.out", returns=("key", "value"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from .registry import operator
+from .registry import operator, require
 
 ND = 2
 """The number of the plain format; the emulated device has no other."""
@@ -35,6 +35,19 @@ def get_format(input):
 @operator("npu::npu_prefetch")
 def prefetch(*arguments, **rest):
     """A hint for a cache that is not there."""
+
+
+@operator("npu::npu_scatter_nd_update_", returns=("input",))
+def scatter_nd_update(input, indices, updates):
+    """Write rows to where the indices say.
+
+    CANN says nothing of indices below 0, which the plugin has in padding: they write
+    nothing here.
+    """
+    require(indices.shape[1:] == (1,), "npu_scatter_nd_update_", indices.shape)
+    there = indices[:, 0] >= 0
+    input[indices[there, 0].long()] = updates[there]
+    return input
 
 
 @operator("atb::_npu_matmul_add_fp32")
