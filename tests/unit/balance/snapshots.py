@@ -75,10 +75,7 @@ def histories(draw, max_ranks=4, max_steps=6):
 
 
 class Ranks:
-    """A small model of ranks that serve, in virtual time, by a policy's decisions.
-
-    A step lasts 40 ms, and 60 ms per 100 prompt tokens of the fullest rank.
-    """
+    """Ranks in virtual time: 40 ms a step, 60 per 100 prompt tokens of the fullest."""
 
     def __init__(self, count):
         self.now = 0

@@ -23,11 +23,8 @@ def send(dispatch: TokenDispatch, request: int, prompt_tokens: int) -> int:
 
 def test_the_least_prompt_tokens_win() -> None:
     dispatch = TokenDispatch(3, slots=8)
-    assert [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))] == [
-        0,
-        1,
-        2,
-    ]
+    sent = [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))]
+    assert sent == [0, 1, 2]
     assert send(dispatch, 3, 100) == 1
     assert send(dispatch, 4, 100) == 1, "400 + 2 x 150 tokens are less than 900 + 150"
 
@@ -128,9 +125,8 @@ def test_a_prefix_that_all_have_is_worth_computing_on_every_rank() -> None:
 def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(
     hostile: bool,
 ) -> None:
-    """Sessions share a beginning; hostile clients ask for it again and again on one
-    rank, with ends of their own, and give up or not. No request waits behind more than
-    its prefix is worth, and none in a queue while another rank has a free slot."""
+    """Hostile clients ask for it again and again on one rank. No request waits behind
+    more than its prefix is worth, and none in a queue while another has a free slot."""
     rng = random.Random(5)
     ranks, slots, shared = 4, 16, 150
     dispatch = with_prefixes(ranks, slots, chunks=2000)
@@ -166,9 +162,7 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(
 
 
 def test_random_operations_leave_no_count_and_no_belief_behind() -> None:
-    """Requests that are sent, or fail before; more input, first tokens, ends; ranks
-    that come and go; answers that come twice, late, or of requests that never were;
-    beginnings of prompts that were cached, or not, whatever was believed."""
+    """Also failures, answers that are late or of nobody, and ranks that come and go."""
     rng = random.Random(1)
     dispatch = with_prefixes(4, slots=4, chunks=50, servers=3)
     sent: dict[int, tuple[int, int]] = {}
