@@ -75,6 +75,12 @@ class Engine(Base):
             request.abort()
         self.running.clear()
 '''
+SYNC = (
+    b"            self.active = self.sync(\n                executed,\n            )\n"
+)
+SYNC_AND_WAVE = SYNC + (
+    b"\n            if not self.active:\n                self.wave += 1\n"
+)
 QUEUE = b"class Queue(list):\n    def peek(self):\n        return self[0]\n"
 PLUGIN = b'def enabled(config):\n    """Whether it is on."""\n    return config.on\n'
 README = b"Sample.\n\nNothing else.\n"
@@ -115,13 +121,7 @@ WITH_GATE = replaced(
 WITH_HOLD = replaced(
     WITH_GATE, (b"            # Admit it.\n", HOLD + b"            # Admit it.\n")
 )
-WITH_EXCHANGE = replaced(
-    WITH_HOLD,
-    (
-        b"                executed,\n            )\n",
-        b"                executed,\n            )\n" + EXCHANGE,
-    ),
-)
+WITH_EXCHANGE = replaced(WITH_HOLD, (SYNC, SYNC + EXCHANGE))
 
 
 @cache
@@ -166,6 +166,13 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return folder
+
+
+def edit(patch: Path, old: str, new: str) -> None:
+    """Replace a text that is in it."""
+    text = patch.read_text()
+    assert old in text
+    patch.write_text(text.replace(old, new))
 
 
 def make_root(folder: Path) -> Path:
@@ -216,10 +223,7 @@ HOOKS_STAND = {
 
 
 def misplaced(source: bytes) -> list[str]:
-    """Check the four hooks with code that shares nothing with the tools.
-
-    Returns where a hook is not, or not once, as the sample means it to be.
-    """
+    """Which of the four hooks are misplaced, by code that shares nothing with ours."""
     tree = ast.parse(source)
     (engine,) = [n for n in tree.body if getattr(n, "name", "") == "Engine"]
     assert isinstance(engine, ast.ClassDef)

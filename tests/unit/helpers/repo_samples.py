@@ -25,6 +25,10 @@ UPSTREAM = {
     "vllm/v1/core/sched/scheduler.py": "class Scheduler:\n    pass\n",
     "setup.py": "",
 }
+PATCHED = UPSTREAM["vllm/version.py"] + "four = 4\n"
+NEXT = {path: UPSTREAM[path] for path in ("vllm/__init__.py", "vllm/version.py")}
+NEXT["vllm/added.py"] = "added\n"
+"""The next release."""
 ASCEND = {"vllm_ascend/__init__.py": "", "csrc/kernel.cpp": "int main() {}\n"}
 OURS = "vllm/v1/core/sched/balance/gate.py"
 PATCH = """\

@@ -46,12 +46,7 @@ def quilt(
     )
 
 
-def make_patch(
-    patches: Path,
-    tree: Path,
-    name: str,
-    changes: dict[str, bytes],
-) -> None:
+def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) -> None:
     """Add a patch on top with real quilt."""
     patches.mkdir(parents=True, exist_ok=True)
     quilt(patches, tree, "new", name)

@@ -7,12 +7,9 @@ from balance_tools.hooks.model import Status
 from balance_tools.hooks.outcome import Sides, decide
 from balance_tools.series.apply import diff_file
 from balance_tools.series.patchfile import parse_patch
-from rebase_samples import ENGINE
+from rebase_samples import ENGINE, SYNC
+from rebase_samples import EXCHANGE as HOOK
 
-HOOK = b"            self.gate.exchange(self.active)\n"
-SYNC = (
-    b"            self.active = self.sync(\n                executed,\n            )\n"
-)
 HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
 
 

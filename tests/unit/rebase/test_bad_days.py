@@ -17,22 +17,9 @@ from balance_tools.rebase.scan import releases, scan
 from balance_tools.upstream.lock import load_lock
 from index_samples import SampleIndex
 from killed import ALL, killer
-from rebase_samples import (
-    ENGINE,
-    UPSTREAM,
-    Files,
-    make_root,
-    make_sdist,
-    rebase,
-    tracked,
-)
+from rebase_samples import ENGINE, UPSTREAM, Files, make_sdist, rebase, tracked
 
 NEWER = ENGINE.replace(b"class Engine", b"LIMIT = 8\n\n\nclass Engine")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
 
 
 @pytest.fixture

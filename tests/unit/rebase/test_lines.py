@@ -11,7 +11,10 @@ from balance_tools.rebase.line import all_lines, check_own, derive, find_line
 from balance_tools.wheel.plan import check_pair
 from rebase_samples import (
     ENGINE,
+    EXCHANGE,
+    SYNC_AND_WAVE,
     UPSTREAM,
+    edit,
     make_root,
     make_sdist,
     misplaced,
@@ -22,17 +25,8 @@ from rebase_samples import (
 )
 
 # Upstream rewrote the statement that the exchange stands behind.
-NEWER = replaced(
-    ENGINE,
-    (
-        b"            self.active = self.sync(\n                executed,\n"
-        b"            )\n\n"
-        b"            if not self.active:\n                self.wave += 1\n",
-        b"            self.active = self.sync(self.finish(executed))\n",
-    ),
-)
 BEHIND = b"            self.active = self.sync(self.finish(executed))\n"
-EXCHANGE = b"            self.gate.exchange(self.active)\n"
+NEWER = replaced(ENGINE, (SYNC_AND_WAVE, BEHIND))
 OWN = "patches/vllm/exchange.patch"
 
 
@@ -53,12 +47,6 @@ def root(tmp_path: Path) -> Path:
 
 def line_file(root: Path, name: str = OWN) -> Path:
     return root / "lines" / "next" / name
-
-
-def edit(patch: Path, old: str, new: str) -> None:
-    text = patch.read_text()
-    assert old in text
-    patch.write_text(text.replace(old, new))
 
 
 def refusal(root: Path) -> str:

@@ -13,9 +13,10 @@ from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import (
     ASCEND,
     ENGINE,
+    SYNC_AND_WAVE,
     UPSTREAM,
     Files,
-    make_root,
+    edit,
     make_sdist,
     misplaced,
     patched_engine,
@@ -35,20 +36,7 @@ NEWER = replaced(
     ),
 )
 # Upstream rewrote the statement that a hook stands behind, and the one after it.
-CONFLICTING = replaced(
-    ENGINE,
-    (
-        b"            self.active = self.sync(\n                executed,\n"
-        b"            )\n\n"
-        b"            if not self.active:\n                self.wave += 1\n",
-        b"            self.finish(executed)\n",
-    ),
-)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
+CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, b"            self.finish(executed)\n"))
 
 
 def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
@@ -133,10 +121,8 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
     exchange = "            self.gate.exchange(True)\n"
     file.write_text(clean.replace(hook, hook + exchange))
     assert rebase(root, "continue") == 0
-    (patch,) = [
-        p for p in report(root, "2.0")["patches"] if p["name"] == "exchange.patch"
-    ]
-    assert patch["status"] == "content-changed"
+    patch = report(root, "2.0")["patches"][2]
+    assert (patch["name"], patch["status"]) == ("exchange.patch", "content-changed")
     assert [(h["how"], h["scope"]) for h in patch["hooks"]] == [("hand", "Engine.loop")]
     assert f"+{exchange}" in (root / "patches/vllm/exchange.patch").read_text()
 
@@ -192,9 +178,8 @@ def test_what_is_no_version_is_refused(
 def test_a_series_that_does_not_fit_its_own_lock_is_refused(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    patch = root / "patches/vllm/hold.patch"
-    patch.write_text(
-        patch.read_text().replace("             # Admit", "             # Take")
+    edit(
+        root / "patches/vllm/hold.patch", "             # Admit", "             # Take"
     )
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 1
     assert "hold.patch: vllm/engine.py, hunk 1, line" in capsys.readouterr().err

@@ -7,19 +7,11 @@ import pytest
 from balance_tools.series.apply import load_series
 from balance_tools.series.lint import Limits, lint_series
 from balance_tools.series.patchfile import ADDED, REMOVED
-from rebase_samples import sample
-
-NO_LIMITS: Limits = {}
+from rebase_samples import edit, sample
 
 
-def lint(patches: Path, tree: Path, limits: Limits = NO_LIMITS) -> list[str]:
-    return lint_series(load_series(patches), limits, tree)
-
-
-def edit(patch: Path, old: str, new: str) -> None:
-    text = patch.read_text()
-    assert old in text
-    patch.write_text(text.replace(old, new))
+def lint(patches: Path, tree: Path, limits: Limits | None = None) -> list[str]:
+    return lint_series(load_series(patches), limits or {}, tree)
 
 
 def only_first(patches: Path) -> Path:

@@ -4,14 +4,7 @@ from pathlib import Path
 import pytest
 
 from balance_tools.errors import ToolError
-from repo_samples import ASCEND, OURS, UPSTREAM, SampleRepo
-
-PATCHED = "one = 1\ntwo = 2\nthree = 3\nfour = 4\n"
-NEXT = {
-    "vllm/__init__.py": "",
-    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
-    "vllm/added.py": "added\n",
-}
+from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM, SampleRepo
 
 
 def times(folder: Path) -> dict[str, int]:

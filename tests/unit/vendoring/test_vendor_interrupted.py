@@ -8,14 +8,9 @@ import pytest
 
 from index_samples import Fault
 from killed import COPIES, killer
-from repo_samples import OURS, SampleRepo
+from repo_samples import NEXT, OURS, PATCHED, SampleRepo
 
 MINE = "vllm/mine.py"
-NEXT = {
-    "vllm/__init__.py": "",
-    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
-    "vllm/added.py": "added\n",
-}
 COMMAND = ("vendor", "--only", "vllm")
 
 
@@ -35,7 +30,7 @@ def is_old(repo: SampleRepo) -> bool:
 def check_new(repo: SampleRepo) -> None:
     assert repo.tree() == {
         "__init__.py": "",
-        "version.py": "one = 1\ntwo = 2\nthree = 3\nfour = 4\n",
+        "version.py": PATCHED,
         "added.py": "added\n",
         "mine.py": "mine\n",
         "v1/core/sched/balance/gate.py": "# ours\n",
