@@ -11,6 +11,7 @@ import pytest
 from pip._internal.models.index import PyPI
 
 from balance_tools.paths import Paths
+from balance_tools.run import listed_by_git
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -26,10 +27,7 @@ EXEMPT = {
 
 
 def tracked() -> list[str]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=PATHS.root, capture_output=True, check=True
-    )
-    return [name for name in listing.stdout.decode().split("\0") if name]
+    return listed_by_git(PATHS.root)
 
 
 def non_trivial_lines(path: Path) -> Iterator[str]:

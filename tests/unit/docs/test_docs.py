@@ -1,11 +1,12 @@
 """What the pages name exists."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from balance_tools.run import listed_by_git
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -14,10 +15,7 @@ TESTS = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.
 
 def tracked_and_vendored() -> Iterator[Path]:
     """Files and folders that git tracks, and those of the patched upstream trees."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
+    for name in listed_by_git(ROOT):
         yield from (ROOT / name, *(ROOT / name).parents[: name.count("/")])
     for package in ("vllm", "vllm_ascend"):
         yield from (ROOT / package).rglob("*.py")

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from balance_tools.distribution import SETTINGS_NAME, load_settings
 from balance_tools.paths import Paths
@@ -35,10 +36,20 @@ def test_pages_name_the_present_version() -> None:
     assert {version for _, version in named} == {present}, named
 
 
-def test_the_releases_of_upstream_are_those_of_the_lock() -> None:
-    assert f"vllm {LOCK.vllm.version} and vllm-ascend {LOCK.vllm_ascend.version}" in (
-        " ".join(INSTALL.split())
-    )
+def test_the_releases_of_upstream_are_those_of_the_locks() -> None:
+    words = "vllm {0.vllm.version}{1} vllm-ascend {0.vllm_ascend.version}".format
+    assert words(LOCK, " and") in " ".join(INSTALL.split())
+    supported = (PATHS.root / "SUPPORT.md").read_text()
+    for lock in (PATHS.lock, *PATHS.root.glob("lines/*/upstream.toml")):
+        assert words(load_lock(lock), ",") in supported
+
+
+def test_the_public_workflow_runs_what_ci_runs() -> None:
+    path = PATHS.root / ".github/workflows/ci.yml"
+    workflow = yaml.safe_load(path.read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    assert workflow["permissions"] == {"contents": "read"}
 
 
 def said_by_upstream(name: str) -> str:

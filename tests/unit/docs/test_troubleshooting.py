@@ -43,8 +43,7 @@ MOST_UNKNOWN = 2
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """What we, the image, the upstream files named above, pip and Python can say; a
-    zero stands for a value."""
+    """What the sources above, pip and Python can say; a zero stands for a value."""
     root = PATHS.root
     files = [root / name for name in OF_UPSTREAM]
     for folder in ("vllm_balance", "tools", "vllm/v1/core/sched/balance"):
