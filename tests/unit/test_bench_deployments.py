@@ -97,11 +97,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
     data = benchmark["dataset_path"]
     length = re.search(r"in(\d+)", data)
     assert length is not None, data
-    caching = "default"
-    if "enable-prefix-caching" in given:
-        caching = "yes"
-    elif "no-enable-prefix-caching" in given:
-        caching = "no"
+    told = {"enable-prefix-caching": "yes", "no-enable-prefix-caching": "no"}
     return {
         "plugin": plugin,
         "config": name,
@@ -111,7 +107,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
         "step_tokens": given["max-num-batched-tokens"],
         "model_len": given["max-model-len"],
         "drafts": str(drafts.get("num_speculative_tokens", 0)),
-        "prefix_caching": caching,
+        "prefix_caching": next((told[n] for n in told if n in given), "default"),
         "async": "yes" if "async-scheduling" in given else "no",
         "clients": str(benchmark["batch_size"]),
         "prompts": str(benchmark["num_prompts"]),

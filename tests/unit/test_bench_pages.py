@@ -14,11 +14,8 @@ from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 ROOT = Path(__file__).parents[2]
 POLICIES = "vllm/v1/core/sched/balance"
 NEEDED = (
-    "bench",
-    POLICIES,
-    "vllm/benchmarks/dp_balance",
+    *("bench", POLICIES, "vllm/benchmarks/dp_balance", "docs/results.md"),
     "tests/unit/helpers/pure_vllm.py",
-    "docs/results.md",
 )
 NAME = "synthetic"
 """Of the result that the tests change."""
@@ -56,15 +53,11 @@ def result_of(tree: Path, name: str = NAME) -> Path:
     return tree / "bench" / "results" / f"{name}.json"
 
 
-# ---- Picture and page
-
-
 def test_the_picture_can_be_drawn_and_has_its_marks(tree: Path) -> None:
     script = tree / "bench" / "pictures.py"
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    drawn = tree / "docs" / "pictures"
-    marks = (drawn / "tradeoff.svg").read_text().count('id="PathCollection_')
-    assert marks > 30
+    drawn = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
+    assert drawn.count('id="PathCollection_') > 30
 
 
 def test_a_number_that_was_typed_into_the_page_fails(tree: Path) -> None:
@@ -97,9 +90,6 @@ def test_the_first_table_is_of_upstreams_deployments(tree: Path) -> None:
     columns = [column.strip() for column in rows[0].split("|")[1:-1]]
     assert columns[5].endswith(f" {best}")
     assert columns[6] == f"{ratio - 1:+.1%}"
-
-
-# ---- Age of results
 
 
 @pytest.fixture
@@ -155,8 +145,6 @@ def test_an_entry_whose_result_was_made_again_fails(renewed: Path) -> None:
     list_older(renewed, **{NAME: WHY})
     assert f"{NAME} was made again; take it out" in pages(renewed, "--check")
 
-
-# ---- The runner
 
 SMALL = """
 import sys

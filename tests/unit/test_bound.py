@@ -24,12 +24,9 @@ from bound import least_mean_e2el, sum_of_mean_times, tokens_left
 def test_no_policy_beats_it(policy: str, seed: int) -> None:
     rng = random.Random(seed)
     limits = RankLimits(rng.choice((1, 2, 4)), 16, rng.choice((512, 4096)))
-    workload = Workload(
-        200,
-        f"lognormal:{rng.choice((300, 3000))}:1:8000",
-        f"lognormal:{rng.choice((2, 100))}:1:900",
-        prefix_share=rng.choice((0, 0.5)),
-    )
+    prompts = f"lognormal:{rng.choice((300, 3000))}:1:8000"
+    answers = f"lognormal:{rng.choice((2, 100))}:1:900"
+    workload = Workload(200, prompts, answers, prefix_share=rng.choice((0, 0.5)))
     cost = replace(DEEPSEEK_V3_1, phi=rng.choice((0, 0.5)), padded=rng.choice((0, 1)))
     traffic = ClientTraffic(request_rate=rng.choice((0.02, 1, 20)))
     run = simulate(Scenario(limits, cost, workload, traffic), policy, seed)
@@ -52,9 +49,8 @@ def test_short_jobs_first_is_the_least_sum() -> None:
     """As good as the best of all orders of pieces of one second."""
     for seed in range(20):
         rng = random.Random(seed)
-        jobs = [
-            (float(n), rng.randint(1, 3)) for n in sorted(rng.choices(range(4), k=3))
-        ]
+        times = sorted(rng.choices(range(4), k=3))
+        jobs = [(float(time), rng.randint(1, 3)) for time in times]
         pieces = [n for n, (_, size) in enumerate(jobs) for _ in range(size)]
         sums = []
         for order in set(permutations(pieces)):

@@ -60,25 +60,23 @@ def test_constants_are_recovered(phi: float) -> None:
 
 
 def test_outliers_do_not_move_the_constants() -> None:
-    rng = random.Random(0)
+    rng, samples = random.Random(0), samples_of(scenario(cost(0.3)))
+    outliers = [each.seconds + 0.5 * (rng.random() < 0.01) for each in samples]
     found = fit(
-        [
-            sample._replace(seconds=sample.seconds + 0.5 * (rng.random() < 0.01))
-            for sample in samples_of(scenario(cost(0.3)))
-        ]
+        [one._replace(seconds=s) for one, s in zip(samples, outliers, strict=True)]
     )
     assert found.t0.value == pytest.approx(0.036, rel=0.05)
     assert found.c.value == pytest.approx(0.03, rel=0.10)
 
 
+def lone(prompts: str) -> Fit:
+    """Of a load in which one rank prefills at a time."""
+    workload, traffic = Workload(60, prompts, "30"), ClientTraffic(request_rate=0.2)
+    return fitted(Scenario(RankLimits(4, 32, 4096), cost(0.5), workload, traffic))
+
+
 def test_lone_equal_prompts_identify_neither_phi_nor_c() -> None:
-    lone = Scenario(
-        RankLimits(4, 32, 4096),
-        cost(0.5),
-        Workload(60, "500", "30"),
-        ClientTraffic(request_rate=0.2),
-    )
-    found = fitted(lone)
+    found = lone("500")
     assert found.phi.note
     assert found.c.note
     expected = 2e-4 * (0.5 + 0.5 / 4) + 0.03 / 500
@@ -159,20 +157,8 @@ def test_intervals_of_several_steps_do_as_well() -> None:
     assert found.phi.value == pytest.approx(0.3, abs=0.1)
 
 
-def unknown_phi() -> Fit:
-    """Of a load in which one rank prefills at a time."""
-    return fitted(
-        Scenario(
-            RankLimits(4, 32, 4096),
-            cost(0.5),
-            Workload(60, "uniform:100:900", "30"),
-            ClientTraffic(request_rate=0.2),
-        )
-    )
-
-
 def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used() -> None:
-    found = unknown_phi()
+    found = lone("uniform:100:900")
     phis = [model.phi for model in found.costs]
     assert phis == pytest.approx([0.0, 0.95])
     assert found.cost.phi == max(phis), "policies gain least there"
@@ -184,7 +170,7 @@ def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used() -> No
 def test_recommend_shows_the_range_and_warns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = unknown_phi()
+    found = lone("uniform:100:900")
     path = tmp_path / "mine.json"
     document = {"format": "dp-balance calibrate", "format_version": 1}
     path.write_text(json.dumps(document | {"fit": asdict(found)}))

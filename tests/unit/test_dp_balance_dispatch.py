@@ -66,12 +66,9 @@ def sessions(folder: Path, shares: bool) -> Workload:
     rows = []
     for turn in range(8):
         for session in range(12):
-            blocks = 64 + 16 * turn
-            row = {
-                "timestamp": 5000 * turn + 40 * ((5 * session + turn) % 12),
-                "input_length": 64 * blocks,
-                "output_length": 5,
-            }
+            blocks, when = 64 + 16 * turn, 40 * ((5 * session + turn) % 12)
+            row = {"timestamp": 5000 * turn + when, "input_length": 64 * blocks}
+            row["output_length"] = 5
             hash_ids = [1000 * session + block for block in range(blocks)]
             rows.append(row | ({"hash_ids": hash_ids} if shares else {}))
     rows.sort(key=lambda row: row["timestamp"])
@@ -94,16 +91,13 @@ def computed(
     )
     tokens: list[int] = []
     done = simulate(
-        scenario,
-        "adaptive",
-        on_step=lambda step: tokens.append(sum(step.loads.prefill)),
+        scenario, "adaptive", on_step=lambda step: tokens.extend(step.loads.prefill)
     )
     return sum(tokens), max(request.done for request in done.requests)
 
 
 def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
-    """Also where KV caches hold a third of it all; and that is what is served. All ends
-    as early with a router that remembers what it sent as with one that knows all."""
+    """Also where KV caches hold a third of it; as early as with one that knows all."""
     workload = sessions(tmp_path, shares=True)
     roomy = [computed(workload, name)[0] for name in ("prefix-aware", "tokens")]
     assert roomy[0] < 0.6 * roomy[1]
@@ -128,7 +122,7 @@ def test_trtllm_deals_out_what_fits_the_longest_first() -> None:
     requests = [SimRequest(index, length, 1) for index, length in lengths]
     dealt = tested.deal(requests)
     assert [(rank, request.index) for rank, request in dealt] == [
-        *((0, 1), (1, 3), (1, 2), (0, 0)),
+        *((0, 1), (1, 3), (1, 2), (0, 0))
     ]
     for rank, request in dealt:
         request.rank = rank

@@ -20,10 +20,6 @@ def test_a_vanished_symbol_is_not_the_same_as_a_misfit() -> None:
     assert len(codes) == sum(status.needs_human for status in Status)
 
 
-def test_a_finding_says_where_what_and_what_upstream_did() -> None:
-    assert str(NAME) == "vllm/gate.py:7: vllm.a.B.d is gone"
-
-
 def test_placed_and_checked_are_two_numbers() -> None:
     rows = [
         ScannedRelease("0.1", (CONFLICT,), 1.0),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import image
@@ -54,14 +55,13 @@ def a_run(policy: str, throughput: float, gap: float = 0.005) -> Run:
 @pytest.mark.parametrize("who", [BY_RANKS, BY_FRONT_END])
 def test_steps_are_read_from_a_log(tmp_path: Path, who: str) -> None:
     log = tmp_path / "steps.log"
-    lines = [
-        f"105.0 {who.format(rank=0)}{LINE.format(prefill=100, decodes=4, ms=200.0)}\n",
-        "104.9 MainProcess Application startup complete.\n",
-        f"105.0 {who.format(rank=1)}{LINE.format(prefill=0, decodes=8, ms=190.0)}\n",
-    ]
-    dummy = LINE.format(prefill=0, decodes=0, ms=100.0)
-    lines += [f"105.1 {who.format(rank=1)}{dummy} (dummy)\n"]
-    log.write_text("".join(lines))
+    one, other = who.format(rank=0), who.format(rank=1)
+    log.write_text(
+        f"105.0 {one}{LINE.format(prefill=100, decodes=4, ms=200.0)}\n"
+        "104.9 MainProcess Application startup complete.\n"
+        f"105.0 {other}{LINE.format(prefill=0, decodes=8, ms=190.0)}\n"
+        f"105.1 {other}{LINE.format(prefill=0, decodes=0, ms=100.0)} (dummy)\n"
+    )
     first, second = read_steps(log, DEVICE)
     assert (first.rank, first.start, first.end) == (0, 0, pytest.approx(0.2))
     assert first.own_s == pytest.approx(0.05 + 4 * 0.001 + 0.04 + 100 * 0.0005)
@@ -96,23 +96,19 @@ def test_the_picture_shows_the_same_seconds_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "found"),
+    ("policy", "changes", "found"),
     [
-        (replace(a_run("off", 1), held_steps={0: 1.0}), "no metric of a gate"),
-        (replace(a_run("adaptive", 1), held_steps={}), "to hold prompts"),
-        (
-            replace(a_run("adaptive", 1), held_steps=dict.fromkeys(range(RANKS), 0.0)),
-            "to hold prompts",
-        ),
-        (
-            replace(a_run("off", 1), bench={"failed": 2, "completed": 8}),
-            "found 2 failed",
-        ),
+        ("off", {"held_steps": {0: 1.0}}, "no metric of a gate"),
+        ("adaptive", {"held_steps": {}}, "to hold prompts"),
+        ("adaptive", {"held_steps": dict.fromkeys(range(RANKS), 0.0)}, "to hold promp"),
+        ("off", {"bench": {"failed": 2, "completed": 8}}, "found 2 failed"),
     ],
 )
-def test_what_the_demo_must_not_pass_over(run: Run, found: str) -> None:
+def test_what_the_demo_must_not_pass_over(
+    policy: str, changes: dict[str, Any], found: str
+) -> None:
     with pytest.raises(ToolError, match=found):
-        check(run)
+        check(replace(a_run(policy, 1), **changes))
 
 
 def test_answers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:

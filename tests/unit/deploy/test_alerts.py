@@ -25,15 +25,12 @@ def rules() -> list[dict]:
     not shutil.which("promtool"), reason="no promtool: install Debian's prometheus"
 )
 def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
+    command = ["promtool", "test", "rules", "cases.yaml"]
+    shutil.copy(CASES, tmp_path / "cases.yaml")
+
     def promtool(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "rules.yaml").write_text(text)
-        shutil.copy(CASES, tmp_path / "cases.yaml")
-        return subprocess.run(
-            ["promtool", "test", "rules", "cases.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     text = yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"], width=1000)
     done = promtool(text)

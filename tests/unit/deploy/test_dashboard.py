@@ -12,10 +12,7 @@ SUFFIXES = {
     "gauge": [""],
     "histogram": ["_bucket", "_sum", "_count"],
 }
-UPSTREAM = {
-    "vllm:time_to_first_token_seconds_bucket",
-    "vllm:generation_tokens_total",
-}
+UPSTREAM = {"vllm:time_to_first_token_seconds_bucket", "vllm:generation_tokens_total"}
 
 
 def names() -> list[str]:

@@ -5,13 +5,7 @@ import re
 import shlex
 
 import pytest
-from test_deploy_kubernetes import (
-    DEPLOY,
-    VARIANTS,
-    container,
-    pods,
-    workload,
-)
+from test_deploy_kubernetes import DEPLOY, VARIANTS, container, pods, workload
 
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
@@ -41,8 +35,7 @@ def flags(words: list[str]) -> Options:
 
 
 def recipes() -> list[tuple[dict[str, str], Options]]:
-    """Variables and options of each command in upstream's page that has four ranks
-    of 16 slots."""
+    """Variables and options of upstream's commands that have four ranks of 16 slots."""
     version = load_lock(PATHS.lock).vllm_ascend.version
     text = (PATHS.unpacked("vllm-ascend", version) / PAGE).read_text()
     found = []

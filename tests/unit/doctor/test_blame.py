@@ -42,7 +42,7 @@ BOTH = (rank(0), rank(1))
 MODEL, AHEAD = {"stack": "f(models/b.py:3)"}, {"doing": "exchange", "position": (0, 6)}
 FAR = {"size": 4, "others": {"2": (None, NOW - 9), "3": (None, NOW - 9)}}
 LOCAL = replace(FRONT, arguments=(*SERVE, "-dpl=2"))
-IDLE = {"doing": "idle", "stack": ""}
+IDLE = [rank(number, doing="idle", stack="") for number in (0, 1)]
 
 CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "stopped": ([rank(0, **AHEAD), rank(1, "T")], {}, "rank 1 (pid 11), stopped"),
@@ -56,11 +56,7 @@ CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "said": ([], {"log": ["EngineCore_DP1 died unexpectedly"]}, "said: EngineCore_DP1"),
     "starts": ([], {}, "no rank is there (yet)"),
     "workers": ([rank(0, stack="a(v1/shm_broadcast.py:4)"), rank(1)], {}, "its worker"),
-    "deaf": (
-        [rank(0, **IDLE), rank(1, **IDLE)],
-        {"answer": "is deaf"},
-        "the front-end is de",
-    ),
+    "deaf": (IDLE, {"answer": "is deaf"}, "the front-end is de"),
     "moves": ([*BOTH], {"moved": frozenset({10})}, "nobody's: steps go on"),
 }
 

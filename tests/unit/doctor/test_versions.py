@@ -20,7 +20,7 @@ ROWS = [re.split(r" *\| *", line)[1:-1] for line in re.findall(r"^\|.*", PAGE, r
 TABLE = {what: dict(zip(ROWS[0][1:], cells, strict=True)) for what, *cells in ROWS[2:]}
 """What it is of, to the version by line, and to the file that says it."""
 POLICY = "docs/source/community/versioning_policy.md"
-VERSIONS = [
+ORDERED = [
     "24.1.rc3",
     "24.1.0.3",
     "25.2.0",
@@ -65,5 +65,5 @@ def test_the_pinned_sources_say_so(what: str) -> None:
 
 
 def test_versions_of_the_vendor_are_in_order() -> None:
-    assert sorted(VERSIONS, key=order) == VERSIONS
+    assert sorted(ORDERED, key=order) == ORDERED
     assert order("26.0.RC1") == order("26.0.rc1")

@@ -37,16 +37,11 @@ def test_formatting_comments_and_docstrings_are_no_drift() -> None:
 def test_what_uses_names_of_ours_ranks_first(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     series = load_series(root / "patches" / "vllm")
+    limits = b"self.limit = 1\n        self.a = 2\n        self.b = 3"
     changed = replaced(
         ENGINE,
-        (
-            b"            budget -= request.tokens\n",
-            b"            budget -= request.size\n",
-        ),
-        (
-            b"        self.limit = config.limit\n",
-            b"        self.limit = 1\n        self.a = 2\n        self.b = 3\n",
-        ),
+        (b"budget -= request.tokens", b"budget -= request.size"),
+        (b"self.limit = config.limit", limits),
     )
     old = modules(tmp_path / "old", UPSTREAM)
     new = modules(tmp_path / "new", {**UPSTREAM, "vllm/engine.py": changed})

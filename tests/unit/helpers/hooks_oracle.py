@@ -1,8 +1,4 @@
-"""Where the gate and the exchange must stand, told by hand.
-
-Independent of the tools on purpose: plain `ast`, and facts about vLLM that a reader can
-check. Each check's docstring says in a sentence what must be so.
-"""
+"""Where the gate and the exchange must stand, told by hand, without our tools."""
 
 import ast
 from collections.abc import Callable

@@ -273,10 +273,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
 
 
 def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
-    """What is worse than may be, and than twice the standard error of off's noise.
-
-    Noise of the policy's own is no excuse: off would have had none of it.
-    """
+    """What is worse than may be, and than twice the standard error of off's noise."""
     found = []
     for what, factor, more in (("mean", MEAN, 0.0), ("tail", TAIL, TAIL_SECONDS)):
         before = [getattr(off, what) for off in offs]
@@ -289,10 +286,7 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
 
 
 def judge(world: World, policy: str) -> tuple[Figures, Figures | None, str]:
-    """The figures of off and of a policy, and what is harm; empty if nothing is.
-
-    Before it finds harm, it runs both again with other noise.
-    """
+    """The figures of off and of a policy, and what is harm also with other noise."""
     offs, policies = [serve(world, "off")], []
     until = 5 * offs[0].end + 100
     try:

@@ -6,13 +6,7 @@ import pytest
 
 from balance_tools.errors import ToolError
 from balance_tools.upstream.pristine import extract_sdist
-from index_samples import (
-    Member,
-    file_member,
-    make_sdist,
-    make_tar,
-    special_member,
-)
+from index_samples import Member, file_member, make_sdist, make_tar, special_member
 
 
 @pytest.fixture
@@ -80,11 +74,9 @@ def test_two_top_folders_are_refused(archive: Path, dest: Path) -> None:
 def test_a_broken_archive_is_refused(damage: str, archive: Path, dest: Path) -> None:
     whole = make_sdist("t", {"f": bytes(range(256)) * 40})
     archive.write_bytes(
-        {
-            "cut": whole[: len(whole) // 2],
-            "rubbish": b"not an archive",
-            "empty": b"",
-        }[damage]
+        {"cut": whole[: len(whole) // 2], "rubbish": b"not an archive", "empty": b""}[
+            damage
+        ]
     )
     with pytest.raises(ToolError, match="expected an archive that can be unpacked"):
         extract_sdist(archive, dest)
