@@ -1,7 +1,4 @@
-"""Schedulers for `--scheduler-cls`: one writes down what it does, one damages rows.
-
-They live in the engine processes, which find this file through `PYTHONPATH`.
-"""
+"""Schedulers for `--scheduler-cls`: one writes down what it does, one damages rows."""
 
 import json
 import os

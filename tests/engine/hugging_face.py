@@ -37,12 +37,7 @@ def samples(
     margin: float = MARGIN,
     change: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> list[Sample]:
-    """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
-
-    Prompts are random, seeded; one whose continuation comes near a tie is replaced.
-    `attention` is another implementation of it than Hugging Face's own choice, and
-    `change` makes the model another before it writes.
-    """
+    """22 random prompts and their greedy tokens; what comes near a tie is replaced."""
     model = _load(folder, attention)
     change(model)
     draw = random.Random(7)

@@ -84,10 +84,7 @@ class _Rank:
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
         self.gate = give_gate(
-            self.scheduler,
-            "adaptive",
-            ttft_budget=ttft_budget,
-            short_first=short_first,
+            self.scheduler, "adaptive", ttft_budget=ttft_budget, short_first=short_first
         )
         self.requests: dict[str, SimRequest] = {}
         self._generated: Counter[str] = Counter()
@@ -207,11 +204,7 @@ class RealEngine(Engine):
         prefix_blocks: int | None,
         short_first: bool,
     ) -> None:
-        """Makes the schedulers, for requests of so many tokens, prompt and output.
-
-        If prompts share beginnings, `prefix_blocks` are those that all requests of the
-        run fill: the cache keeps so many unless it is limited.
-        """
+        """The schedulers; `prefix_blocks` are all that shared prompts fill."""
         limits.check_longest(max_model_len)
         drafts = limits.num_speculative_tokens
         max_model_len += 3 * drafts + 2 * bool(drafts)  # so that none is cut

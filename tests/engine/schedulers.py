@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -83,10 +84,7 @@ def make_scheduler(
     log_stats: bool = True,
     layers: Sequence[KVCacheSpec] = (FULL_ATTENTION,),
 ) -> Any:
-    """A scheduler for a model of a few layers, without workers.
-
-    With so many KV cache blocks, vLLM's null block included; each layer is a group.
-    """
+    """One without workers; each layer is a group, one of the blocks is vLLM's own."""
     config.cache_config.num_gpu_blocks = num_blocks
     register_all_kvcache_specs(config)
     return scheduler_class(
@@ -170,6 +168,14 @@ def prompt_request(
     )
 
 
+def image(name: str, offset: int, length: int = 30) -> MultiModalFeatureSpec:
+    """An image of so many tokens in a prompt."""
+    position = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=name, mm_position=position
+    )
+
+
 def row_of(scheduler: Any, now: float = 1.0) -> Any:
     """What the rank would tell the others."""
     return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
@@ -210,10 +216,10 @@ def complete(scheduler: Any, output: Any) -> dict[str, int]:
     return {name: 1 for name in scheduled if name not in chunks}
 
 
-def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> None:
+def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
     """Gives the scheduler so many tokens for each of these requests of a step."""
     ids = list(output.num_scheduled_tokens)
-    scheduler.update_from_output(
+    return scheduler.update_from_output(
         output,
         ModelRunnerOutput(
             req_ids=ids,
@@ -249,8 +255,7 @@ def prefills(scheduler: Any) -> dict[str, int]:
 
 @contextmanager
 def nothing_cached(scheduler: Any) -> Iterator[None]:
-    """What a step computes is not found in that step: the manager's own switch, with
-    which connectors delay the caching of what they load."""
+    """A step does not find what it computes: by the switch that connectors use."""
     manager = scheduler.kv_cache_manager
     allocate = manager.allocate_slots
 
@@ -273,15 +278,10 @@ def steps_of_any_size(scheduler: Any) -> Iterator[None]:
 
 
 def pristine_module(path: str) -> ModuleType:
-    """A module of the unpatched upstream tree, beside the installed one.
-
-    Its own imports go to the installed, patched vllm.
-    """
+    """A module of the unpatched upstream, whose imports go to the installed vllm."""
     (source,) = ROOT.glob(f"build/pristine/vllm-{__version__}/{path}")
     name = "pristine_" + Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

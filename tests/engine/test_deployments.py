@@ -2,7 +2,7 @@
 
 import argparse
 import subprocess
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,6 @@ def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
     ).parallel_config
 
 
-def kubernetes(variant: str) -> Callable[[int, Path], list[str]]:
-    return lambda host, folder: deployments.kubernetes(variant, host, folder)
-
-
 def systemd(host: int, folder: Path) -> list[str]:
     if host:
         return deployments.systemd("vllm-headless@.service", str(RANKS_PER_HOST))
@@ -54,8 +50,8 @@ def systemd(host: int, folder: Path) -> list[str]:
 
 
 DEPLOYED = {
-    "leaderworkerset": kubernetes("leaderworkerset"),
-    "statefulset": kubernetes("statefulset"),
+    "leaderworkerset": partial(deployments.kubernetes, "leaderworkerset"),
+    "statefulset": partial(deployments.kubernetes, "statefulset"),
     "systemd": systemd,
 }
 each_way = pytest.mark.parametrize("way", DEPLOYED)
@@ -100,19 +96,14 @@ def test_documented_commands_are_taken_and_start_one_api_server(
 
 
 def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many API servers `vllm` would start; without the reference platform's own
-    default of one."""
+    """How many `vllm` would start, without the reference platform's default of one."""
     started = []
+    platform, defaults = type(current_platform), "pre_register_and_update"
+    several = "run_multi_api_server"
     with monkeypatch.context() as patch:
-        patch.setattr(
-            type(current_platform), "pre_register_and_update", lambda *_: None
-        )
+        patch.setattr(platform, defaults, lambda *_: None)
         patch.setattr(serve, "run_headless", lambda args: started.append(0))
-        patch.setattr(
-            serve,
-            "run_multi_api_server",
-            lambda args: started.append(args.api_server_count),
-        )
+        patch.setattr(serve, several, lambda a: started.append(a.api_server_count))
         patch.setattr(serve, "run_server", lambda args: started.append(1))
         patch.setattr(serve.uvloop, "run", lambda _: None)
         ServeSubcommand.cmd(parse(arguments))

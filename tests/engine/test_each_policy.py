@@ -1,8 +1,4 @@
-"""On two ranks, every policy answers as Hugging Face does, decides, and reports.
-
-Short, and without anything that only some releases of vLLM have: a scan of releases
-runs it on each of them.
-"""
+"""On two ranks of any release, every policy answers right, decides, and reports."""
 
 from pathlib import Path
 

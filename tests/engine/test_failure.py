@@ -102,8 +102,7 @@ def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
 
 
 def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
-    """A step in which everybody answers, as when kernels are compiled; and a rank that
-    stops between two waves."""
+    """As while kernels are compiled; and a rank that stops between two waves."""
 
     class Slow(LoopEngine):
         def _record(self, output) -> None:

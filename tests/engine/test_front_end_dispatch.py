@@ -1,5 +1,4 @@
-"""With balance on, real front-ends send requests by prompt tokens and prefixes, and
-forget them."""
+"""With balance on, front-ends dispatch by prompt tokens and prefixes, and forget."""
 
 import asyncio
 import contextlib
@@ -104,8 +103,7 @@ def grown(session: int, turn: int) -> list[int]:
 def test_a_prompt_goes_where_its_prefix_is(
     dense: bool, moe_model: Path, dense_model: Path
 ) -> None:
-    """So also after a pin, and until the ranks say that they have it no longer; and on
-    ranks of a dense model, which do not step together."""
+    """Also after a pin, until ranks have it no longer; and on a dense model's ranks."""
     model, asked_for = (dense_model, "prefixes") if dense else (moe_model, None)
     homes = {0: 2, 1: 0, 2: 1}
 

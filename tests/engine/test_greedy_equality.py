@@ -1,8 +1,4 @@
-"""Over HTTP, the engine writes what Hugging Face writes, in every way it can be run.
-
-Every policy on two ranks is in `test_each_policy`; what differs with balance on, in
-`test_modes`.
-"""
+"""Over HTTP, the engine writes what Hugging Face writes, in every way it can be run."""
 
 import os
 import re
@@ -23,11 +19,7 @@ BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 def assert_equal(
     server: Server, expected: list[Sample], concurrency: int, spread: int = 13
 ) -> None:
-    """Every prompt gets the expected tokens at this concurrency.
-
-    Of `spread` different lengths, because ranks whose requests all end at once are
-    never held.
-    """
+    """Every prompt gets these tokens; of equal lengths, ranks would never be held."""
     lengths = [NEW_TOKENS - i % spread for i in range(len(expected))]
     got = server.complete([s.prompt for s in expected], lengths, concurrency)
     different = [
@@ -40,10 +32,7 @@ def assert_equal(
 
 
 def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> None:
-    """Every rank decided, and admissions were held somewhere.
-
-    Not so with `adaptive`, which holds where it pays: not by the times of a tiny model.
-    """
+    """On every rank; and held, but with `adaptive`, by the times of a tiny model."""
     decisions, held, lengths, exchanges = server.settled_metrics(
         "vllm:dp_balance_decisions_total",
         "vllm:dp_balance_held_steps_total",
@@ -60,8 +49,7 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
 def test_four_ranks_in_step(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    """Synchronous, with expert parallelism. What listens is what is said in
-    docs/deployment.md."""
+    """Synchronous, with expert parallelism; it listens as docs/deployment.md says."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
     with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
         assert_equal(server, moe_samples, concurrency=16)

@@ -65,10 +65,7 @@ def fresh(server: Server) -> Load:
 
 
 def assert_as_fresh(server: Server, fresh: Load) -> None:
-    """Nothing is left of what happened: requests are spread and served as before.
-
-    What is left would stay; another program that takes the cores for a moment does not.
-    """
+    """Requests are spread and served as before; a busy machine has three tries."""
     for _ in range(3):
         load = measure(server)
         print(f"fresh {fresh}, now {load}")

@@ -1,8 +1,4 @@
-"""Adaptive balance in every way to run vLLM that the reference platform has.
-
-Every case writes what Hugging Face writes, and the gate must have taken part.
-`docs/modes.md` names the test of each mode.
-"""
+"""Adaptive balance in every way to run vLLM, as docs/modes.md lists them."""
 
 import json
 import re
@@ -64,8 +60,7 @@ def test_a_pipeline_of_worker_processes(
 def test_speculation_grammars_and_priorities(
     moe_model: Path, moe_samples: list[Sample], tmp_path: Path
 ) -> None:
-    """Grammars are compiled while other requests are held; urgent requests overtake
-    others at the gate and preempt them."""
+    """Grammars are compiled during holds; urgent requests overtake and preempt."""
     options = (
         *("--speculative-config", json.dumps(NGRAM)),
         *("--scheduling-policy", "priority", "--max-model-len", "320"),

@@ -1,8 +1,4 @@
-"""A prefill instance, a decode instance, and a KV connector between them.
-
-Both are real servers of two ranks. The connector is vLLM's example,
-which hands the KV cache over in files and runs on a CPU.
-"""
+"""A prefill and a decode instance, real servers, and vLLM's example connector."""
 
 import json
 import random
@@ -45,11 +41,8 @@ def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
 
 @pytest.fixture(scope="module")
 def samples(moe_model: Path) -> list[Sample]:
-    """Prompts that differ in their first block: the example takes others for equal.
-
-    It finds no prompt that is one token longer than whole blocks: it stores the KV
-    cache of one block more than it looks for.
-    """
+    """With first blocks of their own, and not one token longer than whole blocks:
+    else the example takes them for equal, or looks for a block less than it has."""
     rng = random.Random(0)
     lengths = [length for length in range(40, 110) if length % BLOCK_SIZE != 1]
     prompts = [rng.choices(range(3, 250), k=rng.choice(lengths)) for _ in range(40)]

@@ -18,12 +18,9 @@ def test_steps_back_for_another_plugin(
 ) -> None:
     info = tmp_path / "vendor-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[vllm.platform_plugins]\nvendor = vendor:register\n"
-    )
+    (info / "METADATA").write_text("Name: vendor\nVersion: 1.0\n")
+    points = "[vllm.platform_plugins]\nvendor = vendor:register\n"
+    (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert reference.register() is None
     monkeypatch.setenv("VLLM_PLUGINS", "reference")
@@ -73,6 +70,9 @@ def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse().api_server_count is None
 
 
+NGRAM_GPU = {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "method": "ngram_gpu"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -91,13 +91,7 @@ def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "--quantization fp8: .* no quantised operators",
         ),
         (
-            {
-                "speculative_config": {
-                    "method": "ngram_gpu",
-                    "num_speculative_tokens": 2,
-                    "prompt_lookup_max": 2,
-                }
-            },
+            {"speculative_config": NGRAM_GPU},
             "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3, draft_model",
         ),
     ],

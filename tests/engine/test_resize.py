@@ -1,5 +1,4 @@
-"""The group of ranks changes while requests are in every state, as in elastic expert
-parallelism: real engine loops with real process groups, without a model."""
+"""Ranks come and go as in elastic expert parallelism, in real loops without a model."""
 
 import random
 from collections import defaultdict

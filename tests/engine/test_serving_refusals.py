@@ -21,8 +21,7 @@ def refusal(*hosts: ServeProcess) -> str:
 def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
     moe_model: Path, tmp_path: Path
 ) -> None:
-    """Two hosts, as far as vLLM is concerned, with the same wheel, but for one line
-    that somebody changed on one of them. What else differs is in test_identity.py."""
+    """Two hosts with the same wheel, but for one line that somebody changed on one."""
     common = (
         *("--data-parallel-size", "2", "--data-parallel-balance", "adaptive"),
         *("--data-parallel-size-local", "1", "--data-parallel-address", "127.0.0.1"),

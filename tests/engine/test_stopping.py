@@ -17,18 +17,13 @@ import requests
 from balance_tools.serving.server import Server
 
 HANG_S = 20
-"""What still runs after that hangs. A machine that does nothing else needs two or three
-seconds, most of them for the end of the first process's interpreter; the tests print
-how long it took."""
-
+"""What still runs after that hangs; an idle machine needs two or three seconds."""
 MANY = 4000
 """Tokens of a stream that is still at the beginning when the server stops."""
 
 
 class Stream(threading.Thread):
-    """A client of a streamed completion. `end` is how it ended: "error" if it was told
-    so or the connection broke, "abort" if the reason was said, else what it believes.
-    """
+    """A client; `end` is "error" if it was told so, "abort" if that was the reason."""
 
     def __init__(self, server: Server, prompt: int) -> None:
         super().__init__(daemon=True)
@@ -100,12 +95,8 @@ SAID = {
     kill_front_end: "has ended without stopping it",
     kill_coordinator: "the coordinator (pid",
 }
-
-
 STOPS = (terminate, terminate_all, kill_front_end, kill_coordinator)
-QUICK = tuple(
-    (stop, "fork", 1) for stop in (terminate, kill_front_end, kill_coordinator)
-)
+QUICK = tuple((stop, "fork", 1) for stop in STOPS if stop is not terminate_all)
 SLOW = (
     *((stop, "spawn", 1) for stop in STOPS),
     *(

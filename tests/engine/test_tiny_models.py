@@ -46,9 +46,7 @@ def test_made_once_and_anew_when_its_recipe_changed(
 
 
 def test_a_folder_of_others_is_left_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe" / "thesis.txt").write_text("years of work")
