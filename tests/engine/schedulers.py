@@ -87,15 +87,11 @@ def make_scheduler(
     """One without workers; each layer is a group, one of the blocks is vLLM's own."""
     config.cache_config.num_gpu_blocks = num_blocks
     register_all_kvcache_specs(config)
+    groups = [KVCacheGroupSpec([f"layer.{n}"], each) for n, each in enumerate(layers)]
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                KVCacheGroupSpec([f"layer.{number}"], layer)
-                for number, layer in enumerate(layers)
-            ],
+            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
@@ -231,11 +227,8 @@ def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
 
 def upstream_copy(scheduler: Any) -> Any:
     """A copy of the scheduler, with all that it has, and without a gate."""
-    shared = (
-        scheduler.vllm_config,
-        scheduler.kv_cache_config,
-        scheduler.structured_output_manager,
-    )
+    names = ("vllm_config", "kv_cache_config", "structured_output_manager")
+    shared = [getattr(scheduler, name) for name in names]
     memo: dict[int, Any] = {id(each): each for each in shared}
     memo[id(scheduler.balance_gate)] = None
     deepest = sys.getrecursionlimit()

@@ -1,21 +1,16 @@
 """On two ranks of any release, every policy answers right, decides, and reports."""
 
-from pathlib import Path
-
 import pytest
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from balance_tools.serving.server import Server
-from hugging_face import Sample
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 
 RANKS = 2
 
 
 @pytest.mark.parametrize("policy", ["off", *POLICIES])
-def test_each_policy(
-    policy: str, moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_each_policy(policy, moe_model, moe_samples, tmp_path):
     options = ["--data-parallel-size", str(RANKS), "--max-num-seqs", "2"]
     options += ["--data-parallel-balance", policy]
     with Server(tmp_path, moe_model, *options) as server:

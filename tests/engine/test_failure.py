@@ -158,9 +158,7 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
         ),
     ],
 )
-def test_a_server_that_loses_a_rank_answers_with_errors(
-    moe_model: Path, tmp_path: Path, signals: dict[int, int]
-) -> None:
+def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, signals):
     """The other ranks wait in the model, in a call that has no time-out in sight."""
     options = ("-dp", "3", "--enable-expert-parallel", "--max-num-seqs", "4")
     environment = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S)}

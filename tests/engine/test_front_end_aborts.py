@@ -116,7 +116,7 @@ class Client:
             self.seen["belief"] += len(known)
 
 
-def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model: Path) -> None:
+def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model):
     """At every time and twice; with pins, more input, and caches that are reset."""
     rng = random.Random(1)
     client = Client(moe_model, rng)

@@ -100,9 +100,7 @@ def grown(session: int, turn: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["balanced", "dense"])
-def test_a_prompt_goes_where_its_prefix_is(
-    dense: bool, moe_model: Path, dense_model: Path
-) -> None:
+def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
     """Also after a pin, until ranks have it no longer; and on a dense model's ranks."""
     model, asked_for = (dense_model, "prefixes") if dense else (moe_model, None)
     homes = {0: 2, 1: 0, 2: 1}
@@ -139,7 +137,7 @@ def test_a_prompt_goes_where_its_prefix_is(
     asyncio.run(serve())
 
 
-def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
+def test_nothing_is_left_after_thousands_of_aborts(moe_model):
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, or for several answers. Then some send more
     input, alone and each after its answer: under load that kills upstream's engine,
@@ -201,9 +199,7 @@ DECODE = {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}}
         ("tokens", "adaptive", "tokens", DECODE),
     ],
 )
-def test_which_dispatch_a_front_end_has(
-    moe_model: Path, expected: str, balance: str, chosen: str | None, options: Any
-) -> None:
+def test_which_dispatch_a_front_end_has(moe_model, expected, balance, chosen, options):
     """With balance off, what the coordinator says are counts of requests."""
     config = engine_config(
         moe_model,
@@ -224,7 +220,7 @@ def test_which_dispatch_a_front_end_has(
     assert dispatch.dispatch._told[0] == ((0, 5) if balance == "off" else (2, 3))
 
 
-def test_an_unknown_dispatch_is_refused(moe_model: Path) -> None:
+def test_an_unknown_dispatch_is_refused(moe_model):
     config = engine_config(
         moe_model, data_parallel_size=2, additional_config={OPTION: "best"}
     )

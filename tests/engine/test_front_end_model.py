@@ -79,7 +79,7 @@ def see(client: Any, outputs: EngineCoreOutputs) -> None:
     asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, outputs))
 
 
-def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
+def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go():
     """In a resize, engines, counts and what a client may pin to change in turn."""
     client = front_end(2, BalanceDispatch(TokenDispatch(2, SLOTS)))
 
@@ -101,7 +101,7 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
     assert client.balance_dispatch.dispatch.own == [Backlog()]
 
 
-def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
+def test_more_input_of_a_request_is_no_beginning_of_a_prompt():
     dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
     client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
     assert send(client, "one", [5] * 600) == 0
@@ -110,7 +110,7 @@ def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
     assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
 
 
-def test_api_servers_tell_each_other_what_ranks_have_computed() -> None:
+def test_api_servers_tell_each_other_what_ranks_have_computed():
     """Once it is computed; one that is not there, or does not listen, is no matter."""
 
     def server(index: int) -> Any:
@@ -147,7 +147,7 @@ def hashed(**fields: Any) -> list[Any]:
     return list(PromptHasher(16).keys(made(**fields)))
 
 
-def test_what_makes_another_kv_cache_makes_another_key() -> None:
+def test_what_makes_another_kv_cache_makes_another_key():
     plain = hashed()
     assert len(plain) == 2
     assert hashed() == hashed(request_id="two", prompt_token_ids=list(range(1400)))
@@ -174,9 +174,7 @@ def test_what_makes_another_kv_cache_makes_another_key() -> None:
 
 @pytest.mark.parametrize("on", [False, True], ids=["off", "on"])
 @pytest.mark.parametrize("server", [FIRST, ApiServer(0, 3), ApiServer(2, 3)], ids=str)
-def test_the_simulator_sends_requests_where_the_front_end_does(
-    on: bool, server: ApiServer
-) -> None:
+def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     """By counts of requests with balance off, by prompt tokens with balance on."""
     ranks, rng = 4, random.Random(f"{on}{server}")
     tokens = TokenDispatch(ranks, SLOTS, server.count, server.index)
@@ -277,9 +275,7 @@ def upstream_publishes(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_simulator_publishes_what_the_coordinator_does(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_simulator_publishes_what_the_coordinator_does(seed, monkeypatch):
     """Ranks tell before and after any step; front-ends wake those that pause."""
     rng, ranks, now, wave, step = random.Random(seed), 3, 0, 0, 0
     modelled, encode = Coordinator(ranks), MsgpackEncoder().encode

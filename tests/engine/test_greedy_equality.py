@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 
 import openai
 import psutil
@@ -46,9 +45,7 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
 
 
 @pytest.mark.slow
-def test_four_ranks_in_step(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
     """Synchronous, with expert parallelism; it listens as docs/deployment.md says."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
     with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
@@ -93,17 +90,15 @@ def group_of(process_id: int) -> int | None:
         return None
 
 
-def test_tensor_parallel(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_tensor_parallel(moe_model, moe_samples, tmp_path):
     with Server(tmp_path, moe_model, "-tp", "2") as server:
         assert_equal(server, moe_samples, concurrency=8)
 
 
 @pytest.mark.slow
 def test_dense_model_chat_and_structured_output_in_a_spawned_worker(
-    dense_model: Path, dense_samples: list[Sample], tmp_path: Path
-) -> None:
+    dense_model, dense_samples, tmp_path
+):
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     options = ("--distributed-executor-backend", "mp", "--no-async-scheduling")
     with Server(tmp_path, dense_model, *options, environment=spawn) as server:

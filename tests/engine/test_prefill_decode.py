@@ -55,8 +55,8 @@ def samples(moe_model: Path) -> list[Sample]:
 
 
 def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
-    moe_model: Path, samples: list[Sample], tmp_path: Path
-) -> None:
+    moe_model, samples, tmp_path
+):
     assert len(samples) > 2 * CONCURRENCY
     prompts = [sample.prompt for sample in samples]
     with instances(tmp_path, moe_model) as (prefill, decode):

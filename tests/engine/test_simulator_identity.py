@@ -1,7 +1,6 @@
 """The modelled ranks take the same steps as real schedulers with real gates."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -128,7 +127,7 @@ def _plain(step: StepRecord) -> StepRecord:
 
 
 @pytest.mark.parametrize("case", LIMITED_CASES)
-def test_same_with_a_full_kv_cache(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_with_a_full_kv_cache(case, monkeypatch):
     assert_same(*limited(case), case, monkeypatch)
 
 
@@ -145,9 +144,7 @@ def attending(case: int) -> tuple[Scenario, str]:
     return scenario, policies[case % 3]
 
 
-def test_adaptive_learns_what_attention_costs_in_most_of_these(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_adaptive_learns_what_attention_costs_in_most_of_these(monkeypatch):
     found: set[int] = set()
     decide, cases = Engine.decide, [case for case in range(12) if case % 3 < 2]
     for case in cases:
@@ -194,11 +191,7 @@ KINDS = {generated: 60, reordered: 16, attending: 12, drafted: 48}
 @pytest.mark.parametrize(
     ("kind", "case"), [(kind, n) for kind, cases in KINDS.items() for n in range(cases)]
 )
-def test_same_steps_and_rows(
-    kind: Callable[[int], tuple[Scenario, str]],
-    case: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_same_steps_and_rows(kind, case, monkeypatch):
     assert_same(*kind(case), case, monkeypatch)
 
 
@@ -214,7 +207,7 @@ def assert_same(
         assert ours == gates, f"rows of step {number}, {policy}, {scenario}"
 
 
-def test_the_cases_hold_prompts_back_and_preempt() -> None:
+def test_the_cases_hold_prompts_back_and_preempt():
     """Both in one run of a full cache, and in both kinds of scheduling."""
     held, preempted, sample = 0, {False: 0, True: 0}, LIMITED_CASES[::2]
     for case in sample:

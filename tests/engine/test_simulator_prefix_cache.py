@@ -6,7 +6,6 @@ evicted, hit while in use and revived, and requests preempted and held, in one r
 
 import inspect
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -103,9 +102,5 @@ def drafted(case: int) -> tuple[Scenario, str]:
         *((crowded, case) for case in CROWDED),
     ],
 )
-def test_same_steps_and_rows(
-    kind: Callable[[int], tuple[Scenario, str]],
-    case: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_same_steps_and_rows(kind, case, monkeypatch):
     assert_same(*kind(case), case, monkeypatch)

@@ -25,7 +25,7 @@ GROWTH_MB = 1.0
 @pytest.mark.parametrize(
     "steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 )
-def test_memory_is_flat_while_nobody_takes_the_reports(steps: int) -> None:
+def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     """After the first tenth, with the product's exchange in a group of one."""
     scheduler = busy_scheduler.make(busy_scheduler.BUSY)
     waiting = list(scheduler.waiting)[:4]

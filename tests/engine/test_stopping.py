@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -112,12 +111,8 @@ SLOW = (
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_a_server_that_stops_leaves_nothing(
-    moe_model: Path,
-    tmp_path: Path,
-    stop: Callable[[Server], None],
-    method: str,
-    api_servers: int,
-) -> None:
+    moe_model, tmp_path, stop, method, api_servers
+):
     """The reference platform forks its processes, Ascend spawns them."""
     server = Server(
         *(tmp_path, moe_model, "-dp", "2", "--enable-expert-parallel"),

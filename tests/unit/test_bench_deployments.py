@@ -120,7 +120,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
 
 
 @pytest.mark.parametrize("plugin", LOCKS)
-def test_facts_are_those_of_the_locked_sources(plugin: str) -> None:
+def test_facts_are_those_of_the_locked_sources(plugin):
     """Of all that have the switch on, several ranks, and more than one client."""
     found: list[Row] = []
     for name, document in documents(plugin):

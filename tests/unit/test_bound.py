@@ -21,7 +21,7 @@ from bound import least_mean_e2el, sum_of_mean_times, tokens_left
 
 @pytest.mark.parametrize("policy", ["off", "align", "adaptive", "sglang-30"])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_policy_beats_it(policy: str, seed: int) -> None:
+def test_no_policy_beats_it(policy, seed):
     rng = random.Random(seed)
     limits = RankLimits(rng.choice((1, 2, 4)), 16, rng.choice((512, 4096)))
     prompts = f"lognormal:{rng.choice((300, 3000))}:1:8000"
@@ -35,7 +35,7 @@ def test_no_policy_beats_it(policy: str, seed: int) -> None:
     assert took / 1000 < least <= took
 
 
-def test_one_full_prompt_on_one_rank_reaches_it() -> None:
+def test_one_full_prompt_on_one_rank_reaches_it():
     limits = RankLimits(1, 16, 4096)
     traffic = ClientTraffic(request_rate=1)
     scenario = Scenario(limits, DEEPSEEK_V3_1, Workload(1, "4096", "1"), traffic)
@@ -45,7 +45,7 @@ def test_one_full_prompt_on_one_rank_reaches_it() -> None:
     assert least <= request.done - request.sent <= least + in_front
 
 
-def test_short_jobs_first_is_the_least_sum() -> None:
+def test_short_jobs_first_is_the_least_sum():
     """As good as the best of all orders of pieces of one second."""
     for seed in range(20):
         rng = random.Random(seed)
@@ -63,7 +63,7 @@ def test_short_jobs_first_is_the_least_sum() -> None:
         assert sum_of_mean_times(jobs, 1.0) == pytest.approx(min(sums))
 
 
-def test_a_shared_beginning_is_computed_once() -> None:
+def test_a_shared_beginning_is_computed_once():
     prompts = [(100, (1, 2)), (100, (1, 2, 3)), (64, (1, 2)), (50, (9,))]
     requests = [
         SimRequest(n, size, 1, hash_ids=ids, chunk_size=32)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
@@ -73,7 +72,7 @@ def run(module: object, *arguments: str) -> None:
         ("--calibration missing.json", "missing.json: cannot be read as JSON"),
     ],
 )
-def test_option(arguments: str, message: str) -> None:
+def test_option(arguments, message):
     with pytest.raises(UsageError, match=message):
         run(simulate, *arguments.split())
 
@@ -92,13 +91,13 @@ def test_option(arguments: str, message: str) -> None:
         ('{"total_input_tokens": 9}', "--save-detailed"),
     ],
 )
-def test_trace(lines: str, message: str, tmp_path: Path) -> None:
+def test_trace(lines, message, tmp_path):
     (path := tmp_path / "trace.jsonl").write_text(lines)
     with pytest.raises(UsageError, match=message):
         read_trace(path)
 
 
-def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
+def test_traces_that_vllm_bench_serve_accepts(tmp_path):
     (path := tmp_path / "trace.jsonl").write_text(
         '{"prompt": "a b c", "output_tokens": 7}\n\n'
         '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
@@ -109,7 +108,7 @@ def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
     assert read_trace(path).rows == [TraceRow(4, 1), TraceRow(5, 2)]
 
 
-def test_file_of_another_version_or_kind(tmp_path: Path) -> None:
+def test_file_of_another_version_or_kind(tmp_path):
     (path := tmp_path / "result.json").write_text(
         '{"format": "dp-balance calibrate", "format_version": 99}'
     )
@@ -119,7 +118,7 @@ def test_file_of_another_version_or_kind(tmp_path: Path) -> None:
         read_json(path, "simulate")
 
 
-def test_calibration_without_constants(tmp_path: Path) -> None:
+def test_calibration_without_constants(tmp_path):
     (path := tmp_path / "result.json").write_text(
         '{"format": "dp-balance calibrate", "format_version": 1}'
     )
@@ -127,7 +126,7 @@ def test_calibration_without_constants(tmp_path: Path) -> None:
         run(simulate, "--calibration", str(path))
 
 
-def test_calibrate(tmp_path: Path) -> None:
+def test_calibrate(tmp_path):
     (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
     with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
         run(calibrate, "-dp", "2", "--server-log", str(path))
@@ -135,7 +134,7 @@ def test_calibrate(tmp_path: Path) -> None:
         run(calibrate, "-dp", "1", "--server-log", str(path))
 
 
-def test_recommend() -> None:
+def test_recommend():
     with pytest.raises(UsageError, match="--policy interval-2: a server does not"):
         run(recommend, "--policy", "interval-2")
     with pytest.raises(UsageError, match="name a policy to compare it with"):

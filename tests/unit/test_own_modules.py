@@ -35,7 +35,7 @@ def deviations(text: str) -> Iterator[str]:
                 yield f"{name}: its docstring"
 
 
-def test_modules_fit_a_sitting_functions_a_screen_and_docstrings_the_form() -> None:
+def test_modules_fit_a_sitting_functions_a_screen_and_docstrings_the_form():
     names = [n for n in listed_by_git(ROOT, "--", "*.py") if not n.startswith("tests/")]
     assert {"setup.py", "tools/balance_tools/run.py"} <= set(names)
     found = {name: [*deviations((ROOT / name).read_text())] for name in names}

@@ -36,7 +36,7 @@ def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankS
             ]
 
 
-def test_every_decision_is_that_of_sglang() -> None:
+def test_every_decision_is_that_of_sglang():
     decided = ""
     for case in range(60):
         rng, now = random.Random(case), 0.0
@@ -52,7 +52,7 @@ def test_every_decision_is_that_of_sglang() -> None:
     assert hashlib.sha256(decided.encode()).hexdigest() == RECORDED
 
 
-def test_intervals_and_free_slots_are_those_of_sglang() -> None:
+def test_intervals_and_free_slots_are_those_of_sglang():
     decided = ""
     for case in range(60):
         rng = random.Random(case)

@@ -41,26 +41,26 @@ NOTHING_PENDING = state((2, 2), (0, 0))
     ],
 )
 def test_it_waits_for_a_prompt_on_every_rank_and_then_for_more(
-    timeout: int, batching: int, states: list[Snapshot], opens: int
-) -> None:
+    timeout, batching, states, opens
+):
     rule = AttentionDpBalance(timeout_iters=timeout, batching_wait_iters=batching)
     decisions = [rule.decide(each) for each in states]
     assert decisions == [[HOLD, OPEN][n == opens] for n in range(len(states))]
 
 
-def test_a_rank_that_only_has_prompts_ends_both_waits() -> None:
+def test_a_rank_that_only_has_prompts_ends_both_waits():
     rule = AttentionDpBalance()
     assert rule.decide(state((2, 0), (1, 1))) == OPEN
     assert rule.decide(state((2, 0, 2), (0, 1, 0))) == OPEN
 
 
-def test_a_rank_without_requests_counts_as_decoding() -> None:
+def test_a_rank_without_requests_counts_as_decoding():
     idle = state((2, 0), (1, 0))
     assert AttentionDpBalance(timeout_iters=9).decide(idle) == HOLD
     assert create_policy("align").decide(idle).admit, "align differs here"
 
 
-def test_low_occupancy_has_a_timeout_of_its_own() -> None:
+def test_low_occupancy_has_a_timeout_of_its_own():
     least = {"min_generation_requests": 2}
     few = state((1, 3), (0, 2))
     assert AttentionDpBalance(**least).decide(few) == OPEN
@@ -71,7 +71,7 @@ def test_low_occupancy_has_a_timeout_of_its_own() -> None:
     assert padded == OPEN, "padding is no request"
 
 
-def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:
+def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
     chunks = {"kv_cost_offset": 10_000, "kv_depth_threshold": 20_000}
     rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0, **chunks)
     some = SOME._replace(max_tokens=(8192, 8192))
@@ -93,7 +93,7 @@ def prefill_parts(policy: str) -> int:
     return sum(load > 0 for load in loads)
 
 
-def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts() -> None:
+def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts():
     assert prefill_parts("trtllm") == 8 * 8
     chunks = "kv_cost_offset=1000,kv_depth_threshold=1000"
     assert prefill_parts(f"trtllm:{chunks}") > 1.5 * 8 * 8

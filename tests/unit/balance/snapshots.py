@@ -6,23 +6,9 @@ from hypothesis import strategies as st
 SLOTS = 8
 MAX_TOKENS = 512
 
-IDLE = Row(
-    wave=0,
-    step=1,
-    running=0,
-    decoding=0,
-    waiting=0,
-    pending=0,
-    pending_tokens=0,
-    held_steps=0,
-    prefill_tokens=0,
-    step_time_us=40_000,
-    max_running=SLOTS,
-    max_tokens=MAX_TOKENS,
-    pending_age_us=0,
-    wait_us=0,
-    pending_attended=0,
-    prefill_attended=0,
+NOTHING = Row(*[0] * len(Row._fields))
+IDLE = NOTHING._replace(
+    step=1, step_time_us=40_000, max_running=SLOTS, max_tokens=MAX_TOKENS
 )
 
 

@@ -31,7 +31,7 @@ def has(remembers: PrefixMemory, text: str) -> int:
     return remembers.found(keys(text)) // TOKENS
 
 
-def test_a_prompt_finds_the_longest_beginning_of_earlier_ones() -> None:
+def test_a_prompt_finds_the_longest_beginning_of_earlier_ones():
     tested = memory()
     serve(tested, "abcd")
     serve(tested, "abxy")
@@ -39,12 +39,12 @@ def test_a_prompt_finds_the_longest_beginning_of_earlier_ones() -> None:
     assert found == {"abcq": 3, "abxyz": 4, "bcd": 0, "": 0}
 
 
-def test_a_chunk_is_whole_blocks() -> None:
+def test_a_chunk_is_whole_blocks():
     sizes = {size: chunk_tokens(size) for size in (16, 128, 512, 528, 1000)}
     assert sizes == {16: 512, 128: 512, 512: 512, 528: 528, 1000: 1000}
 
 
-def test_what_was_used_least_recently_goes_first_ends_before_beginnings() -> None:
+def test_what_was_used_least_recently_goes_first_ends_before_beginnings():
     tested = memory(chunks=6)
     serve(tested, "abc")
     serve(tested, "def")
@@ -55,7 +55,7 @@ def test_what_was_used_least_recently_goes_first_ends_before_beginnings() -> Non
     assert has(tested, "uvwxyz123") == tested.held() // TOKENS == 6
 
 
-def test_an_answer_that_says_otherwise_takes_all_that_was_used_no_later() -> None:
+def test_an_answer_that_says_otherwise_takes_all_that_was_used_no_later():
     tested = memory()
     for text in ("old", "sys-a", "sys-b", "new"):
         serve(tested, text)
@@ -66,7 +66,7 @@ def test_an_answer_that_says_otherwise_takes_all_that_was_used_no_later() -> Non
 
 
 @pytest.mark.parametrize("cached", [201, 300, 1000])
-def test_a_part_of_a_chunk_or_more_than_believed_corrects_nothing(cached: int) -> None:
+def test_a_part_of_a_chunk_or_more_than_believed_corrects_nothing(cached):
     tested = memory()
     serve(tested, "old")
     serve(tested, "abc")
@@ -74,7 +74,7 @@ def test_a_part_of_a_chunk_or_more_than_believed_corrects_nothing(cached: int) -
     assert (has(tested, "old"), has(tested, "abc")) == (3, 3)
 
 
-def test_what_is_being_computed_need_not_be_found() -> None:
+def test_what_is_being_computed_need_not_be_found():
     """The second waits for what the first computes; of older ones it tells nothing."""
     tested = memory()
     serve(tested, "old")
@@ -86,7 +86,7 @@ def test_what_is_being_computed_need_not_be_found() -> None:
     assert has(tested, "abcd") == has(tested, "abce") == 4
 
 
-def test_a_prompt_that_was_given_up_leaves_what_others_sent() -> None:
+def test_a_prompt_that_was_given_up_leaves_what_others_sent():
     tested = memory()
     serve(tested, "ab")
     given_up = tested.sent(keys("abcde"))
@@ -97,7 +97,7 @@ def test_a_prompt_that_was_given_up_leaves_what_others_sent() -> None:
     assert has(tested, "abcx") == 4
 
 
-def test_prompts_that_were_all_given_up_leave_nothing() -> None:
+def test_prompts_that_were_all_given_up_leave_nothing():
     """Also if one found what another was to compute; what was computed stays."""
     tested = memory()
     sent = [tested.sent(keys(text)) for text in ("abc", "abcd", "abce")]
@@ -112,7 +112,7 @@ def test_prompts_that_were_all_given_up_leave_nothing() -> None:
     assert has(tested, "abc") == 2
 
 
-def test_nothing_is_remembered_beyond_the_bound_whatever_happens() -> None:
+def test_nothing_is_remembered_beyond_the_bound_whatever_happens():
     """No chunk is remembered without its beginning, nor are too many."""
     rng = random.Random(3)
     tested = memory(chunks=300)

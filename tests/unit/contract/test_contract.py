@@ -1,7 +1,6 @@
 """A target in which a name that we use is gone is refused, by that name."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ def pin() -> Pin:
     return found
 
 
-def test_a_word_that_is_gone_is_refused_by_name(pin: Pin) -> None:
+def test_a_word_that_is_gone_is_refused_by_name(pin):
     words = words_of(pin.tree)
     uses: dict[str, list[Use]] = {}
     for use in pin.uses:
@@ -48,9 +47,7 @@ def test_a_word_that_is_gone_is_refused_by_name(pin: Pin) -> None:
         assert all(finding.file and finding.line for finding in found)
 
 
-def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(
-    pin: Pin, tmp_path: Path
-) -> None:
+def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(pin, tmp_path):
     patches = load_series(Paths.find().patches("vllm")).patches
     assert vanished_symbols(patches, Modules(pin.tree)) == []
     for patch in patches[:2]:
@@ -61,7 +58,7 @@ def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(
 
 
 @pytest.mark.timeout(600)
-def test_the_type_checker_sees_what_names_do_not_show(pin: Pin, tmp_path: Path) -> None:
+def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     """A module and a function that are gone, a changed signature, and a variable."""
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pin.tree / "vllm", tree / "vllm", ignore=left_out)

@@ -24,7 +24,7 @@ def rules() -> list[dict]:
 @pytest.mark.skipif(
     not shutil.which("promtool"), reason="no promtool: install Debian's prometheus"
 )
-def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
+def test_every_alert_fires_when_it_should(tmp_path):
     command = ["promtool", "test", "rules", "cases.yaml"]
     shutil.copy(CASES, tmp_path / "cases.yaml")
 
@@ -41,7 +41,7 @@ def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
         assert promtool(without).returncode != 0, rule["alert"]
 
 
-def test_every_alert_is_over_metrics_and_reasons_that_exist() -> None:
+def test_every_alert_is_over_metrics_and_reasons_that_exist():
     text = " ".join(rule["expr"] for rule in rules())
     used = set(re.findall(r"vllm:\w+", text))
     assert used
@@ -56,7 +56,7 @@ def reasons() -> set[str]:
     return {reason for pair in found for reason in pair if reason}
 
 
-def test_the_page_explains_every_metric_and_reason() -> None:
+def test_the_page_explains_every_metric_and_reason():
     page = PAGE.read_text()
     assert len(names()) >= 7
     assert [name for name in names() if f"`{name}" not in page] == []

@@ -58,7 +58,7 @@ DOCUMENTS = dict(documents())
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_schemas_allow_it(name: str) -> None:
+def test_the_schemas_allow_it(name):
     check(DOCUMENTS[name])
 
 
@@ -83,7 +83,7 @@ def workload(variant: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_selects_pods_selects_these(variant: str) -> None:
+def test_what_selects_pods_selects_these(variant):
     templates = pods(workload(variant))
     selectors = [
         document["spec"]["selector"]
@@ -102,7 +102,7 @@ def test_what_selects_pods_selects_these(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
+def test_npus_are_requested_as_the_device_plugin_wants_it(variant):
     """Request and limit are equal, and enough for the ranks of the pod."""
     for pod in pods(workload(variant)):
         spec, given = container(pod)
@@ -113,7 +113,7 @@ def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_service_is_taken_for_something_else(variant: str) -> None:
+def test_no_service_is_taken_for_something_else(variant):
     """Its variables for vLLM's (VLLM_PORT), itself for the one of the controller."""
     for pod in pods(workload(variant)):
         assert pod["spec"]["enableServiceLinks"] is False
@@ -122,7 +122,7 @@ def test_no_service_is_taken_for_something_else(variant: str) -> None:
     assert f"{variant}: Service {name}-api" in DOCUMENTS
 
 
-def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
+def test_the_pods_of_a_stateful_set_can_come_up_together():
     document = workload("statefulset")
     _, given = container(document["spec"]["template"])
     assert given["HOSTS"] == str(document["spec"]["replicas"])
@@ -132,7 +132,7 @@ def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
     assert headless["metadata"]["name"] == document["spec"]["serviceName"]
 
 
-def test_kustomizations_name_files_that_exist() -> None:
+def test_kustomizations_name_files_that_exist():
     for path in DEPLOY.rglob("kustomization.yaml"):
         content = yaml.safe_load(path.read_text())
         files = list(content.get("resources", []))
@@ -144,7 +144,7 @@ def test_kustomizations_name_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_pod_may_do_no_more_than_it_must(variant: str) -> None:
+def test_a_pod_may_do_no_more_than_it_must(variant):
     """What the Restricted standard asks for, and no token of the cluster."""
     for pod in pods(workload(variant)):
         spec = pod["spec"]
@@ -158,7 +158,7 @@ def test_a_pod_may_do_no_more_than_it_must(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_grace_period_is_what_a_stop_needs(variant: str) -> None:
+def test_the_grace_period_is_what_a_stop_needs(variant):
     for pod in pods(workload(variant)):
         spec, _ = container(pod)
         (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
@@ -168,7 +168,7 @@ def test_the_grace_period_is_what_a_stop_needs(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_server_waits_as_long_as_the_probe(variant: str) -> None:
+def test_the_server_waits_as_long_as_the_probe(variant):
     spec, given = container(pods(workload(variant))[0])
     probe = spec["startupProbe"]
     allowed = probe["periodSeconds"] * probe["failureThreshold"]
@@ -176,7 +176,7 @@ def test_the_server_waits_as_long_as_the_probe(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_doctor_sees_what_the_server_will_have(variant: str) -> None:
+def test_the_doctor_sees_what_the_server_will_have(variant):
     """A device plugin gives the server the NPUs that the init container had."""
     for pod in pods(workload(variant)):
         server, _ = container(pod)
@@ -204,7 +204,7 @@ def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @NEEDS_KUBECTL
-def test_two_groups_in_one_namespace_do_not_mix() -> None:
+def test_two_groups_in_one_namespace_do_not_mix():
     first, second = built("statefulset"), built("second-group")
     assert not first.keys() & second.keys()
     (one, two) = (
@@ -224,7 +224,7 @@ def test_two_groups_in_one_namespace_do_not_mix() -> None:
     assert "matchLabels" not in clients[0]["podSelector"]
 
 
-def test_the_group_is_alive_if_every_pod_is_healthy() -> None:
+def test_the_group_is_alive_if_every_pod_is_healthy():
     class Pod(BaseHTTPRequestHandler):
         status = 200
 

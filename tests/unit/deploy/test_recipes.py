@@ -51,7 +51,7 @@ def ours(options: str) -> Options:
     return flags(options.split()) | ALWAYS_OURS
 
 
-def test_upstream_has_one_set_of_options_for_a2_and_a3() -> None:
+def test_upstream_has_one_set_of_options_for_a2_and_a3():
     options = [each for _, each in recipes()]
     assert len(options) >= 3, "one for an A3, and one for each of two A2"
     assert options.count(options[0]) == len(options)
@@ -59,12 +59,12 @@ def test_upstream_has_one_set_of_options_for_a2_and_a3() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_manifests_have_upstreams_options(variant: str) -> None:
+def test_manifests_have_upstreams_options(variant):
     _, given = container(pods(workload(variant))[0])
     assert ours(str(given["MODEL_OPTIONS"])) == recipes()[0][1]
 
 
-def test_the_unit_has_upstreams_options() -> None:
+def test_the_unit_has_upstreams_options():
     text = (DEPLOY / "systemd/vllm.env").read_text()
     (options,) = re.findall(r"^OPTIONS=(.*)$", text, re.M)
     expected = flags(options.split())

@@ -89,12 +89,12 @@ def unknown(message: str, said: str) -> str:
     return "".join(c for c, is_left in zip(message, left, strict=True) if is_left)
 
 
-def test_messages_were_found() -> None:
+def test_messages_were_found():
     assert len(MESSAGES) > 35
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_the_message_exists(said: str, message: str) -> None:
+def test_the_message_exists(said, message):
     assert len(unknown(message, said)) <= MOST_UNKNOWN
     words = max(message.split(GAP), key=len)  # one other word is noticed
     other = message.replace(words, f"{words[:-3]}zz{words[-3:]}")

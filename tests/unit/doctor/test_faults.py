@@ -62,6 +62,17 @@ def without(package: str) -> Break:
     return lambda m: (m.packages / package).rename(m.packages / f"not_{package}")
 
 
+VARIABLES = {  # its value, and the line without its name
+    "ASCEND_RT_VISIBLE_DEVICES": ("1,7", "bad | 1,7 | count from 0"),
+    "HCCL_IF_IP": ("10.0.0.2", "bad | 10.0.0.2 | ip -4 a"),
+    "GLOO_SOCKET_IFNAME": (
+        "bond0",
+        "bad | no bond0 that is up; there are eth0, lo | ip a",
+    ),
+    "HCCL_OP_EXPANSION_MODE": ("AIV", "warn | AIV | unset"),
+    "VLLM_ASCEND_ENABLE_PREFETCH_MLP": ("1", "warn | read by nothing | unset"),
+    "VLLM_PORT": ("tcp://10.96.0.1:8000", "bad | tcp:// | enableServiceLinks"),
+}
 FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     (
         lambda m: m.npu_smi(table("A3", "25.5.1"), "A3"),
@@ -94,10 +105,6 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     (
         gone("/dev/devmm_svm"),
         "bad | /dev/devmm_svm | no such file | --device /dev/devmm_svm",
-    ),
-    (
-        variable("ASCEND_RT_VISIBLE_DEVICES", "1,7"),
-        "bad | ASCEND_RT_VISIBLE_DEVICES | 1,7 | count from 0",
     ),
     (
         lambda m: (
@@ -183,11 +190,6 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         lambda m: (m.programs / "taskset").unlink(),
         "warn | taskset | not on PATH | util-linux",
     ),
-    (variable("HCCL_IF_IP", "10.0.0.2"), "bad | HCCL_IF_IP | 10.0.0.2 | ip -4 a"),
-    (
-        variable("GLOO_SOCKET_IFNAME", "bond0"),
-        "bad | GLOO_SOCKET_IFNAME | no bond0 that is up; there are eth0, lo | ip a",
-    ),
     (
         written("/etc/hosts", "127.0.0.1 localhost\n"),
         "warn | head | has no address | /etc/hosts",
@@ -196,17 +198,9 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         written("/proc/net/tcp", f"{TCP}   0: 0100007F:EA61 00000000:0000 0A 0\n"),
         "warn | port 60001 | something listens | HCCL_IF_BASE_PORT",
     ),
-    (
-        variable("HCCL_OP_EXPANSION_MODE", "AIV"),
-        "warn | HCCL_OP_EXPANSION_MODE | AIV | unset",
-    ),
-    (
-        variable("VLLM_ASCEND_ENABLE_PREFETCH_MLP", "1"),
-        "warn | VLLM_ASCEND_ENABLE_PREFETCH_MLP | read by nothing | unset",
-    ),
-    (
-        variable("VLLM_PORT", "tcp://10.96.0.1:8000"),
-        "bad | VLLM_PORT | tcp:// | enableServiceLinks",
+    *(
+        (variable(name, value), line.replace(" | ", f" | {name} | ", 1))
+        for name, (value, line) in VARIABLES.items()
     ),
 ]
 
@@ -217,9 +211,7 @@ def machine(tmp_path: Path) -> FakeMachine:
 
 
 @pytest.mark.parametrize(("spoil", "line"), FAULTS, ids=[line for _, line in FAULTS])
-def test_the_fault_is_named_with_its_repair(
-    machine: FakeMachine, spoil: Break, line: str
-) -> None:
+def test_the_fault_is_named_with_its_repair(machine, spoil, line):
     """A server starts in spite of what is a warning, so the status is 0."""
     state, what, found, do = line.split(" | ")
     spoil(machine)
@@ -235,7 +227,7 @@ def test_the_fault_is_named_with_its_repair(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="must become another user")
-def test_a_device_that_may_not_be_opened(machine: FakeMachine) -> None:
+def test_a_device_that_may_not_be_opened(machine):
     for folder in [machine.folder, *machine.folder.parents]:
         if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
             folder.chmod(0o755)
@@ -259,7 +251,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_machine_gets_no_false_alarm(tmp_path: Path, name: str) -> None:
+def test_a_healthy_machine_gets_no_false_alarm(tmp_path, name):
     machine = FakeMachine(tmp_path, **HEALTHY[name])
     status, lines = machine.doctor("--fail-on", "unknown")
     assert [x for x in lines if x["state"] != "ok"] == []
@@ -269,7 +261,7 @@ def test_a_healthy_machine_gets_no_false_alarm(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("device", ["A2", "A3", "310P", "A5"])
 @pytest.mark.parametrize("version", ["24.1.rc3.7", "25.7.rc1", "26.0.rc2"])
-def test_every_form_of_npu_smi_is_read(device: str, version: str) -> None:
+def test_every_form_of_npu_smi_is_read(device, version):
     from vllm_balance.doctor.npus import ask, read
 
     text = table(device, version, processes=((815, "python3", 12417),))

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,9 @@ def quilt(
     """Run real quilt with the project's settings, or skip the test without it."""
     if shutil.which("quilt") is None:
         pytest.skip("no quilt: install Debian's quilt")
-    return subprocess.run(
-        ["quilt", *arguments],
-        cwd=tree,
-        env={
-            **os.environ,
-            "QUILTRC": str(QUILTRC),
-            "QUILT_PATCHES": str(patches),
-            "EDITOR": "false",
-        },
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    own = {"QUILTRC": str(QUILTRC), "QUILT_PATCHES": str(patches), "EDITOR": "false"}
+    run = partial(subprocess.run, check=True, capture_output=True, text=True)
+    return run(["quilt", *arguments], cwd=tree, env=os.environ | own)
 
 
 def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) -> None:

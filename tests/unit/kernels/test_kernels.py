@@ -74,21 +74,19 @@ WHEEL = r"vllm_ascend-1\.0-cp311-cp311-manylinux_2_34_x86_64\.whl: .*"
         ("sdist", {"vllm_ascend/ops/gone.py": ""}, WHEEL + r"ascend/ops/gone\.py"),
     ],
 )
-def test_what_is_not_the_same_is_refused_by_name(
-    part: str, changes: dict[str, str], says: str, release: Release
-) -> None:
+def test_what_is_not_the_same_is_refused_by_name(part, changes, says, release):
     setattr(release, part, {**getattr(release, part), **changes})
     with pytest.raises(ToolError, match=says):
         release.fetch()
 
 
-def test_no_csrc_at_all_proves_nothing(release: Release) -> None:
+def test_no_csrc_at_all_proves_nothing(release):
     release.post = release.sdist = PYTHON
     with pytest.raises(ToolError, match="expected a folder csrc/"):
         release.fetch()
 
 
-def test_only_compiled_files_are_unpacked(release: Release, tmp_path: Path) -> None:
+def test_only_compiled_files_are_unpacked(release, tmp_path):
     dest = tmp_path / "out"
     written = extract_kernels(release.fetch(), dest)
     assert {p.relative_to(dest).as_posix() for p in written} == set(COMPILED)
@@ -97,7 +95,7 @@ def test_only_compiled_files_are_unpacked(release: Release, tmp_path: Path) -> N
         assert path.read_text() == COMPILED[path.relative_to(dest).as_posix()]
 
 
-def test_a_wheel_without_kernels_is_refused(release: Release) -> None:
+def test_a_wheel_without_kernels_is_refused(release):
     release.wheel = {**PYTHON, **GENERATED}
     with pytest.raises(ToolError, match="expected compiled kernels"):
         release.fetch()

@@ -55,9 +55,7 @@ def refusal(root: Path) -> str:
     return str(caught.value)
 
 
-def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
-    root: Path, tmp_path: Path
-) -> None:
+def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
     (tmp_path / "other").mkdir()
     assert tracked(root) == tracked(make_root(tmp_path / "other"))
     folder = root / "lines" / "next"
@@ -72,14 +70,14 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
     assert BEHIND + EXCHANGE in patched
 
 
-def test_a_change_of_the_pin_is_derived_too(root: Path) -> None:
+def test_a_change_of_the_pin_is_derived_too(root):
     change = ("create_gate(config)", "create_gate(config, 1)")
     edit(root / "patches/vllm/gate.patch", *change)
     work, _ = derive(Paths(root), find_line(Paths(root), "next"))
     assert change[1] in (work.final_series("vllm") / "gate.patch").read_text()
 
 
-def test_a_patch_that_does_not_follow_any_more_is_named(root: Path) -> None:
+def test_a_patch_that_does_not_follow_any_more_is_named(root):
     # Upstream's new release has this statement itself.
     hook = "+            if self.gate.holds(request):\n+                break\n+\n"
     patch = root / "patches/vllm/hold.patch"
@@ -89,7 +87,7 @@ def test_a_patch_that_does_not_follow_any_more_is_named(root: Path) -> None:
     assert "tools/rebase.sh 2.0 --ascend 1.0 --line next" in said
 
 
-def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
+def test_an_own_patch_must_follow_the_one_of_the_pin(root):
     change = ("gate.exchange(self.active)", "gate.exchange(self.active, 1)")
     edit(root / "patches" / "vllm" / "exchange.patch", *change)
     said = refusal(root)
@@ -103,20 +101,20 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
     assert change[1] in (work.final_series("vllm") / "exchange.patch").read_text()
 
 
-def test_a_patch_that_the_pin_no_longer_has_is_named(root: Path) -> None:
+def test_a_patch_that_the_pin_no_longer_has_is_named(root):
     line_file(root).rename(line_file(root, "patches/vllm/other.patch"))
     assert "patches/vllm/series: expected other.patch" in refusal(root)
     with pytest.raises(ToolError, match="expected a line, found none; there are next"):
         find_line(Paths(root), "none")
 
 
-def test_our_lines_follow_the_pin() -> None:
+def test_our_lines_follow_the_pin():
     paths = Paths.find()
     for line in all_lines(paths):
         check_own(paths, line, line.own_patches())
 
 
-def test_our_lines_say_which_plugin_they_have() -> None:
+def test_our_lines_say_which_plugin_they_have():
     paths = Paths.find()
     locks = {line.name: line.lock for line in all_lines(paths)}
     check_pair(locks["0.30"])

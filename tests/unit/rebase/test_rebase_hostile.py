@@ -74,8 +74,8 @@ def report(root: Path) -> Any:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_clear_place_is_refused_with_the_reason(
-    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    name, root, tmp_path, capsys
+):
     files, patch, status, reason = REFUSED[name]
     before = tracked(root)
     tree = write_tree(tmp_path / "hostile", files)
@@ -125,7 +125,7 @@ PLACED: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) -> None:
+def test_what_is_clear_is_placed_right(name, root, tmp_path):
     upstream = PLACED[name]()
     tree = write_tree(tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": upstream})
     assert rebase(root, "hostile", "--sdist", str(tree)) == 0
@@ -136,9 +136,7 @@ def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) ->
     assert patched.startswith(upstream[:3])
 
 
-def test_a_link_is_never_written_through(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_is_never_written_through(root, tmp_path, capsys):
     tree = write_tree(tmp_path / "hostile", {**WITHOUT, "vllm/real.py": ENGINE})
     (tree / "vllm/engine.py").symlink_to("real.py")
     assert rebase(root, "hostile", "--sdist", str(tree)) == 6
@@ -148,9 +146,7 @@ def test_a_link_is_never_written_through(
     assert (repo / "engine.py").is_symlink()
 
 
-def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
-    root: Path, tmp_path: Path
-) -> None:
+def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
     tree = write_tree(
         tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE}
     )
@@ -163,18 +159,14 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
     assert series.read_text() == ""
 
 
-def test_merged_verbatim_at_another_place_is_a_conflict(
-    root: Path, tmp_path: Path
-) -> None:
+def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
     step = b"            executed = self.step()\n"
     tree = write_tree(tmp_path / "hostile", engine((step, step + EXCHANGE)))
     assert rebase(root, "hostile", "--sdist", str(tree)) == 5
     assert report(root)["status"] == "conflict"
 
 
-def test_a_patch_that_takes_code_out_is_a_conflict(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):
     dropped = b"            scheduled.append(request)\n"
     old = write_tree(tmp_path / "old", UPSTREAM)
     patches = root / "patches/vllm"

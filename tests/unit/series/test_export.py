@@ -14,7 +14,7 @@ def bodies(patches: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path: Path, seed: int) -> None:
+def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path, seed):
     """Equal lines around an insertion leave several valid diffs; quilt's counts."""
     chance = random.Random(seed)
     old = [chance.choice(["pass", "}", "", "if x:"]) for _ in range(40)]

@@ -45,9 +45,7 @@ def killed(repo: SampleRepo, at: int) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(900)
-def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
-    upgrade: SampleRepo,
-) -> None:
+def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(upgrade):
     saved = upgrade.root.with_name("saved")
     subprocess.run(["cp", "-a", str(upgrade.root), str(saved)], check=True)
     code, out = killed(upgrade, 0)
@@ -68,7 +66,7 @@ def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
     assert half > 0
 
 
-def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) -> None:
+def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade):
     release = threading.Event()
     upgrade.index.faults[upgrade.lock.vllm.filename] = [Fault(send=100, stall=release)]
     process = upgrade.start(*COMMAND)
@@ -84,7 +82,7 @@ def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) ->
     check_new(upgrade)
 
 
-def test_a_second_run_waits_for_the_first(upgrade: SampleRepo) -> None:
+def test_a_second_run_waits_for_the_first(upgrade):
     release = threading.Event()
     upgrade.index.faults[upgrade.lock.vllm.filename] = [Fault(send=100, stall=release)]
     upgrade.env["PIP_RETRIES"] = "1"

@@ -1,7 +1,5 @@
 """Several requirement lists become one, or the build says which two disagree."""
 
-from pathlib import Path
-
 import pytest
 
 from balance_tools.errors import ToolError
@@ -32,31 +30,29 @@ def wanted(one: str, other: str) -> list[Wanted]:
         ("numpy", "pandas-stubs", ["pandas_stubs"], ["numpy"]),
     ],
 )
-def test_two_lists_become_one(
-    one: str, other: str, drops: list[str], joined: list[str]
-) -> None:
+def test_two_lists_become_one(one, other, drops, joined):
     assert reconcile(wanted(one, other), drops) == joined
 
 
-def test_a_contradiction_names_both_sides() -> None:
+def test_a_contradiction_names_both_sides():
     with pytest.raises(ToolError, match="expected one version") as error:
         reconcile(wanted("torch==2.11.0", "torch==2.10.0"), ())
     assert "'torch==2.11.0' of vllm common.txt" in str(error.value)
     assert "'torch==2.10.0' of plugin.txt" in str(error.value)
 
 
-def test_a_contradiction_between_markers_counts() -> None:
+def test_a_contradiction_between_markers_counts():
     both = wanted("six>=2; python_version > '3.11'", "six<1.17")
     with pytest.raises(ToolError, match="six: expected one version"):
         reconcile(both, ())
 
 
-def test_a_stale_drop_is_refused() -> None:
+def test_a_stale_drop_is_refused():
     with pytest.raises(ToolError, match=r"'cmake'.*remove that entry"):
         reconcile(wanted("numpy", "numpy"), ["cmake"])
 
 
-def test_an_option_is_refused(tmp_path: Path) -> None:
+def test_an_option_is_refused(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text("-r other.txt\n")
     with pytest.raises(ToolError, match=r"list.txt: expected a requirement.*-r other"):
