@@ -97,12 +97,10 @@ class Ranks:
             self._handle(self._next(timeout))
 
     def poll(self) -> None:
-        """Handles what has come in, without waiting."""
         while not self.outbox.empty():
             self._handle(self._next(timeout=1))
 
     def drain(self, timeout: float = 60) -> None:
-        """Waits until every request is finished and the wave has ended."""
         while self.unfinished or self.running:
             self._handle(self._next(timeout))
 

@@ -81,7 +81,6 @@ def measure(
 
 
 def rank_pids(server: Server) -> dict[int, int]:
-    """The process of each rank."""
     named = re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text())
     return {int(rank): int(pid) for rank, pid in named}
 

@@ -44,7 +44,6 @@ class Recorded(AsyncScheduler):
         gate.exchange_for, gate.take_stats = exchange_for, take_stats
 
     def add_request(self, request: Any) -> None:
-        """Counts it."""
         self.counts["requests"] += 1
         super().add_request(request)
 

@@ -64,8 +64,6 @@ class _Scheduled(NamedTuple):
 
 
 class _Rank:
-    """One scheduler with its gate."""
-
     def __init__(
         self,
         config: VllmConfig,
@@ -92,7 +90,6 @@ class _Rank:
         self._in_flight: deque[_Scheduled] = deque()
 
     def add(self, request: SimRequest) -> None:
-        """Hands a request to the scheduler."""
         name, prompt = str(request.index), prompt_tokens(request)
         self.requests[name] = request
         self.scheduler.add_request(
@@ -105,7 +102,6 @@ class _Rank:
         return self.gate.held
 
     def has_work(self) -> bool:
-        """Whether there is an unfinished request."""
         unfinished: bool = self.scheduler.has_unfinished_requests()
         return unfinished
 
@@ -119,7 +115,6 @@ class _Rank:
         return RankCounts(*backlog_of(self.scheduler))
 
     def schedule(self) -> tuple[int, int, int, float]:
-        """Starts a step, and returns what it computes."""
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
             return 0, 0, 0, 0.0
@@ -162,7 +157,6 @@ class _Rank:
         return prefill, decodes, context, attended
 
     def update(self) -> Outcome:
-        """Ends the step that was scheduled first."""
         first, output, answer, wasted = self._in_flight.popleft()
         if output is None or answer is None:
             return NOTHING
@@ -179,11 +173,9 @@ class _Rank:
         return Outcome(first, done, wasted)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
-        """The rank's row after the step, measured by its gate."""
         return self.gate.measure(wave, step, now, now)
 
     def apply(self, decision: Decision) -> None:
-        """Sets what the rank may do in the next step."""
         self.gate.apply(decision)
 
     def end_wave(self) -> None:
@@ -193,8 +185,6 @@ class _Rank:
 
 
 class RealEngine(Engine):
-    """All ranks' schedulers."""
-
     def __init__(
         self,
         limits: RankLimits,
@@ -239,7 +229,6 @@ def real_engine(
     requests: Sequence[SimRequest],
     ttft_budget: float | None,
 ) -> RealEngine:
-    """The real ranks of a scenario."""
     lengths = [request.prompt_len + request.output_len for request in requests]
     shares = any(request.hash_ids for request in requests)
     return RealEngine(

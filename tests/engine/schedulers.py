@@ -56,7 +56,6 @@ WINDOW = SlidingWindowSpec(
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
-    """The configuration of a small engine of that model."""
     defaults: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
@@ -165,7 +164,6 @@ def prompt_request(
 
 
 def image(name: str, offset: int, length: int = 30) -> MultiModalFeatureSpec:
-    """An image of so many tokens in a prompt."""
     position = PlaceholderRange(offset=offset, length=length)
     return MultiModalFeatureSpec(
         data=None, modality="image", identifier=name, mm_position=position

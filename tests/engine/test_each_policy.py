@@ -4,7 +4,11 @@ import pytest
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
 from balance_tools.serving.server import Server
-from test_greedy_equality import assert_equal, assert_the_gate_decided
+from test_greedy_equality import (
+    assert_all_served,
+    assert_equal,
+    assert_the_gate_decided,
+)
 
 RANKS = 2
 
@@ -15,9 +19,7 @@ def test_each_policy(policy, moe_model, moe_samples, tmp_path):
     options += ["--data-parallel-balance", policy]
     with Server(tmp_path, moe_model, *options) as server:
         assert_equal(server, moe_samples, concurrency=16)
-        served = server.metric("vllm:request_success_total")
-        assert sorted(served) == list(range(RANKS))
-        assert min(served.values()) > 0
+        assert_all_served(server, RANKS)
         if policy == "off":
             assert server.metric("vllm:dp_balance_decisions_total") == {}
         else:

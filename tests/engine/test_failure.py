@@ -39,7 +39,6 @@ def signal_itself(number: int) -> Callable[[], object]:
 
 
 def start(model: Path, engine_class: type, log: Path | None = None) -> Ranks:
-    """Three ranks in a long wave."""
     arguments = loop_arguments(
         model,
         data_parallel_balance="adaptive",

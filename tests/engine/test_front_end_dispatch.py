@@ -28,7 +28,8 @@ async def engine(
     model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
     """With balance on, or with it off and that dispatch."""
-    device: dict[str, Any] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    more: dict[str, Any] = {OPTION: dispatch} if dispatch else {}
+    more["emulated_device"] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
@@ -37,8 +38,7 @@ async def engine(
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config={"emulated_device": device}
-        | ({OPTION: dispatch} if dispatch else {}),
+        additional_config=more,
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -94,6 +94,14 @@ def held(dispatch: TokenDispatch) -> list[int]:
     return [memory.held() // 512 for memory in dispatch.memories]
 
 
+async def nothing_is_left(dispatch: TokenDispatch) -> None:
+    for _ in range(600):  # a busy machine takes its time
+        if dispatch.own == [Backlog()] * RANKS:
+            break
+        await asyncio.sleep(0.05)
+    assert dispatch.own == [Backlog()] * RANKS
+
+
 def grown(session: int, turn: int) -> list[int]:
     """The prompt of a session, which contains that of the turn before."""
     return [3 + session] * (1100 + 100 * turn)
@@ -128,11 +136,7 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
             assert held(dispatch) == [2, 2, 2]
             await ask(asked, "other again", other, 2)
             assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
-            for _ in range(100):
-                if dispatch.own == [Backlog()] * RANKS:
-                    break
-                await asyncio.sleep(0.05)
-            assert dispatch.own == [Backlog()] * RANKS
+            await nothing_is_left(dispatch)
 
     asyncio.run(serve())
 
@@ -168,11 +172,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model):
                 request = ask(asked, f"more {number}", [3] * 50, 2, inputs=3)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(request, limit)
-            for _ in range(600):  # a busy machine takes its time
-                if all(own == Backlog() for own in dispatch.own):
-                    break
-                await asyncio.sleep(0.05)
-            assert dispatch.own == [Backlog()] * RANKS
+            await nothing_is_left(dispatch)
             assert not dispatch._requests
             assert any(held(dispatch))
             assert max(held(dispatch)) <= 50

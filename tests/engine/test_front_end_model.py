@@ -67,7 +67,6 @@ def made(**fields: Any) -> EngineCoreRequest:
 
 
 def send(client: Any, name: str, tokens: list[int], pin: int | None = None) -> int:
-    """The rank to which the client sends a request."""
     request = made(request_id=name, prompt_token_ids=tokens, data_parallel_rank=pin)
     rank = client.core_engines.index(client.get_core_engine_for_request(request))
     if dispatch := getattr(client, "balance_dispatch", None):
@@ -240,10 +239,8 @@ def upstream_publishes(
             return b"\x01" if self.path == "back" else left.popleft()[2]
 
         def send(self, message: bytes) -> None:
-            counts = (
-                msgspec.msgpack.decode(message)[0] if self.path == "front" else None
-            )
-            if counts is not None:
+            is_front = self.path == "front"
+            if is_front and (counts := msgspec.msgpack.decode(message)[0]) is not None:
                 told = [tuple(each[:2]) for each in counts]
                 published.append((now - START_MS, told))
 

@@ -44,6 +44,12 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
     assert (sum(held.values()) > 0 and sum(lengths.values()) > 0) or not holds
 
 
+def assert_all_served(server: Server, ranks: int) -> None:
+    served = server.metric("vllm:request_success_total")
+    assert sorted(served) == list(range(ranks))
+    assert min(served.values()) > 0, f"a rank served nothing: {served}"
+
+
 @pytest.mark.slow
 def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
     """Synchronous, with expert parallelism; it listens as docs/deployment.md says."""
@@ -54,9 +60,7 @@ def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
         assert server.post("/reset_prefix_cache").status_code == 200
         assert_equal(server, moe_samples, concurrency=8)
         assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now
-        served = server.metric("vllm:request_success_total")
-        assert sorted(served) == list(range(4))
-        assert min(served.values()) > 0, f"a rank served nothing: {served}"
+        assert_all_served(server, 4)
         assert sum(server.metric("vllm:prefix_cache_hits_total").values()) > 0
         sockets = listening(server)
         public = [socket for socket in sockets if socket[0] != "127.0.0.1"]

@@ -19,7 +19,6 @@ CONCURRENCY = 16
 
 @contextmanager
 def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
-    """The prefill instance and the decode instance."""
     with ExitStack() as stack:
         servers = []
         for role in ("kv_producer", "kv_consumer"):

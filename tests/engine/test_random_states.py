@@ -103,11 +103,9 @@ class Store(ExampleConnector, SupportsHMA):
         """Nothing to load: there is no worker."""
 
     def request_finished_all_groups(self, request, block_ids):
-        """Nothing to save."""
         return False, None
 
     def build_connector_meta(self, scheduler_output):
-        """Nothing to tell one."""
         return KVConnectorMetadata()
 
 
@@ -345,13 +343,11 @@ class Run:
 
 
 def loads_of(scheduler: Any) -> int:
-    """Requests whose KV cache is being loaded."""
     loading = RequestStatus.WAITING_FOR_REMOTE_KVS
     return sum(each.status == loading for each in scheduler.requests.values())
 
 
 def hashes_of(scheduler: Any) -> list[Any]:
-    """What each block has cached."""
     return [block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks]
 
 
@@ -363,17 +359,12 @@ def evicts(hashes: list[Any], scheduler: Any) -> bool:
     )
 
 
-def run(model: Any, seed: int) -> Counter[Any]:
-    rng = random.Random(seed)
-    world = World.drawn(rng)
-    return Run(world.scheduler(model), world, rng).steps()
-
-
 def check(model: Any, seeds: Iterable[int]) -> None:
     """In most states something waits; in few only upstream knows what it would do."""
     said: Counter[Any] = Counter()
-    for seed in seeds:
-        said += run(model, seed)
+    for rng in map(random.Random, seeds):
+        world = World.drawn(rng)
+        said += Run(world.scheduler(model), world, rng).steps()
     print(dict(said))
     states = said["states"]
     assert said["something starts"] > 0.3 * states

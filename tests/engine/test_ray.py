@@ -7,7 +7,11 @@ import pytest
 import ray
 
 from balance_tools.serving.server import Server
-from test_greedy_equality import assert_equal, assert_the_gate_decided
+from test_greedy_equality import (
+    assert_all_served,
+    assert_equal,
+    assert_the_gate_decided,
+)
 
 RANKS = 2
 
@@ -42,7 +46,5 @@ def test_ray_data_parallel(ray_address, moe_model, moe_samples, tmp_path):
     ) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_the_gate_decided(server, RANKS)
-        served = server.metric("vllm:request_success_total")
-        assert len(served) == RANKS
-        assert min(served.values()) > 0
+        assert_all_served(server, RANKS)
     assert "DPMoEEngineCoreActor" in server.log.read_text()

@@ -16,8 +16,6 @@ Lengths = list[tuple[int, int]]
 requests = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 11)), min_size=1, max_size=4
 ).filter(lambda lengths: any(new for new, _ in lengths))
-
-
 NONE = torch.empty(0)
 """In the place of the compiled attention's plan."""
 

@@ -36,7 +36,6 @@ class Texts(Workload):
     def requests(
         self, rng: random.Random, count_tokens: CountTokens | None = None
     ) -> list[SimRequest]:
-        """Draws the requests."""
         requests = super().requests(rng, count_tokens)
         for request in requests:
             text = rng.randrange(self.num_prefixes)

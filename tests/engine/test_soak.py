@@ -49,6 +49,5 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps):
 
 
 def resident_mb() -> float:
-    """Memory of this process that is in use."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

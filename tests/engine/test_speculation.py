@@ -127,12 +127,8 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
 FAST = [("mtp", 3, "cap", True), ("eagle3", 3, "cap", False)]
 
 
-def marks(case: tuple[str, int, str, bool]) -> list[pytest.MarkDecorator]:
-    return [] if case in FAST else [pytest.mark.slow]
-
-
 CASES = [
-    pytest.param(*case, marks=marks(case))
+    pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
     for case in itertools.product(DRAFTED_BY, (1, 3), POLICIES, (False, True))
 ]
 

@@ -77,17 +77,15 @@ def kill_front_end(server: Server) -> None:
 
 
 def kill_coordinator(server: Server) -> None:
-    (pid,) = re.findall(r"DP Coordinator process \(PID: (\d+)\)", text(server))
+    (pid,) = re.findall(
+        r"DP Coordinator process \(PID: (\d+)\)", server.log.read_text()
+    )
     os.kill(int(pid), signal.SIGKILL)
 
 
 def front_end(server: Server) -> int:
     assert server._process is not None
     return server._process.pid
-
-
-def text(server: Server) -> str:
-    return server.log.read_text()
 
 
 SAID = {
@@ -144,8 +142,8 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         assert not any(stream.is_alive() for stream in streams)
         assert {stream.end for stream in streams} <= {"error", "abort"}
         slow.close()
-        assert SAID.get(stop, "") in text(server)
-        assert stop in SAID or "Ending the server" not in text(server)
+        assert SAID.get(stop, "") in server.log.read_text()
+        assert stop in SAID or "Ending the server" not in server.log.read_text()
         return max(ended, *(stream.ended_at for stream in streams)) - began
     except BaseException:
         server.print_log_tail()

@@ -12,7 +12,6 @@ from vllm_balance.reference import tiny_models
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())

@@ -70,7 +70,6 @@ def servers(document: Any) -> Iterator[tuple[dict[str, str], Any, Any]]:
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """Those of a command, each with its value."""
     found, name = {}, ""
     for word in words:
         if word.startswith("--"):
@@ -82,7 +81,6 @@ def options(words: list[str]) -> dict[str, str]:
 
 
 def is_switched_on(given: Mapping[str, str], environment: Mapping[str, Any]) -> bool:
-    """Whether upstream's balance scheduling is."""
     more = json.loads(given.get("additional-config") or "{}")
     return (
         str(environment.get("VLLM_ASCEND_BALANCE_SCHEDULING")) == "1"

@@ -42,14 +42,12 @@ def pages(tree: Path, *options: str) -> str:
 
 
 def edit(path: Path, pattern: str, replacement: str) -> None:
-    """Replaces the one place that the pattern matches."""
     text, count = re.subn(pattern, replacement, path.read_text(), count=1, flags=re.S)
     assert count == 1, pattern
     path.write_text(text)
 
 
 def result_of(tree: Path, name: str = NAME) -> Path:
-    """The file of a result."""
     return tree / "bench" / "results" / f"{name}.json"
 
 
@@ -104,7 +102,6 @@ def renewed(tree: Path) -> Path:
 
 
 def set_policies(tree: Path, name: str, policies: str) -> None:
-    """Says in a result with which policies it was made."""
     document = json.loads(result_of(tree, name).read_text())
     if "versions" in document:
         document["versions"]["balance"] = policies
@@ -114,9 +111,7 @@ def set_policies(tree: Path, name: str, policies: str) -> None:
 
 
 def list_older(tree: Path, **entries: str) -> None:
-    """Lists results as older."""
-    path = tree / "bench" / "older_results.toml"
-    path.write_text(tomlkit.dumps(entries))
+    (tree / "bench" / "older_results.toml").write_text(tomlkit.dumps(entries))
 
 
 FORMER, WHY = "0123456789ab", "2026-01-02: a reason"

@@ -101,7 +101,6 @@ class Ranks:
         return snapshot(rows)
 
     def advance(self, decision):
-        """One step by the decision."""
         for rank in range(len(self.running)):
             left = MAX_TOKENS - len(self.running[rank])
             if decision.prefill_budget is not None:

@@ -181,25 +181,19 @@ def test_does_not_diverge_where_attention_makes_times_nonlinear(seed):
     assert learner.cost.prefill_seconds(0.9, 0.8, 0.1) == pytest.approx(usual, rel=0.15)
 
 
-def long_prompts(attention, count):
-    """Steps in which each of four ranks computes a chunk somewhere in a long prompt."""
-    rng = random.Random(7)
-    for _ in range(count):
-        yield 0.04, 0.0, 0.0, 1.0
+@pytest.mark.parametrize("attention", [0.0, 0.1, 0.7])
+def test_finds_what_attention_costs(attention):
+    """Each of four ranks computes a chunk somewhere in a long prompt."""
+    learner, rng = CostLearner(), random.Random(7)
+    for _ in range(1000):
+        learner.observe(0.04, 0.0, 0.0, 1.0)
         tokens = [rng.uniform(0.1, 1.0) for _ in range(4)]
         attended = [n * rng.uniform(0, 12) for n in tokens]
         cost = [0.7 * n + attention * a for n, a in zip(tokens, attended, strict=True)]
         fullest = cost.index(max(cost))
         load = tokens[fullest], sum(tokens) / 4, 0.0, attended[fullest]
         seconds = 0.04 + cost[fullest] + 0.3 * load[1]
-        yield (seconds * rng.uniform(0.95, 1.05), *load)
-
-
-@pytest.mark.parametrize("attention", [0.0, 0.1, 0.7])
-def test_finds_what_attention_costs(attention):
-    learner = CostLearner()
-    for step in long_prompts(attention, 1000):
-        learner.observe(*step)
+        learner.observe(seconds * rng.uniform(0.95, 1.05), *load)
     assert learner.cost.attention == pytest.approx(attention, rel=0.1)
     known = learner.cost.per_attended(8192)
     assert known == pytest.approx(attention / 0.7 / 8192, rel=0.35)

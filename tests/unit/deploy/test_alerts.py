@@ -50,7 +50,6 @@ def test_every_alert_is_over_metrics_and_reasons_that_exist():
 
 
 def reasons() -> set[str]:
-    """Every reason that a decision can have."""
     text = "".join(path.read_text() for path in BALANCE.rglob("*.py"))
     found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)
     return {reason for pair in found for reason in pair if reason}

@@ -63,7 +63,6 @@ def test_the_schemas_allow_it(name):
 
 
 def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pod templates of a workload."""
     spec = document["spec"]
     if "leaderWorkerTemplate" in spec:
         both = spec["leaderWorkerTemplate"]
@@ -82,7 +81,13 @@ def workload(variant: str) -> dict[str, Any]:
     return DOCUMENTS[f"{variant}: {kinds[variant]} vllm"]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+each_pod = pytest.mark.parametrize(
+    "pod", [pod for variant in VARIANTS for pod in pods(workload(variant))]
+)
+
+
+@each_variant
 def test_what_selects_pods_selects_these(variant):
     templates = pods(workload(variant))
     selectors = [
@@ -101,18 +106,17 @@ def test_what_selects_pods_selects_these(variant):
         assert selector.get("matchLabels", selector).items() <= labels.items()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_npus_are_requested_as_the_device_plugin_wants_it(variant):
+@each_pod
+def test_npus_are_requested_as_the_device_plugin_wants_it(pod):
     """Request and limit are equal, and enough for the ranks of the pod."""
-    for pod in pods(workload(variant)):
-        spec, given = container(pod)
-        (size,) = re.findall(r"--tensor-parallel-size (\d+)", given["MODEL_OPTIONS"])
-        for kind in ("requests", "limits"):
-            npus = spec["resources"][kind]["huawei.com/Ascend910"]
-            assert int(npus) == int(given["RANKS_PER_HOST"]) * int(size)
+    spec, given = container(pod)
+    (size,) = re.findall(r"--tensor-parallel-size (\d+)", given["MODEL_OPTIONS"])
+    for kind in ("requests", "limits"):
+        npus = spec["resources"][kind]["huawei.com/Ascend910"]
+        assert int(npus) == int(given["RANKS_PER_HOST"]) * int(size)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@each_variant
 def test_no_service_is_taken_for_something_else(variant):
     """Its variables for vLLM's (VLLM_PORT), itself for the one of the controller."""
     for pod in pods(workload(variant)):
@@ -143,31 +147,29 @@ def test_kustomizations_name_files_that_exist():
             assert (path.parent / file).exists(), f"{path}: {file}"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_pod_may_do_no_more_than_it_must(variant):
+@each_pod
+def test_a_pod_may_do_no_more_than_it_must(pod):
     """What the Restricted standard asks for, and no token of the cluster."""
-    for pod in pods(workload(variant)):
-        spec = pod["spec"]
-        assert spec["automountServiceAccountToken"] is False
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container(pod)[0]["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(pod)[0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_grace_period_is_what_a_stop_needs(variant):
-    for pod in pods(workload(variant)):
-        spec, _ = container(pod)
-        (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
-        (wait,) = spec["lifecycle"]["preStop"]["exec"]["command"][1:]
-        needed = int(wait) + int(drain) + 10  # docs/operations.md
-        assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
+@each_pod
+def test_the_grace_period_is_what_a_stop_needs(pod):
+    spec, _ = container(pod)
+    (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
+    (wait,) = spec["lifecycle"]["preStop"]["exec"]["command"][1:]
+    needed = int(wait) + int(drain) + 10  # docs/operations.md
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@each_variant
 def test_the_server_waits_as_long_as_the_probe(variant):
     spec, given = container(pods(workload(variant))[0])
     probe = spec["startupProbe"]
@@ -175,16 +177,15 @@ def test_the_server_waits_as_long_as_the_probe(variant):
     assert int(given["VLLM_ENGINE_READY_TIMEOUT_S"]) == allowed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_doctor_sees_what_the_server_will_have(variant):
+@each_pod
+def test_the_doctor_sees_what_the_server_will_have(pod):
     """A device plugin gives the server the NPUs that the init container had."""
-    for pod in pods(workload(variant)):
-        server, _ = container(pod)
-        (doctor,) = pod["spec"]["initContainers"]
-        assert doctor["args"] == ["vllm-balance", "doctor"]
-        for name in ("image", "env", "resources", "securityContext"):
-            assert doctor[name] == server[name]
-        assert server["volumeMounts"] == doctor["volumeMounts"]
+    server, _ = container(pod)
+    (doctor,) = pod["spec"]["initContainers"]
+    assert doctor["args"] == ["vllm-balance", "doctor"]
+    for name in ("image", "env", "resources", "securityContext"):
+        assert doctor[name] == server[name]
+    assert server["volumeMounts"] == doctor["volumeMounts"]
 
 
 NEEDS_KUBECTL = pytest.mark.skipif(

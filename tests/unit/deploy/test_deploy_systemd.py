@@ -32,7 +32,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def complaints(root: Path) -> str:
-    """What systemd has to say about the units."""
     command = ["systemd-analyze", "verify", f"--root={root}", *INSTANCES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

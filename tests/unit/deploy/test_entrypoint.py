@@ -52,7 +52,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def variables(root: Path, image: str = "ascend", **more: str) -> dict[str, str]:
-    """An almost empty environment."""
     own = {"VLLM_BALANCE_IMAGE": image, "VLLM_BALANCE_ROOT": str(root)}
     return {"PATH": os.environ["PATH"], **own, **more}
 
@@ -65,7 +64,6 @@ def start(
     script: Path = SCRIPT,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command through the entry point."""
     return subprocess.run(
         [str(script), *command],
         env=variables(root, image, **more),
@@ -135,9 +133,8 @@ def test_names_all_that_is_missing_in_one_sentence(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="must become another user")
 def test_names_the_group_of_a_device_that_may_not_be_opened(root):
     for folder in [root, *root.parents]:
-        if folder.stat().st_uid == os.getuid() and folder.name.startswith(
-            ("pytest-", "popen-")
-        ):
+        is_own = folder.stat().st_uid == os.getuid()
+        if is_own and folder.name.startswith(("pytest-", "popen-")):
             folder.chmod(0o755)
     root.chmod(0o755)
     device = root / "dev" / "davinci3"

@@ -29,7 +29,6 @@ def machine(tmp_path: Path) -> FakeMachine:
 
 @pytest.fixture
 def address(machine: FakeMachine) -> Iterator[str]:
-    """Where a doctor listens."""
     command = machine.command("--listen", "127.0.0.1:0")
     with (
         (machine.folder / SAID).open("w") as said,

@@ -9,7 +9,6 @@ SENTINEL = "vllm/v1/fault_tolerance/engine_core_sentinel.py"
 
 
 def method(tree: ast.Module, qualified: str) -> ast.FunctionDef:
-    """Return the one method of this name."""
     owner, name = qualified.split(".")
     (cls,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == owner]
     (found,) = [
@@ -19,7 +18,6 @@ def method(tree: ast.Module, qualified: str) -> ast.FunctionDef:
 
 
 def at(body: list[str], part: str) -> int:
-    """Return the number of the one statement that holds a piece of code."""
     (found,) = [index for index, text in enumerate(body) if part in text]
     return found
 

@@ -72,7 +72,6 @@ class Device:
         self.recent: deque[Step] = deque(maxlen=RECENT)
 
     def step_seconds(self, loads: Loads) -> float:
-        """How long the step takes that starts now."""
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
@@ -104,7 +103,6 @@ class Leaving:
         return getattr(self._engine, name)
 
     def add(self, rank: int, request: SimRequest) -> None:
-        """Hands a request to a rank."""
         self._engine.add(rank, request)
         if request.index in self._after:
             self._patient.append(request)
@@ -133,7 +131,6 @@ class Leaving:
         self._gone.append(request)
 
     def update(self) -> Outcome:
-        """Ends a step."""
         outcome = self._engine.update()
         gone, self._gone = self._gone, []
         return outcome._replace(done=[*outcome.done, *gone])

@@ -14,7 +14,6 @@ from balance_tools.upstream.lock import Artifact, release_of
 
 
 def make_sdist(top: str, files: Mapping[str, str | bytes]) -> bytes:
-    """A .tar.gz with `files` below the folder `top`."""
     return make_tar([file_member(f"{top}/{path}", files[path]) for path in files])
 
 
@@ -142,7 +141,6 @@ class SampleIndex:
             handler.send_error(404)
 
     def page(self, project: str) -> bytes:
-        """A project's page, with relative links."""
         links = ""
         for name, data in self.files.items():
             release = release_of(name)

@@ -1,12 +1,14 @@
 """A small repository with a lock, two packages and a series, to rebase in tests."""
 
 import ast
+import json
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import index_samples
 from balance_tools.__main__ import main
@@ -106,7 +108,6 @@ DEFER = b'    if hasattr(config, "balance"):\n        return False\n'
 
 
 def replaced(source: bytes, *changes: tuple[bytes, bytes]) -> bytes:
-    """Replace each old text, which must occur once."""
     for old, new in changes:
         assert source.count(old) == 1, (source.count(old), old)
         source = source.replace(old, new)
@@ -154,14 +155,12 @@ def _made_once() -> tempfile.TemporaryDirectory[str]:
 
 
 def make_sdist(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write `name`.tar.gz with these files below its top folder."""
     archive = folder / f"{name}.tar.gz"
     archive.write_bytes(index_samples.make_sdist(name, files))
     return archive
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files below a folder."""
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -169,14 +168,12 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def edit(patch: Path, old: str, new: str) -> None:
-    """Replace a text that is in it."""
     text = patch.read_text()
     assert old in text
     patch.write_text(text.replace(old, new))
 
 
 def make_root(folder: Path) -> Path:
-    """Copy the repository into `folder`."""
     root = folder / "root"
     shutil.copytree(_made_once().name, root)
     return root
@@ -194,6 +191,10 @@ def rebase(root: Path, *arguments: str) -> int:
     return main(["rebase", verb, "--root", str(root), *rest])
 
 
+def report(root: Path, name: str) -> Any:
+    return json.loads((root / "build" / "rebase" / name / "report.json").read_text())
+
+
 def tracked(root: Path) -> Files:
     """Everything that a rebase may change in the end."""
     files = {"upstream.toml": (root / "upstream.toml").read_bytes()}
@@ -204,7 +205,6 @@ def tracked(root: Path) -> Files:
 
 
 def patched_engine(series: Path, upstream: Path, path: str = "vllm/engine.py") -> bytes:
-    """Apply a series to a copy of a tree and return one file."""
     copy = upstream.with_name(upstream.name + ".patched")
     shutil.copytree(upstream, copy, symlinks=True)
     apply_series(load_series(series), copy)

@@ -85,7 +85,6 @@ class SampleRepo:
         return Paths(self.root)
 
     def upgrade(self, files: Mapping[str, str]) -> None:
-        """Lock another vllm release with these files."""
         sdist = make_sdist("vllm-0.24.0", files)
         self.lock = replace(self.lock, vllm=self.index.add("vllm-0.24.0.tar.gz", sdist))
         self.write_lock()
@@ -111,7 +110,6 @@ class SampleRepo:
         }
 
     def vendor(self, **options: bool) -> list[str]:
-        """Run `vendor` for vllm in this process."""
         return vendor(self.paths, self.lock, ["vllm"], **options)
 
     def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
@@ -119,7 +117,6 @@ class SampleRepo:
         return self.python("-m", "balance_tools", *args, limits=limits)
 
     def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
-        """Start Python with the tools of this repository."""
         skip = shutil.ignore_patterns("__pycache__")
         for package in ("tools/balance_tools", "vllm_balance"):
             if not (self.root / package).exists():
@@ -137,7 +134,6 @@ class SampleRepo:
         )
 
     def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
-        """Run the real command line; exit status, stdout, stderr."""
         process = self.start(*args, limits=limits)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err

@@ -38,7 +38,6 @@ def quilt(
 
 
 def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) -> None:
-    """Add a patch on top with real quilt."""
     patches.mkdir(parents=True, exist_ok=True)
     quilt(patches, tree, "new", name)
     for path, content in changes.items():
@@ -50,19 +49,16 @@ def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) 
 
 
 def pristine(tree: Path, patches: Path) -> None:
-    """Take every patch off again and remove quilt's own folder."""
     quilt(patches, tree, "pop", "-a")
     shutil.rmtree(tree / ".pc")
 
 
 def apply_series(series: Series, tree: Path) -> None:
-    """Apply a whole series to a tree."""
     for path, content in patched_files(series, tree).items():
         (tree / path).write_bytes(content)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
-    """Every file of a tree with its bytes."""
     return {
         str(path.relative_to(tree)): path.read_bytes()
         for path in sorted(tree.rglob("*"))

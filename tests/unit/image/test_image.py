@@ -36,7 +36,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def add_wheel(root: Path, label: str, tag: str, **record: Any) -> str:
-    """A wheel with nothing but a build record."""
     version = f"{VERSION}.{label}"
     path = f"dist/vllm-{version}-{tag}.whl"
     defaults = {"commit": COMMIT, "dirty": False, "arch": None, "device": None}

@@ -30,9 +30,7 @@ class Release:
     """A pinned post-release, the release with the kernels, and its wheel."""
 
     def __init__(self, index: SampleIndex, paths: Paths) -> None:
-        self.index = index
-        self.paths = paths
-        self.post = POST
+        self.index, self.paths, self.post = index, paths, POST
         self.sdist = {**CSRC, **PYTHON}
         self.wheel = {**PYTHON, **COMPILED, **GENERATED, **METADATA}
 

@@ -29,16 +29,10 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """An sdist whose package is not at its top."""
+def index(index: SampleIndex, archive: Path, tmp_path: Path) -> SampleIndex:
+    """It has two releases of vLLM, one of another layout, and a plugin."""
     files: Files = {f"src/{path}": content for path, content in UPSTREAM.items()}
-    return make_sdist(tmp_path, "vllm-3.0", files)
-
-
-@pytest.fixture
-def index(index: SampleIndex, archive: Path, elsewhere: Path) -> SampleIndex:
-    """It has two releases of vLLM, and a plugin."""
-    for path in (archive, elsewhere):
+    for path in (archive, make_sdist(tmp_path, "vllm-3.0", files)):
         index.add(path.name, path.read_bytes())
     index.add("vllm_ascend-1.0.tar.gz", b"never read")
     return index
@@ -85,7 +79,6 @@ def test_diff_is_asked_for_and_git_and_quilt_are_not(
 
 
 def test_the_disk_is_full_in_the_middle(root, archive, monkeypatch, capsys):
-
     def fill_the_disk(*said: object) -> None:
         # The device /dev/full answers every write as a full disk does.
         Path("/dev/full").write_text("x")

@@ -1,8 +1,6 @@
 """A rebase moves the series, or stops at the place where a person must decide."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from rebase_samples import (
     patched_engine,
     rebase,
     replaced,
+    report,
     tracked,
     write_tree,
 )
@@ -42,10 +41,6 @@ CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, b"            self.finish(execute
 def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
     files: Files = {**UPSTREAM, "vllm/engine.py": engine, **more}
     return make_sdist(folder, f"vllm-{version}", files)
-
-
-def report(root: Path, name: str) -> Any:
-    return json.loads((root / "build" / "rebase" / name / "report.json").read_text())
 
 
 def statuses(root: Path, name: str) -> dict[str, str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +18,7 @@ from rebase_samples import (
     patched_engine,
     rebase,
     replaced,
+    report,
     tracked,
     write_tree,
 )
@@ -68,10 +66,6 @@ REFUSED: dict[str, tuple[Files, str, str, str]] = {
 }
 
 
-def report(root: Path) -> Any:
-    return json.loads((root / "build/rebase/hostile/report.json").read_text())
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_clear_place_is_refused_with_the_reason(
     name, root, tmp_path, capsys
@@ -81,7 +75,7 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
     tree = write_tree(tmp_path / "hostile", files)
     code = rebase(root, "hostile", "--sdist", str(tree))
     said = capsys.readouterr().err
-    found = report(root)
+    found = report(root, "hostile")
     assert (found["patches"][-1]["name"], found["status"]) == (patch, status), said
     assert code == found["exit_code"] != 0
     assert reason in said
@@ -151,7 +145,7 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path)
         tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE}
     )
     assert rebase(root, "hostile", "--sdist", str(tree)) == 3
-    assert report(root)["status"] == "already-upstream"
+    assert report(root, "hostile")["status"] == "already-upstream"
     for _ in range(2):
         assert rebase(root, "skip") == 3
     assert rebase(root, "skip") == 0
@@ -163,7 +157,7 @@ def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
     step = b"            executed = self.step()\n"
     tree = write_tree(tmp_path / "hostile", engine((step, step + EXCHANGE)))
     assert rebase(root, "hostile", "--sdist", str(tree)) == 5
-    assert report(root)["status"] == "conflict"
+    assert report(root, "hostile")["status"] == "conflict"
 
 
 def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):

@@ -1,16 +1,11 @@
 """The canonical writer equals real quilt, byte for byte."""
 
 import random
-from pathlib import Path
 
 import pytest
 
 from balance_tools.series.apply import export_series, load_series
 from series_samples import make_patch, pristine
-
-
-def bodies(patches: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in patches.glob("*.patch")}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -27,4 +22,5 @@ def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path, seed):
     (tree / "f.py").write_text("\n".join(old) + "\n")
     make_patch(patches, tree, "p.patch", {"f.py": ("\n".join(new) + "\n").encode()})
     pristine(tree, patches)
-    assert export_series(load_series(patches), tree) == bodies(patches)
+    written = {path.name: path.read_bytes() for path in patches.glob("*.patch")}
+    assert export_series(load_series(patches), tree) == written

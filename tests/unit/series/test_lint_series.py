@@ -15,7 +15,6 @@ def lint(patches: Path, tree: Path, limits: Limits | None = None) -> list[str]:
 
 
 def only_first(patches: Path) -> Path:
-    """Leave one patch in the series."""
     (patches / "series").write_text("gate.patch\n")
     for name in ("hold", "exchange"):
         (patches / f"{name}.patch").unlink()

@@ -19,9 +19,8 @@ def test_header_fields_are_parsed(tmp_path):
     header = load_series(patches).patches[0].header
     assert header.relies_on == (("pkg.other:helper",), ("pkg.other:Engine.step",))
     assert header.get("Removal-Plan") == "when the sample is no longer needed"
-    assert (header.get("description") or "").splitlines()[
-        1
-    ].strip() == "Continued on a second line."
+    _, more = (header.get("description") or "").splitlines()
+    assert more.strip() == "Continued on a second line."
     assert header.raw == HEADER.encode()
 
 
@@ -42,9 +41,8 @@ def test_mismatch_in_the_last_patch_changes_nothing(tmp_path):
 def test_one_line_of_offset_is_refused(tmp_path):
     patches, tree = sample(tmp_path)
     (tree / "vllm" / "engine.py").write_bytes(b"# moved\n" + ENGINE)
-    with pytest.raises(
-        ToolError, match=r"gate\.patch: vllm/engine\.py, hunk 1, line 1"
-    ):
+    says = r"gate\.patch: vllm/engine\.py, hunk 1, line 1"
+    with pytest.raises(ToolError, match=says):
         apply_series(load_series(patches), tree)
 
 

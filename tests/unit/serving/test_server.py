@@ -31,8 +31,6 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("child", child.pid, flush=True)
 """
-
-
 LOSES_ITS_PORT = """
 import pathlib
 tries = pathlib.Path("tries")

@@ -37,7 +37,6 @@ class Case:
         return str(caught.value)
 
     def pip(self, **settings: str) -> None:
-        """Set variables of pip: `find_links`."""
         for name, value in settings.items():
             self.patch.setenv(f"PIP_{name.upper()}", value)
 
@@ -99,26 +98,24 @@ def test_a_wrong_size_is_refused(size, case):
     assert f"it offers {len(DATA)} bytes" in case.refusal(size=size)
 
 
-def test_a_transfer_that_breaks_off_is_tried_again_from_the_start(case):
-    case.fails(Fault(send=100_000), Fault(send=0))
-    assert case.get() == DATA
-    assert case.downloads == 3
-
-
-def test_a_transfer_that_keeps_breaking_off_is_an_error(case):
-    case.fails(*[Fault(send=100_000)] * 3)
-    assert " broke off" in case.refusal()
-
-
-def test_a_server_in_trouble_is_asked_again(case):
-    case.fails(Fault(status=503), Fault(status=502))
-    assert case.get() == DATA
-
-
-def test_a_file_that_is_refused_is_not_asked_for_again(case):
-    case.fails(Fault(status=403))
-    assert "it answered 403" in case.refusal()
-    assert case.downloads == 1
+@pytest.mark.parametrize(
+    ("faults", "downloads", "says"),
+    [
+        ([{"send": 100_000}, {"send": 0}], 3, ""),
+        ([{"send": 100_000}] * 3, 3, " broke off"),
+        ([{"status": 503}, {"status": 502}], 3, ""),
+        ([{"status": 403}], 1, "it answered 403"),
+    ],
+)
+def test_what_breaks_off_is_asked_for_again_from_the_start(
+    faults, downloads, says, case
+):
+    case.fails(*(Fault(**fault) for fault in faults))
+    if says:
+        assert says in case.refusal()
+    else:
+        assert case.get() == DATA
+    assert case.downloads == downloads
 
 
 def test_an_index_that_is_down_is_named_by_its_setting(case):

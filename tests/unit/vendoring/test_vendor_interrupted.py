@@ -23,10 +23,6 @@ def upgrade(repo: SampleRepo) -> SampleRepo:
     return repo
 
 
-def is_old(repo: SampleRepo) -> bool:
-    return "added.py" not in repo.tree() and "v1/core/sched/scheduler.py" in repo.tree()
-
-
 def check_new(repo: SampleRepo) -> None:
     assert repo.tree() == {
         "__init__.py": "",
@@ -77,7 +73,9 @@ def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade):
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[1:] == ["interrupted: run the same command again to go on"]
-    assert is_old(upgrade)
+    tree = upgrade.tree()
+    assert "added.py" not in tree
+    assert "v1/core/sched/scheduler.py" in tree
     assert upgrade.run(*COMMAND)[0] == 0
     check_new(upgrade)
 

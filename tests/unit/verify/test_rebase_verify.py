@@ -104,8 +104,8 @@ def test_a():
 
 def test_a_terminated_run_ends_what_it_started(tmp_path):
     write_tree(tmp_path, {"test_a.py": WAITS})
-    tools = Path(__file__).resolve().parents[3] / "tools"
-    environment = {**os.environ, "PYTHONPATH": str(tools)}
+    tools = str(Path(__file__).resolve().parents[3] / "tools")
+    environment = os.environ | {"PYTHONPATH": tools}
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     while not (tmp_path / "pid").is_file():
