@@ -20,11 +20,7 @@ PRINT_ARGUMENTS = (
 
 
 def kubernetes(variant: str, host: int, folder: Path, **changed: str) -> list[str]:
-    """The arguments of `vllm` that the container of a pod starts, by a real shell.
-
-    `folder` gets a program `vllm` that prints them; `changed` are variables of the
-    container that an operator has changed.
-    """
+    """What a pod's container tells `vllm` by a real shell, some variables changed."""
     path = DEPLOY / "kubernetes" / variant / f"{variant}.yaml"
     spec = yaml.safe_load(path.read_text())["spec"]
     given = {

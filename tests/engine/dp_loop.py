@@ -28,6 +28,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 BLOCK_SIZE = 16
+NOT_GIVEN = (
+    *("mm_features", "pooling_params", "lora_request", "cache_salt"),
+    "data_parallel_rank",
+)
+"""Fields of a request."""
 
 
 class StandInExecutor(Executor):
@@ -170,10 +175,7 @@ def run_rank(
     inbox: Any,
     outbox: Any,
 ) -> None:
-    """Body of a rank's process: serve until the "stop" message, then report.
-
-    All ranks meet at that port; each process would draw its own.
-    """
+    """Serve until the "stop" message, then report; all ranks meet at that port."""
     engine = None
     parallel.get_open_ports_list = lambda count=5: [port] * count
     try:
@@ -214,17 +216,13 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
         if kind == "add":
             request_id, prompt_tokens, output_tokens, wave = payload
             request = EngineCoreRequest(
+                **dict.fromkeys(NOT_GIVEN),
                 request_id=request_id,
                 prompt_token_ids=prompt_of(prompt_tokens, shared),
-                mm_features=None,
                 sampling_params=SamplingParams(
                     max_tokens=output_tokens, ignore_eos=True, temperature=0.0
                 ),
-                pooling_params=None,
                 arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
                 current_wave=wave,
             )
             item = engine.preprocess_add_request(request)
@@ -240,10 +238,7 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
 
 
 def prompt_of(tokens: int, shared: int = 0) -> list[int]:
-    """A prompt of that length.
-
-    Those of different lengths have so many first tokens in common, and no more.
-    """
+    """A prompt of that length; all have their `shared` first tokens in common."""
     first = random.Random("shared").choices(range(1, 100), k=shared)[:tokens]
     rest = random.Random(tokens).choices(range(1, 100), k=tokens - len(first))
     return first + rest

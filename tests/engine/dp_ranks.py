@@ -97,12 +97,10 @@ class Ranks:
             self._handle(self._next(timeout))
 
     def poll(self) -> None:
-        """Handles what has come in, without waiting."""
         while not self.outbox.empty():
             self._handle(self._next(timeout=1))
 
     def drain(self, timeout: float = 60) -> None:
-        """Waits until every request is finished and the wave has ended."""
         while self.unfinished or self.running:
             self._handle(self._next(timeout))
 
@@ -122,8 +120,7 @@ class Ranks:
         return [reports[rank] for rank in sorted(reports)]
 
     def deaths(self, count: int, timeout: float) -> dict[int, str]:
-        """The tracebacks, by rank, of the next ranks that die of an error, and have
-        ended."""
+        """The tracebacks, by rank, of the next that die of an error, and have ended."""
         errors: dict[int, str] = {}
         while len(errors) < count:
             rank, kind, payload = self._next(timeout)
@@ -144,11 +141,7 @@ class Ranks:
 
 
 def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
-    """Engine arguments of small ranks: four requests each, steps of 64 tokens.
-
-    `additional_config` is for this module: KV cache blocks, a file for the log, and
-    how many tokens all prompts have in common.
-    """
+    """Four requests each, steps of 64 tokens; `additional_config` is for `dp_loop`."""
     return {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -170,10 +163,7 @@ def burst(
     aborts: bool = False,
     tokens: tuple[int, int] = (200, 30),
 ) -> None:
-    """Submits random requests to random ranks (some ranks may get none).
-
-    `tokens` are the most of a prompt and of an answer.
-    """
+    """Random requests to some ranks; `tokens` are the most of prompt and answer."""
     prompt, output = tokens
     busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
     sent = []

@@ -1,7 +1,4 @@
-"""A scheduler for `--scheduler-cls` whose rank hangs in its model, as a file tells it.
-
-It lives in the engine processes, which find this module through `PYTHONPATH`.
-"""
+"""A scheduler for `--scheduler-cls` whose rank hangs as a file tells it."""
 
 import os
 import time

@@ -81,7 +81,6 @@ def measure(
 
 
 def rank_pids(server: Server) -> dict[int, int]:
-    """The process of each rank."""
     named = re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text())
     return {int(rank): int(pid) for rank, pid in named}
 
@@ -89,10 +88,7 @@ def rank_pids(server: Server) -> dict[int, int]:
 def statuses_after(
     server: Server, act: Callable[[], object], clients: int = 8
 ) -> list[int]:
-    """What clients are told that all wait for a long answer when something happens.
-
-    0 is no answer, 503 also that the server has gone: refused, or reset.
-    """
+    """What waiting clients are told: 0 is nothing, 503 also a server that has gone."""
     body = {"model": str(server.model), "prompt": [1, 2, 3], "ignore_eos": True}
 
     def ask(_: int) -> int:

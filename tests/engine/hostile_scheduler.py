@@ -1,7 +1,4 @@
-"""Schedulers for `--scheduler-cls`: one writes down what it does, one damages rows.
-
-They live in the engine processes, which find this file through `PYTHONPATH`.
-"""
+"""Schedulers for `--scheduler-cls`: one writes down what it does, one damages rows."""
 
 import json
 import os
@@ -47,7 +44,6 @@ class Recorded(AsyncScheduler):
         gate.exchange_for, gate.take_stats = exchange_for, take_stats
 
     def add_request(self, request: Any) -> None:
-        """Counts it."""
         self.counts["requests"] += 1
         super().add_request(request)
 

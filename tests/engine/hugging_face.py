@@ -1,7 +1,7 @@
 """Greedy output of Hugging Face transformers, to compare the engine with."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,8 @@ def samples(
     change: Callable[[torch.nn.Module], None] = lambda model: None,
     longer: tuple[int, ...] = (),
 ) -> list[Sample]:
-    """Continue 22 prompts of 1 to 300 tokens by ``NEW_TOKENS`` greedy tokens each.
+    """22 random prompts and their greedy tokens; what comes near a tie is replaced.
 
-    Prompts are random, seeded; one whose continuation comes near a tie is replaced.
     `attention` is another implementation of it than Hugging Face's own choice, and
     `change` makes the model another before it writes. `longer` are lengths of more.
     """
@@ -48,32 +47,17 @@ def samples(
     change(model)
     draw = random.Random(7)
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
+
+    def sample(start: tuple[int, ...], length: int) -> Sample:
+        tokens = None
+        while tokens is None:
+            prompt = start + tuple(draw.choices(vocabulary, k=length - len(start)))
+            tokens = _continuation(model, prompt, margin)
+        return Sample(prompt, tokens)
+
     shared = tuple(draw.choices(vocabulary, k=129))
-    found = []
-    for length in PROMPT_LENGTHS + longer:
-        prompts = _prompts(draw, vocabulary, (), length)
-        found.append(_sample(model, prompts, margin))
-    for length in SHARED_LENGTHS:
-        prompts = _prompts(draw, vocabulary, shared, length)
-        found.append(_sample(model, prompts, margin))
-    return found
-
-
-def _prompts(
-    draw: random.Random, vocabulary: range, start: tuple[int, ...], length: int
-) -> Iterator[tuple[int, ...]]:
-    while True:
-        yield start + tuple(draw.choices(vocabulary, k=length - len(start)))
-
-
-def _sample(
-    model: torch.nn.Module, prompts: Iterator[tuple[int, ...]], margin: float
-) -> Sample:
-    for prompt in prompts:
-        tokens = _continuation(model, prompt, margin)
-        if tokens is not None:
-            return Sample(prompt, tokens)
-    raise AssertionError("the prompts ended")
+    found = [sample((), length) for length in PROMPT_LENGTHS + longer]
+    return found + [sample(shared, length) for length in SHARED_LENGTHS]
 
 
 def continuations(

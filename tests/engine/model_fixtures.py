@@ -10,13 +10,11 @@ from vllm_balance.reference import tiny_models
 
 @pytest.fixture(scope="session")
 def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture-of-experts model."""
     return tiny_models.make("moe", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny dense model."""
     return tiny_models.make("dense", tmp_path_factory.mktemp("models"))
 
 

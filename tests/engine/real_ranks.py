@@ -64,8 +64,6 @@ class _Scheduled(NamedTuple):
 
 
 class _Rank:
-    """One scheduler with its gate."""
-
     def __init__(
         self,
         config: VllmConfig,
@@ -84,10 +82,7 @@ class _Rank:
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
         self.gate = give_gate(
-            self.scheduler,
-            "adaptive",
-            ttft_budget=ttft_budget,
-            short_first=short_first,
+            self.scheduler, "adaptive", ttft_budget=ttft_budget, short_first=short_first
         )
         self.requests: dict[str, SimRequest] = {}
         self._generated: Counter[str] = Counter()
@@ -95,7 +90,6 @@ class _Rank:
         self._in_flight: deque[_Scheduled] = deque()
 
     def add(self, request: SimRequest) -> None:
-        """Hands a request to the scheduler."""
         name, prompt = str(request.index), prompt_tokens(request)
         self.requests[name] = request
         self.scheduler.add_request(
@@ -108,7 +102,6 @@ class _Rank:
         return self.gate.held
 
     def has_work(self) -> bool:
-        """Whether there is an unfinished request."""
         unfinished: bool = self.scheduler.has_unfinished_requests()
         return unfinished
 
@@ -122,7 +115,6 @@ class _Rank:
         return RankCounts(*backlog_of(self.scheduler))
 
     def schedule(self) -> tuple[int, int, int, float]:
-        """Starts a step, and returns what it computes."""
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
             return 0, 0, 0, 0.0
@@ -165,7 +157,6 @@ class _Rank:
         return prefill, decodes, context, attended
 
     def update(self) -> Outcome:
-        """Ends the step that was scheduled first."""
         first, output, answer, wasted = self._in_flight.popleft()
         if output is None or answer is None:
             return NOTHING
@@ -182,11 +173,9 @@ class _Rank:
         return Outcome(first, done, wasted)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
-        """The rank's row after the step, measured by its gate."""
         return self.gate.measure(wave, step, now, now)
 
     def apply(self, decision: Decision) -> None:
-        """Sets what the rank may do in the next step."""
         self.gate.apply(decision)
 
     def end_wave(self) -> None:
@@ -196,8 +185,6 @@ class _Rank:
 
 
 class RealEngine(Engine):
-    """All ranks' schedulers."""
-
     def __init__(
         self,
         limits: RankLimits,
@@ -207,11 +194,7 @@ class RealEngine(Engine):
         prefix_blocks: int | None,
         short_first: bool,
     ) -> None:
-        """Makes the schedulers, for requests of so many tokens, prompt and output.
-
-        If prompts share beginnings, `prefix_blocks` are those that all requests of the
-        run fill: the cache keeps so many unless it is limited.
-        """
+        """The schedulers; `prefix_blocks` are all that shared prompts fill."""
         limits.check_longest(max_model_len)
         drafts = limits.num_speculative_tokens
         max_model_len += 3 * drafts + 2 * bool(drafts)  # so that none is cut
@@ -246,7 +229,6 @@ def real_engine(
     requests: Sequence[SimRequest],
     ttft_budget: float | None,
 ) -> RealEngine:
-    """The real ranks of a scenario."""
     lengths = [request.prompt_len + request.output_len for request in requests]
     shares = any(request.hash_ids for request in requests)
     return RealEngine(

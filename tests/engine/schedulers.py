@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -55,7 +56,6 @@ WINDOW = SlidingWindowSpec(
 
 
 def engine_config(model: Path, **arguments: Any) -> VllmConfig:
-    """The configuration of a small engine of that model."""
     defaults: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
@@ -83,21 +83,14 @@ def make_scheduler(
     log_stats: bool = True,
     layers: Sequence[KVCacheSpec] = (FULL_ATTENTION,),
 ) -> Any:
-    """A scheduler for a model of a few layers, without workers.
-
-    With so many KV cache blocks, vLLM's null block included; each layer is a group.
-    """
+    """One without workers; each layer is a group, one of the blocks is vLLM's own."""
     config.cache_config.num_gpu_blocks = num_blocks
     register_all_kvcache_specs(config)
+    groups = [KVCacheGroupSpec([f"layer.{n}"], each) for n, each in enumerate(layers)]
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                KVCacheGroupSpec([f"layer.{number}"], layer)
-                for number, layer in enumerate(layers)
-            ],
+            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
@@ -170,6 +163,13 @@ def prompt_request(
     )
 
 
+def image(name: str, offset: int, length: int = 30) -> MultiModalFeatureSpec:
+    position = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=name, mm_position=position
+    )
+
+
 def row_of(scheduler: Any, now: float = 1.0) -> Any:
     """What the rank would tell the others."""
     return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
@@ -210,10 +210,10 @@ def complete(scheduler: Any, output: Any) -> dict[str, int]:
     return {name: 1 for name in scheduled if name not in chunks}
 
 
-def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> None:
+def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
     """Gives the scheduler so many tokens for each of these requests of a step."""
     ids = list(output.num_scheduled_tokens)
-    scheduler.update_from_output(
+    return scheduler.update_from_output(
         output,
         ModelRunnerOutput(
             req_ids=ids,
@@ -225,11 +225,8 @@ def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> None:
 
 def upstream_copy(scheduler: Any) -> Any:
     """A copy of the scheduler, with all that it has, and without a gate."""
-    shared = (
-        scheduler.vllm_config,
-        scheduler.kv_cache_config,
-        scheduler.structured_output_manager,
-    )
+    names = ("vllm_config", "kv_cache_config", "structured_output_manager")
+    shared = [getattr(scheduler, name) for name in names]
     memo: dict[int, Any] = {id(each): each for each in shared}
     memo[id(scheduler.balance_gate)] = None
     deepest = sys.getrecursionlimit()
@@ -249,8 +246,7 @@ def prefills(scheduler: Any) -> dict[str, int]:
 
 @contextmanager
 def nothing_cached(scheduler: Any) -> Iterator[None]:
-    """What a step computes is not found in that step: the manager's own switch, with
-    which connectors delay the caching of what they load."""
+    """A step does not find what it computes: by the switch that connectors use."""
     manager = scheduler.kv_cache_manager
     allocate = manager.allocate_slots
 
@@ -273,15 +269,10 @@ def steps_of_any_size(scheduler: Any) -> Iterator[None]:
 
 
 def pristine_module(path: str) -> ModuleType:
-    """A module of the unpatched upstream tree, beside the installed one.
-
-    Its own imports go to the installed, patched vllm.
-    """
+    """A module of the unpatched upstream, whose imports go to the installed vllm."""
     (source,) = ROOT.glob(f"build/pristine/vllm-{__version__}/{path}")
     name = "pristine_" + Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

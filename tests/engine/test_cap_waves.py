@@ -44,11 +44,7 @@ class CollectiveCounter(LoopEngine):
 
 
 class AscendRuleEngine(LoopEngine):
-    """Checks every decision of `cap` against the vllm-ascend rule, on its own gather.
-
-    The rule is written here a second time, from its description: freeze admission
-    while the largest running count of the last gather equals the limit.
-    """
+    """Checks `cap` against the published rule, written anew, by its own gather."""
 
     frozen = False
 

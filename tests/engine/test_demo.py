@@ -9,7 +9,7 @@ from balance_tools.demo import load as demo_load
 from balance_tools.demo.load import COPIES, QUESTIONS, answers
 
 
-def test_every_question_is_answered(tmp_path: Path, moe_model: Path) -> None:
+def test_every_question_is_answered(tmp_path, moe_model):
     """That no policy changes an answer is in `test_each_policy`."""
     found = answers(Path(sys.executable), tmp_path, moe_model, "adaptive")
     assert len(found) == COPIES * len(QUESTIONS)
@@ -17,7 +17,7 @@ def test_every_question_is_answered(tmp_path: Path, moe_model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_ranks_do_is_seen(tmp_path: Path, moe_model: Path) -> None:
+def test_what_the_ranks_do_is_seen(tmp_path, moe_model):
     """Prompts are computed more often on all ranks at once than with balance off."""
     together = {}
     for policy in demo_load.POLICIES:

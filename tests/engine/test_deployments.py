@@ -2,7 +2,7 @@
 
 import argparse
 import subprocess
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,6 @@ def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
     ).parallel_config
 
 
-def kubernetes(variant: str) -> Callable[[int, Path], list[str]]:
-    return lambda host, folder: deployments.kubernetes(variant, host, folder)
-
-
 def systemd(host: int, folder: Path) -> list[str]:
     if host:
         return deployments.systemd("vllm-headless@.service", str(RANKS_PER_HOST))
@@ -54,15 +50,15 @@ def systemd(host: int, folder: Path) -> list[str]:
 
 
 DEPLOYED = {
-    "leaderworkerset": kubernetes("leaderworkerset"),
-    "statefulset": kubernetes("statefulset"),
+    "leaderworkerset": partial(deployments.kubernetes, "leaderworkerset"),
+    "statefulset": partial(deployments.kubernetes, "statefulset"),
     "systemd": systemd,
 }
 each_way = pytest.mark.parametrize("way", DEPLOYED)
 
 
 @each_way
-def test_two_hosts_are_one_group(way: str, moe_model: Path, tmp_path: Path) -> None:
+def test_two_hosts_are_one_group(way, moe_model, tmp_path):
     start, hybrid = DEPLOYED[way], way == "statefulset"
     commands = [start(host, tmp_path) for host in range(RANKS // RANKS_PER_HOST)]
     for host, command in enumerate(commands):
@@ -79,18 +75,14 @@ def test_two_hosts_are_one_group(way: str, moe_model: Path, tmp_path: Path) -> N
 
 
 @each_way
-def test_one_api_server_is_started_where_one_is_meant(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_api_server_is_started_where_one_is_meant(way, tmp_path, monkeypatch):
     """By upstream's own rule, which without the option is one for each rank."""
     for host in (0, 1):
         assert api_servers(DEPLOYED[way](host, tmp_path), monkeypatch) <= 1
     assert api_servers(["serve", "model", "-dp", "4"], monkeypatch) == 4
 
 
-def test_documented_commands_are_taken_and_start_one_api_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_documented_commands_are_taken_and_start_one_api_server(monkeypatch):
     commands = list(deployments.documented())
     assert len(commands) >= 5, "two hosts by hand, Ray, README, images"
     for page, arguments in commands:
@@ -100,19 +92,14 @@ def test_documented_commands_are_taken_and_start_one_api_server(
 
 
 def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many API servers `vllm` would start; without the reference platform's own
-    default of one."""
+    """How many `vllm` would start, without the reference platform's default of one."""
     started = []
+    platform, defaults = type(current_platform), "pre_register_and_update"
+    several = "run_multi_api_server"
     with monkeypatch.context() as patch:
-        patch.setattr(
-            type(current_platform), "pre_register_and_update", lambda *_: None
-        )
+        patch.setattr(platform, defaults, lambda *_: None)
         patch.setattr(serve, "run_headless", lambda args: started.append(0))
-        patch.setattr(
-            serve,
-            "run_multi_api_server",
-            lambda args: started.append(args.api_server_count),
-        )
+        patch.setattr(serve, several, lambda a: started.append(a.api_server_count))
         patch.setattr(serve, "run_server", lambda args: started.append(1))
         patch.setattr(serve.uvloop, "run", lambda _: None)
         ServeSubcommand.cmd(parse(arguments))
@@ -120,20 +107,18 @@ def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return count
 
 
-def test_an_index_that_kubernetes_did_not_set_is_an_error(tmp_path: Path) -> None:
+def test_an_index_that_kubernetes_did_not_set_is_an_error(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         deployments.kubernetes("statefulset", 1, tmp_path, POD_INDEX="")
 
 
-def test_the_group_of_a_pod_is_told_by_its_name(tmp_path: Path) -> None:
+def test_the_group_of_a_pod_is_told_by_its_name(tmp_path):
     command = deployments.kubernetes("statefulset", 1, tmp_path)
     address = command[command.index("--data-parallel-address") + 1]
     assert address == "second-vllm-0.second-vllm-hosts"
 
 
-def test_one_rank_per_pod_is_external_load_balancing(
-    moe_model: Path, tmp_path: Path
-) -> None:
+def test_one_rank_per_pod_is_external_load_balancing(moe_model, tmp_path):
     one = {"RANKS_PER_HOST": "1"}
     command = deployments.kubernetes("statefulset", 1, tmp_path, **one)
     config = parallel_config(command, moe_model)

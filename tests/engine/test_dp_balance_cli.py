@@ -12,7 +12,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_error_is_one_line_and_a_status(tmp_path: Path) -> None:
+def test_error_is_one_line_and_a_status(tmp_path):
     done = run(tmp_path, "recommend", "--policy", "best")
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -3,7 +3,6 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,21 +34,17 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
-def serve(server: Server, count: int) -> list[list[int]]:
-    """Requests that come and go at random, so that the load of the ranks varies."""
-    rng = random.Random(1)
-    lengths = [rng.randrange(5, 40) for _ in range(count)]
-    with ThreadPoolExecutor(7) as pool:
-        return list(pool.map(server.completion, prompts(count), lengths))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> None:
+def test_calibration_recovers_the_device(tmp_path, moe_model):
     options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]
-    with Server(tmp_path, moe_model, *options, *device()) as server:
-        lengths = [len(tokens) for tokens in serve(server, 60)]
-        assert min(lengths) >= 5
+    rng = random.Random(1)  # so that the load of the ranks varies
+    with (
+        Server(tmp_path, moe_model, *options, *device()) as server,
+        ThreadPoolExecutor(7) as pool,
+    ):
+        lengths = [rng.randrange(5, 40) for _ in range(60)]
+        assert min(map(len, pool.map(server.completion, prompts(60), lengths))) >= 5
         assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
     found = fit(*read_server_logs([server.log], RANKS))
     assert found.t0.value == pytest.approx(DEVICE["t0"], rel=0.05)
@@ -60,7 +55,7 @@ def test_calibration_recovers_the_device(tmp_path: Path, moe_model: Path) -> Non
 
 
 @pytest.mark.timeout(600)
-def test_a_small_cache_preempts(tmp_path: Path, moe_model: Path) -> None:
+def test_a_small_cache_preempts(tmp_path, moe_model):
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [
         *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
@@ -86,12 +81,12 @@ def test_a_small_cache_preempts(tmp_path: Path, moe_model: Path) -> None:
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
     ],
 )
-def test_bad_option_is_refused(options: Any, message: str) -> None:
+def test_bad_option_is_refused(options, message):
     with pytest.raises(ValueError, match=f"emulated_device: .*{message}"):
         emulated_config.parse(options)
 
 
-def test_what_it_cannot_emulate_is_refused() -> None:
+def test_what_it_cannot_emulate_is_refused():
     config = SimpleNamespace(
         additional_config={"emulated_device": DEVICE},
         parallel_config=SimpleNamespace(world_size=2),

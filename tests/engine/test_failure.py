@@ -39,7 +39,6 @@ def signal_itself(number: int) -> Callable[[], object]:
 
 
 def start(model: Path, engine_class: type, log: Path | None = None) -> Ranks:
-    """Three ranks in a long wave."""
     arguments = loop_arguments(
         model,
         data_parallel_balance="adaptive",
@@ -102,8 +101,7 @@ def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
 
 
 def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
-    """A step in which everybody answers, as when kernels are compiled; and a rank that
-    stops between two waves."""
+    """As while kernels are compiled; and a rank that stops between two waves."""
 
     class Slow(LoopEngine):
         def _record(self, output) -> None:
@@ -159,9 +157,7 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
         ),
     ],
 )
-def test_a_server_that_loses_a_rank_answers_with_errors(
-    moe_model: Path, tmp_path: Path, signals: dict[int, int]
-) -> None:
+def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, signals):
     """The other ranks wait in the model, in a call that has no time-out in sight."""
     options = ("-dp", "3", "--enable-expert-parallel", "--max-num-seqs", "4")
     environment = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S)}

@@ -1,5 +1,4 @@
-"""With balance on, real front-ends send requests by prompt tokens and prefixes, and
-forget them."""
+"""With balance on, front-ends dispatch by prompt tokens and prefixes, and forget."""
 
 import asyncio
 import contextlib
@@ -29,7 +28,8 @@ async def engine(
     model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
     """With balance on, or with it off and that dispatch."""
-    device: dict[str, Any] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    more: dict[str, Any] = {OPTION: dispatch} if dispatch else {}
+    more["emulated_device"] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
@@ -38,8 +38,7 @@ async def engine(
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config={"emulated_device": device}
-        | ({OPTION: dispatch} if dispatch else {}),
+        additional_config=more,
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -95,17 +94,22 @@ def held(dispatch: TokenDispatch) -> list[int]:
     return [memory.held() // 512 for memory in dispatch.memories]
 
 
+async def nothing_is_left(dispatch: TokenDispatch) -> None:
+    for _ in range(600):  # a busy machine takes its time
+        if dispatch.own == [Backlog()] * RANKS:
+            break
+        await asyncio.sleep(0.05)
+    assert dispatch.own == [Backlog()] * RANKS
+
+
 def grown(session: int, turn: int) -> list[int]:
     """The prompt of a session, which contains that of the turn before."""
     return [3 + session] * (1100 + 100 * turn)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["balanced", "dense"])
-def test_a_prompt_goes_where_its_prefix_is(
-    dense: bool, moe_model: Path, dense_model: Path
-) -> None:
-    """So also after a pin, and until the ranks say that they have it no longer; and on
-    ranks of a dense model, which do not step together."""
+def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
+    """Also after a pin, until ranks have it no longer; and on a dense model's ranks."""
     model, asked_for = (dense_model, "prefixes") if dense else (moe_model, None)
     homes = {0: 2, 1: 0, 2: 1}
 
@@ -132,16 +136,12 @@ def test_a_prompt_goes_where_its_prefix_is(
             assert held(dispatch) == [2, 2, 2]
             await ask(asked, "other again", other, 2)
             assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
-            for _ in range(100):
-                if dispatch.own == [Backlog()] * RANKS:
-                    break
-                await asyncio.sleep(0.05)
-            assert dispatch.own == [Backlog()] * RANKS
+            await nothing_is_left(dispatch)
 
     asyncio.run(serve())
 
 
-def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
+def test_nothing_is_left_after_thousands_of_aborts(moe_model):
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, or for several answers. Then some send more
     input, alone and each after its answer: under load that kills upstream's engine,
@@ -172,11 +172,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model: Path) -> None:
                 request = ask(asked, f"more {number}", [3] * 50, 2, inputs=3)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(request, limit)
-            for _ in range(600):  # a busy machine takes its time
-                if all(own == Backlog() for own in dispatch.own):
-                    break
-                await asyncio.sleep(0.05)
-            assert dispatch.own == [Backlog()] * RANKS
+            await nothing_is_left(dispatch)
             assert not dispatch._requests
             assert any(held(dispatch))
             assert max(held(dispatch)) <= 50
@@ -203,9 +199,7 @@ DECODE = {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}}
         ("tokens", "adaptive", "tokens", DECODE),
     ],
 )
-def test_which_dispatch_a_front_end_has(
-    moe_model: Path, expected: str, balance: str, chosen: str | None, options: Any
-) -> None:
+def test_which_dispatch_a_front_end_has(moe_model, expected, balance, chosen, options):
     """With balance off, what the coordinator says are counts of requests."""
     config = engine_config(
         moe_model,
@@ -226,7 +220,7 @@ def test_which_dispatch_a_front_end_has(
     assert dispatch.dispatch._told[0] == ((0, 5) if balance == "off" else (2, 3))
 
 
-def test_an_unknown_dispatch_is_refused(moe_model: Path) -> None:
+def test_an_unknown_dispatch_is_refused(moe_model):
     config = engine_config(
         moe_model, data_parallel_size=2, additional_config={OPTION: "best"}
     )

@@ -1,5 +1,4 @@
-"""Upstream's front-end and coordinator without processes: our hooks in the one, and the
-simulator's models, which choose the same ranks and publish the same counts."""
+"""Upstream's front-end and coordinator without processes, our hooks and models."""
 
 import asyncio
 import random
@@ -21,7 +20,6 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
 )
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, Peers, PromptHasher
@@ -30,6 +28,9 @@ from vllm.v1.engine import coordinator as upstream
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
+
+from dp_loop import NOT_GIVEN
+from schedulers import image
 
 SLOTS = 4
 CHOOSES = DPLBAsyncMPClient.get_core_engine_for_request.__code__.co_names
@@ -40,8 +41,7 @@ IN_FLIGHT = "engine_inflight" in CHOOSES
 def front_end(
     ranks: int, dispatch: BalanceDispatch | None = None, server: ApiServer = FIRST
 ) -> Any:
-    """A client as upstream's tests make one: without its `__init__`, which would start
-    engines and make the dispatch."""
+    """A client without its `__init__`, which would start engines."""
     client: Any = object.__new__(DPLBAsyncMPClient)
     client.core_engines = [b"%d" % rank for rank in range(ranks)]
     client.lb_engines = [[0, 0, 0.0][: 2 + IN_FLIGHT] for _ in range(ranks)]
@@ -57,22 +57,16 @@ def front_end(
 
 def made(**fields: Any) -> EngineCoreRequest:
     """A request with a prompt of two chunks and a little."""
-    given = {
+    given = dict.fromkeys(NOT_GIVEN) | {
         "request_id": "one",
         "prompt_token_ids": list(range(1100)),
-        "mm_features": None,
         "sampling_params": SamplingParams(),
-        "pooling_params": None,
         "arrival_time": 0.0,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
     }
     return EngineCoreRequest(**given | fields)
 
 
 def send(client: Any, name: str, tokens: list[int], pin: int | None = None) -> int:
-    """The rank to which the client sends a request."""
     request = made(request_id=name, prompt_token_ids=tokens, data_parallel_rank=pin)
     rank = client.core_engines.index(client.get_core_engine_for_request(request))
     if dispatch := getattr(client, "balance_dispatch", None):
@@ -84,9 +78,8 @@ def see(client: Any, outputs: EngineCoreOutputs) -> None:
     asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, outputs))
 
 
-def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
-    """In a resize, the engines, what the coordinator says and what a client may pin to
-    change one after the other."""
+def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go():
+    """In a resize, engines, counts and what a client may pin to change in turn."""
     client = front_end(2, BalanceDispatch(TokenDispatch(2, SLOTS)))
 
     def ranks(count: int) -> list[int]:
@@ -107,7 +100,7 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go() -> None:
     assert client.balance_dispatch.dispatch.own == [Backlog()]
 
 
-def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
+def test_more_input_of_a_request_is_no_beginning_of_a_prompt():
     dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
     client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
     assert send(client, "one", [5] * 600) == 0
@@ -116,15 +109,12 @@ def test_more_input_of_a_request_is_no_beginning_of_a_prompt() -> None:
     assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
 
 
-def test_api_servers_tell_each_other_what_ranks_have_computed() -> None:
+def test_api_servers_tell_each_other_what_ranks_have_computed():
     """Once it is computed; one that is not there, or does not listen, is no matter."""
 
     def server(index: int) -> Any:
-        known = SimpleNamespace(
-            stats_update_address=f"ipc:///{id(asyncio)}",
-            client_count=3,
-            client_index=index,
-        )
+        known = SimpleNamespace(client_count=3, client_index=index)
+        known.stats_update_address = f"ipc:///{id(asyncio)}"
         dispatch = TokenDispatch(2, SLOTS, 3, index, 100, 512)
         balance = BalanceDispatch(dispatch, PromptHasher(16), peers=Peers(known))
         return front_end(2, balance, ApiServer(index, 3))
@@ -156,16 +146,7 @@ def hashed(**fields: Any) -> list[Any]:
     return list(PromptHasher(16).keys(made(**fields)))
 
 
-def image(name: str, offset: int) -> MultiModalFeatureSpec:
-    return MultiModalFeatureSpec(
-        data=None,
-        modality="image",
-        identifier=name,
-        mm_position=PlaceholderRange(offset=offset, length=30),
-    )
-
-
-def test_what_makes_another_kv_cache_makes_another_key() -> None:
+def test_what_makes_another_kv_cache_makes_another_key():
     plain = hashed()
     assert len(plain) == 2
     assert hashed() == hashed(request_id="two", prompt_token_ids=list(range(1400)))
@@ -192,9 +173,7 @@ def test_what_makes_another_kv_cache_makes_another_key() -> None:
 
 @pytest.mark.parametrize("on", [False, True], ids=["off", "on"])
 @pytest.mark.parametrize("server", [FIRST, ApiServer(0, 3), ApiServer(2, 3)], ids=str)
-def test_the_simulator_sends_requests_where_the_front_end_does(
-    on: bool, server: ApiServer
-) -> None:
+def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     """By counts of requests with balance off, by prompt tokens with balance on."""
     ranks, rng = 4, random.Random(f"{on}{server}")
     tokens = TokenDispatch(ranks, SLOTS, server.count, server.index)
@@ -217,10 +196,8 @@ def test_the_simulator_sends_requests_where_the_front_end_does(
         elif event < 0.7:
             request = rng.choice(running)
             balancer.first_token(request)
-            see(
-                client,
-                EngineCoreOutputs(outputs=[EngineCoreOutput(f"{request.index}", [7])]),
-            )
+            outputs = [EngineCoreOutput(f"{request.index}", [7])]
+            see(client, EngineCoreOutputs(outputs=outputs))
         elif event < 0.9:
             request = running.pop(rng.randrange(len(running)))
             balancer.finished(request)
@@ -248,8 +225,7 @@ def upstream_publishes(
     messages: list[tuple[int, str, Any]],
     end: int,
 ) -> Published:
-    """What upstream's coordinator publishes in virtual time, if these messages come at
-    these milliseconds from the ranks ("output") and from front-ends ("front")."""
+    """What upstream's coordinator publishes in virtual time, told these messages."""
     left, published, now = deque(messages), [], START_MS - 50
 
     class EndError(Exception):
@@ -263,10 +239,8 @@ def upstream_publishes(
             return b"\x01" if self.path == "back" else left.popleft()[2]
 
         def send(self, message: bytes) -> None:
-            counts = (
-                msgspec.msgpack.decode(message)[0] if self.path == "front" else None
-            )
-            if counts is not None:
+            is_front = self.path == "front"
+            if is_front and (counts := msgspec.msgpack.decode(message)[0]) is not None:
                 told = [tuple(each[:2]) for each in counts]
                 published.append((now - START_MS, told))
 
@@ -298,11 +272,8 @@ def upstream_publishes(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_simulator_publishes_what_the_coordinator_does(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks tell before and after steps of any length, if their counts have changed;
-    front-ends wake ranks that pause."""
+def test_the_simulator_publishes_what_the_coordinator_does(seed, monkeypatch):
+    """Ranks tell before and after any step; front-ends wake those that pause."""
     rng, ranks, now, wave, step = random.Random(seed), 3, 0, 0, 0
     modelled, encode = Coordinator(ranks), MsgpackEncoder().encode
     found: Published = []

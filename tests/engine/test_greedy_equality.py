@@ -1,12 +1,7 @@
-"""Over HTTP, the engine writes what Hugging Face writes, in every way it can be run.
-
-Every policy on two ranks is in `test_each_policy`; what differs with balance on, in
-`test_modes`.
-"""
+"""Over HTTP, the engine writes what Hugging Face writes, in every way it can be run."""
 
 import os
 import re
-from pathlib import Path
 
 import openai
 import psutil
@@ -23,11 +18,7 @@ BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 def assert_equal(
     server: Server, expected: list[Sample], concurrency: int, spread: int = 13
 ) -> None:
-    """Every prompt gets the expected tokens at this concurrency.
-
-    Of `spread` different lengths, because ranks whose requests all end at once are
-    never held.
-    """
+    """Every prompt gets these tokens; of equal lengths, ranks would never be held."""
     lengths = [NEW_TOKENS - i % spread for i in range(len(expected))]
     got = server.complete([s.prompt for s in expected], lengths, concurrency)
     different = [
@@ -40,10 +31,7 @@ def assert_equal(
 
 
 def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> None:
-    """Every rank decided, and admissions were held somewhere.
-
-    Not so with `adaptive`, which holds where it pays: not by the times of a tiny model.
-    """
+    """On every rank; and held, but with `adaptive`, by the times of a tiny model."""
     decisions, held, lengths, exchanges = server.settled_metrics(
         "vllm:dp_balance_decisions_total",
         "vllm:dp_balance_held_steps_total",
@@ -56,12 +44,15 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
     assert (sum(held.values()) > 0 and sum(lengths.values()) > 0) or not holds
 
 
+def assert_all_served(server: Server, ranks: int) -> None:
+    served = server.metric("vllm:request_success_total")
+    assert sorted(served) == list(range(ranks))
+    assert min(served.values()) > 0, f"a rank served nothing: {served}"
+
+
 @pytest.mark.slow
-def test_four_ranks_in_step(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
-    """Synchronous, with expert parallelism. What listens is what is said in
-    docs/deployment.md."""
+def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
+    """Synchronous, with expert parallelism; it listens as docs/deployment.md says."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
     with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
         assert_equal(server, moe_samples, concurrency=16)
@@ -69,9 +60,7 @@ def test_four_ranks_in_step(
         assert server.post("/reset_prefix_cache").status_code == 200
         assert_equal(server, moe_samples, concurrency=8)
         assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now
-        served = server.metric("vllm:request_success_total")
-        assert sorted(served) == list(range(4))
-        assert min(served.values()) > 0, f"a rank served nothing: {served}"
+        assert_all_served(server, 4)
         assert sum(server.metric("vllm:prefix_cache_hits_total").values()) > 0
         sockets = listening(server)
         public = [socket for socket in sockets if socket[0] != "127.0.0.1"]
@@ -105,17 +94,15 @@ def group_of(process_id: int) -> int | None:
         return None
 
 
-def test_tensor_parallel(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_tensor_parallel(moe_model, moe_samples, tmp_path):
     with Server(tmp_path, moe_model, "-tp", "2") as server:
         assert_equal(server, moe_samples, concurrency=8)
 
 
 @pytest.mark.slow
 def test_dense_model_chat_and_structured_output_in_a_spawned_worker(
-    dense_model: Path, dense_samples: list[Sample], tmp_path: Path
-) -> None:
+    dense_model, dense_samples, tmp_path
+):
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     options = ("--distributed-executor-backend", "mp", "--no-async-scheduling")
     with Server(tmp_path, dense_model, *options, environment=spawn) as server:

@@ -137,7 +137,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_hang_is_named_and_nobody_before(server: Server, fault: str) -> None:
+def test_a_hang_is_named_and_nobody_before(server, fault):
     how, name, words = FAULTS[fault]
     assert look(server, NOBODY.__eq__, 30)[-1].found == NOBODY
     with how(server, name):
@@ -151,7 +151,7 @@ def test_a_hang_is_named_and_nobody_before(server: Server, fault: str) -> None:
     assert all("last words `(EngineCore_DP" in found for found in ranks)
 
 
-def test_gloo_hangs_and_then_a_rank_dies(server: Server) -> None:
+def test_gloo_hangs_and_then_a_rank_dies(server):
     """Nothing brings this server back."""
     here = pids(server)
     (server.log.parent / GLOO).touch()
@@ -165,9 +165,7 @@ def test_gloo_hangs_and_then_a_rank_dies(server: Server) -> None:
     assert "what has ended (rank 1)" in fault.found
 
 
-def test_a_coordinator_that_died_where_nobody_looks(
-    tmp_path: Path, moe_model: Path
-) -> None:
+def test_a_coordinator_that_died_where_nobody_looks(tmp_path, moe_model):
     """With balance off a server does not notice, and no rank says where it is."""
     with serve(tmp_path, moe_model, "off") as server:
         os.kill(pids(server)["coordinator"], signal.SIGKILL)
@@ -176,7 +174,7 @@ def test_a_coordinator_that_died_where_nobody_looks(
     assert "ended (coordinator)" in fault.found
 
 
-def test_the_doctor_imports_no_torch_and_refuses_other_programs() -> None:
+def test_the_doctor_imports_no_torch_and_refuses_other_programs():
     code = (
         "import os, sys; from vllm_balance.doctor.hang import report\n"
         "print(*report(os.getpid())); assert 'torch' not in sys.modules"

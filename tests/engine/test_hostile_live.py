@@ -65,10 +65,7 @@ def fresh(server: Server) -> Load:
 
 
 def assert_as_fresh(server: Server, fresh: Load) -> None:
-    """Nothing is left of what happened: requests are spread and served as before.
-
-    What is left would stay; another program that takes the cores for a moment does not.
-    """
+    """Requests are spread and served as before; a busy machine has three tries."""
     for _ in range(3):
         load = measure(server)
         print(f"fresh {fresh}, now {load}")
@@ -80,7 +77,7 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
 
 
-def test_malformed_requests(server: Server, fresh: Load) -> None:
+def test_malformed_requests(server, fresh):
     """Those that no message to a rank can hold are pinned to rank 0 and never sent."""
     statuses: Counter[int] = Counter()
     never_sent = 0
@@ -110,7 +107,7 @@ def hang_up(server: Server, rng: random.Random) -> None:
         stream(server, body, stop_after=rng.choice((0.01, 0.1, 0.5, 1, 2)))
 
 
-def test_clients_that_hang_up_in_every_state(server: Server, fresh: Load) -> None:
+def test_clients_that_hang_up_in_every_state(server, fresh):
     rngs = [random.Random(number) for number in range(200)]
     with ThreadPoolExecutor(50) as pool:
         for _gone in pool.map(hang_up, [server] * len(rngs), rngs):
@@ -119,7 +116,7 @@ def test_clients_that_hang_up_in_every_state(server: Server, fresh: Load) -> Non
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_pause_and_resume(server: Server, fresh: Load, mode: str) -> None:
+def test_pause_and_resume(server, fresh, mode):
     """With requests that run, wait, are held, come and are given up meanwhile."""
     lengths = [5, 100, 900, 300] * 10
     with ThreadPoolExecutor(60) as pool:
@@ -150,7 +147,7 @@ def finished(server: Server, prompt: int, tokens: int) -> str:
     return str(answer.json()["choices"][0]["finish_reason"])
 
 
-def test_metrics_are_what_happened(server: Server, fresh: Load, folder: Path) -> None:
+def test_metrics_are_what_happened(server, fresh, folder):
     """Every decision in all that this server went through, and where requests went."""
     before, load = recorded(server, folder), measure(server)
     records = recorded(server, folder)
@@ -180,9 +177,7 @@ def recorded(server: Server, folder: Path) -> list[Counter[str]]:
     return [Counter(json.loads(file.read_text())) for file in files]
 
 
-def test_a_first_decode_that_is_stopped_and_slow(
-    fresh: Load, tmp_path: Path, moe_model: Path
-) -> None:
+def test_a_first_decode_that_is_stopped_and_slow(fresh, tmp_path, moe_model):
     """And a decode time that halves later."""
     scales = [[0, 3 / DEVICE["t0"]], [1, 1], [300, 0.5]]
     with serve(tmp_path, moe_model, *options(decode_scales=scales)) as slow:
@@ -200,9 +195,7 @@ def test_a_first_decode_that_is_stopped_and_slow(
         assert_as_fresh(slow, fresh)
 
 
-def test_a_damaged_row_ends_the_server_with_one_clear_error(
-    tmp_path: Path, moe_model: Path
-) -> None:
+def test_a_damaged_row_ends_the_server_with_one_clear_error(tmp_path, moe_model):
     with serve(tmp_path, moe_model, *options("Damaging")) as server:
         statuses = statuses_after(server, (tmp_path / DAMAGE).touch)
         assert all(status >= 500 for status in statuses), statuses

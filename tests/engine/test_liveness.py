@@ -11,8 +11,7 @@ TIMEOUT_S = 4.0
 
 
 class SlowStore(dist.Store):
-    """A store whose every call takes that long, once it is slow. It has one thread, as
-    that of torch: calls wait for each other."""
+    """One whose every call takes that long, one after another, as torch's own."""
 
     def __init__(self, store):
         super().__init__()
@@ -37,8 +36,7 @@ class SlowStore(dist.Store):
 
 
 def test_a_slow_store_ends_no_rank_that_is_healthy(monkeypatch):
-    """Every call takes twice the period of the heartbeats; the step, three times the
-    time-out."""
+    """Calls take two periods of heartbeats each; the step, three time-outs."""
     ended, found = [], []
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setattr(RankWatch, "_end_process", lambda _, why: ended.append(why))

@@ -1,8 +1,4 @@
-"""Adaptive balance in every way to run vLLM that the reference platform has.
-
-Every case writes what Hugging Face writes, and the gate must have taken part.
-`docs/modes.md` names the test of each mode.
-"""
+"""Adaptive balance in every way to run vLLM, as docs/modes.md lists them."""
 
 import json
 import re
@@ -21,7 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from balance_tools.serving.server import Server
-from hugging_face import NEW_TOKENS, Sample, samples
+from hugging_face import NEW_TOKENS, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
 
@@ -43,9 +39,7 @@ def assert_decided(*servers: Server) -> None:
     assert min(decisions.values()) > 0
 
 
-def test_a_pipeline_of_worker_processes(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
     """With prompts in pieces, and prefixes that are cached the second time."""
     options = (
         *("-pp", "2", "--distributed-executor-backend", "mp"),
@@ -61,11 +55,8 @@ def test_a_pipeline_of_worker_processes(
 
 
 @pytest.mark.slow
-def test_speculation_grammars_and_priorities(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
-    """Grammars are compiled while other requests are held; urgent requests overtake
-    others at the gate and preempt them."""
+def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
+    """Grammars are compiled during holds; urgent requests overtake and preempt."""
     options = (
         *("--speculative-config", json.dumps(NGRAM)),
         *("--scheduling-policy", "priority", "--max-model-len", "320"),
@@ -144,9 +135,7 @@ def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
     return lora, merged
 
 
-def test_lora_and_whole_prompts(
-    moe_model: Path, moe_samples: list[Sample], tmp_path: Path
-) -> None:
+def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
     """Requests of the model and of an adapter share the steps; two API servers."""
     lora, merged = make_adapter(moe_model, tmp_path)
     options = (

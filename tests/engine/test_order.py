@@ -36,22 +36,19 @@ def held_step(scheduler, number, **prompts):
 
 
 @pytest.mark.parametrize(
-    ("options", "first"),
+    ("policy", "scheduling", "first"),
     [
-        ({"data_parallel_balance": "adaptive"}, "short"),
-        ({"data_parallel_balance": "adaptive-fcfs"}, "long"),
-        ({"data_parallel_balance": "align"}, "long"),
-        ({"data_parallel_balance": "cap"}, "long"),
-        (
-            {"data_parallel_balance": "adaptive", "scheduling_policy": "priority"},
-            "long",
-        ),
+        ("adaptive", "fcfs", "short"),
+        ("adaptive-fcfs", "fcfs", "long"),
+        ("align", "fcfs", "long"),
+        ("cap", "fcfs", "long"),
+        ("adaptive", "priority", "long"),
     ],
 )
-def test_who_is_first(moe_model, options, first):
-    scheduler = make_scheduler(
-        engine_config(moe_model, data_parallel_size=2, **options)
-    )
+def test_who_is_first(moe_model, policy, scheduling, first):
+    options = {"data_parallel_balance": policy, "scheduling_policy": scheduling}
+    config = engine_config(moe_model, data_parallel_size=2, **options)
+    scheduler = make_scheduler(config)
     held_step(scheduler, 1, long=60, short=10)
     held_step(scheduler, 2)
     held_step(scheduler, 3)

@@ -32,10 +32,7 @@ HOLD = Decision(admit=False, prefill_budget=0, reason="test")
 def config_of(model, **arguments):
     defaults = {"enable_prefix_caching": True, "async_scheduling": False}
     return engine_config(
-        model,
-        data_parallel_size=2,
-        data_parallel_balance="cap",
-        **defaults | arguments,
+        model, data_parallel_size=2, data_parallel_balance="cap", **defaults | arguments
     )
 
 
@@ -43,8 +40,7 @@ def config_of(model, **arguments):
 def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
     moe_model, policy, monkeypatch
 ):
-    """302 blocks nominally, 197 are free, and two are needed: once it was not pending,
-    and `align` took 1001 steps to admit it, `adaptive` 882."""
+    """Once it was not pending: `align` took 1001 steps to admit it, `adaptive` 882."""
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     config = config_of(moe_model, max_num_batched_tokens=8192, max_model_len=8192)
     scheduler = make_scheduler(config, num_blocks=301 + 197 + 1)
@@ -79,8 +75,7 @@ def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
 def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(
     moe_model, layers, speculates
 ):
-    """With EAGLE the first of the queue used up all searches, and what was found was
-    forgotten: 200 requests said 263,104 tokens instead of 16,000."""
+    """With EAGLE 200 requests once said 263,104 tokens instead of 16,000."""
     arguments = {"speculative_config": DRAFTS} if speculates else {}
     config = config_of(moe_model, max_num_seqs=64, **arguments)
     if speculates:
@@ -117,8 +112,7 @@ def test_two_groups_without_prefix_caching_are_measured(moe_model):
 
 
 def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
-    """As when its KV cache was loaded meanwhile: its blocks are there already, and
-    upstream's count of them ended the engine."""
+    """As when its KV cache was loaded meanwhile: to count it ended the engine."""
     layers = (FULL_ATTENTION, WINDOW)
     scheduler = make_scheduler(config_of(moe_model), num_blocks=17, layers=layers)
     scheduler.add_request(prompt_request("first", [1] * 60, 5))
@@ -135,8 +129,7 @@ def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
 
 
 def test_copies_of_a_prefix_that_nobody_uses_take_room(moe_model):
-    """Upstream finds the first copy of each block: seven that are free, and three that
-    are used. Whoever uses those uses copies of the others, too."""
+    """Upstream finds the first copy of each block, whoever uses another."""
     config = config_of(moe_model, max_num_batched_tokens=512)
     scheduler = make_scheduler(config, num_blocks=1 + 27)
     prompt = [5] * (10 * BLOCK_SIZE)

@@ -1,8 +1,4 @@
-"""A prefill instance, a decode instance, and a KV connector between them.
-
-Both are real servers of two ranks. The connector is vLLM's example,
-which hands the KV cache over in files and runs on a CPU.
-"""
+"""A prefill and a decode instance, real servers, and vLLM's example connector."""
 
 import json
 import random
@@ -23,7 +19,6 @@ CONCURRENCY = 16
 
 @contextmanager
 def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
-    """The prefill instance and the decode instance."""
     with ExitStack() as stack:
         servers = []
         for role in ("kv_producer", "kv_consumer"):
@@ -45,11 +40,8 @@ def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
 
 @pytest.fixture(scope="module")
 def samples(moe_model: Path) -> list[Sample]:
-    """Prompts that differ in their first block: the example takes others for equal.
-
-    It finds no prompt that is one token longer than whole blocks: it stores the KV
-    cache of one block more than it looks for.
-    """
+    """With first blocks of their own, and not one token longer than whole blocks:
+    else the example takes them for equal, or looks for a block less than it has."""
     rng = random.Random(0)
     lengths = [length for length in range(40, 110) if length % BLOCK_SIZE != 1]
     prompts = [rng.choices(range(3, 250), k=rng.choice(lengths)) for _ in range(40)]
@@ -62,8 +54,8 @@ def samples(moe_model: Path) -> list[Sample]:
 
 
 def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
-    moe_model: Path, samples: list[Sample], tmp_path: Path
-) -> None:
+    moe_model, samples, tmp_path
+):
     assert len(samples) > 2 * CONCURRENCY
     prompts = [sample.prompt for sample in samples]
     with instances(tmp_path, moe_model) as (prefill, decode):

@@ -1,9 +1,7 @@
 """The row says what upstream's scheduler would do next, in random states.
 
-Everything at once: windows, priorities, speculation, adapters, a connector, encoder
-items, input streams, whole prompts, aborts, pauses, asynchronous scheduling and
-preemption, with random holds and without. What is true of a state tells a copy of the
-scheduler that has no gate.
+With many `FEATURES` at once, windows, speculation and preemption, with random holds and
+without. What is true of a state tells a copy of the scheduler that has no gate.
 """
 
 import random
@@ -24,7 +22,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
 )
 from vllm.lora.request import LoRARequest
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
@@ -42,6 +39,7 @@ from schedulers import (
     complete,
     drafted_by,
     engine_config,
+    image,
     make_scheduler,
     nothing_cached,
     prefills,
@@ -69,27 +67,14 @@ LAYERS = {
 DRAFTERS = ("mtp", "draft_model")
 """Both look ahead; with the first upstream drops the last block of a hit."""
 FEATURES = (
-    "priorities",
-    "adapters",
-    "connector",
-    "encoder items",
-    "input streams",
-    "whole prompts",
-    "asynchronous",
-    "long prompts in parts",
-    "many slots",
-    "uncached",
-    "aborts",
-    "pauses",
+    *("priorities", "adapters", "connector", "encoder items", "input streams"),
+    *("whole prompts", "asynchronous", "long prompts in parts", "many slots"),
+    *("uncached", "aborts", "pauses"),
 )
 
 
 class Store(ExampleConnector, SupportsHMA):
-    """Finds the start of a prompt somewhere else, from nothing to all but a token.
-
-    The prompt's last token says how much, whether it is loaded at once or later, and
-    how often the store must be asked before it can tell.
-    """
+    """Finds a part of a prompt, now or later, as its last token says."""
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         last = request.prompt_token_ids[-1]
@@ -118,11 +103,9 @@ class Store(ExampleConnector, SupportsHMA):
         """Nothing to load: there is no worker."""
 
     def request_finished_all_groups(self, request, block_ids):
-        """Nothing to save."""
         return False, None
 
     def build_connector_meta(self, scheduler_output):
-        """Nothing to tell one."""
         return KVConnectorMetadata()
 
 
@@ -163,17 +146,11 @@ class World:
 
     @property
     def exactly(self) -> bool:
-        """Whether a step can be so large that it computes all that is pending.
-
-        With look-ahead a prompt may take a block more than its first part.
-        """
+        """Whether a large step computes all that is pending; not so with look-ahead."""
         if self.layers != "full" or self.speculation in DRAFTERS:
             return False
-        return not self.features & {
-            "connector",
-            "encoder items",
-            "long prompts in parts",
-        }
+        inexact = {"connector", "encoder items", "long prompts in parts"}
+        return not self.features & inexact
 
     def scheduler(self, model: Any) -> Any:
         scheduler = make_scheduler(
@@ -202,12 +179,7 @@ class World:
             resumable=self.has("input streams") and rng.random() < 0.5,
             lora_request=LoRARequest(str(number), number, "/none") if number else None,
             mm_features=[
-                MultiModalFeatureSpec(
-                    data=None,
-                    modality="image",
-                    identifier=f"{name}-{offset}",
-                    mm_position=PlaceholderRange(offset=offset, length=20),
-                )
+                image(f"{name}-{offset}", offset, 20)
                 for offset in (items if self.has("encoder items") else ())
             ],
         )
@@ -227,10 +199,8 @@ def config_of(model: Any, world: World) -> Any:
     if world.has("whole prompts"):
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
     if world.speculation:
-        arguments["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": DRAFTS,
-        }
+        ngrams = {"method": "ngram", "num_speculative_tokens": DRAFTS}
+        arguments["speculative_config"] = ngrams
     if world.has("connector"):
         arguments["kv_transfer_config"] = {
             "kv_connector": Store.__name__,
@@ -322,10 +292,8 @@ class Run:
         if len(self.unanswered) > self.world.has("asynchronous"):
             output, whole = self.unanswered.popleft()
             drafts = output.scheduled_spec_decode_tokens
-            accepted = {
-                name: 1 + self.rng.randint(0, len(drafts.get(name, ())))
-                for name in whole
-            }
+            most = {name: len(drafts.get(name, ())) for name in whole}
+            accepted = {name: 1 + self.rng.randint(0, n) for name, n in most.items()}
             answer(scheduler, output, accepted)
 
     def compare(self, row: Any) -> None:
@@ -363,8 +331,7 @@ class Run:
         )
 
     def tokens_are_true(self, row: Any) -> None:
-        """In a step that has room for all, finds nothing that it computes itself, and
-        evicts nothing that the row has counted on."""
+        """In a step with room for all, unless it evicts what the row has counted on."""
         large = upstream_copy(self.scheduler)
         hashes = hashes_of(large)
         with steps_of_any_size(large), nothing_cached(large):
@@ -376,13 +343,11 @@ class Run:
 
 
 def loads_of(scheduler: Any) -> int:
-    """Requests whose KV cache is being loaded."""
     loading = RequestStatus.WAITING_FOR_REMOTE_KVS
     return sum(each.status == loading for each in scheduler.requests.values())
 
 
 def hashes_of(scheduler: Any) -> list[Any]:
-    """What each block has cached."""
     return [block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks]
 
 
@@ -394,17 +359,12 @@ def evicts(hashes: list[Any], scheduler: Any) -> bool:
     )
 
 
-def run(model: Any, seed: int) -> Counter[Any]:
-    rng = random.Random(seed)
-    world = World.drawn(rng)
-    return Run(world.scheduler(model), world, rng).steps()
-
-
 def check(model: Any, seeds: Iterable[int]) -> None:
     """In most states something waits; in few only upstream knows what it would do."""
     said: Counter[Any] = Counter()
-    for seed in seeds:
-        said += run(model, seed)
+    for rng in map(random.Random, seeds):
+        world = World.drawn(rng)
+        said += Run(world.scheduler(model), world, rng).steps()
     print(dict(said))
     states = said["states"]
     assert said["something starts"] > 0.3 * states
@@ -431,13 +391,11 @@ def test_a_prompt_of_which_a_connector_cannot_tell_is_not_pending(moe_model):
     world = World(features=frozenset({"connector"}), hit_rate=0.0)
     scheduler = world.scheduler(moe_model)
     for name, last in (("asked often", 6), ("behind", 5)):
-        request = prompt_request(name, [7] * 40 + [last], 5)
-        scheduler.add_request(request)
+        scheduler.add_request(prompt_request(name, [7] * 40 + [last], 5))
     rows = []
     for number in range(9):
         rows.append(row_of(scheduler, now=float(number)).pending_tokens)
-        hold = Decision(admit=False, prefill_budget=0, reason="test")
-        scheduler.balance_gate.apply(hold)
+        scheduler.balance_gate.apply(OPEN._replace(admit=False, prefill_budget=0))
         step(scheduler)
     assert rows == [82, *[41] * 6, 82, 82]
 
@@ -449,8 +407,7 @@ def test_a_prompt_of_which_a_connector_cannot_tell_is_not_pending(moe_model):
 def test_a_budget_below_the_smallest_unit_is_rounded_up_and_charged(
     moe_model, layers, features, least
 ):
-    """Whatever part upstream can run next, 5 tokens start or continue something, and
-    what was scheduled is charged: the next prompt of the step waits."""
+    """5 tokens start or continue any part, and the next prompt of the step waits."""
     world = World(layers, "", frozenset(features), num_blocks=300, hit_rate=0.0)
     scheduled: Counter[int] = Counter()
     for seed in range(6):
@@ -460,8 +417,7 @@ def test_a_budget_below_the_smallest_unit_is_rounded_up_and_charged(
             scheduler.add_request(world.request(f"{index}", rng))
         while scheduler.requests:
             row = row_of(scheduler)
-            decision = Decision(admit=True, prefill_budget=5, reason="test")
-            scheduler.balance_gate.apply(decision)
+            scheduler.balance_gate.apply(OPEN._replace(prefill_budget=5))
             running = scheduler.running
             decodes = {r.request_id for r in running if not r.is_prefill_chunk}
             tokens = step(scheduler).num_scheduled_tokens

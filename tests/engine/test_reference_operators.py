@@ -16,8 +16,6 @@ Lengths = list[tuple[int, int]]
 requests = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 11)), min_size=1, max_size=4
 ).filter(lambda lengths: any(new for new, _ in lengths))
-
-
 NONE = torch.empty(0)
 """In the place of the compiled attention's plan."""
 
@@ -55,17 +53,10 @@ class Batch:
     def attend(self, causal: bool, *arguments: object) -> torch.Tensor:
         """The operator's output, called by name as the engine does."""
         output = torch.full_like(self.query, math.nan)
-        torch.ops._C.cpu_attention_with_kv_cache(
-            self.query,
-            self.key_cache,
-            self.value_cache,
-            output,
-            self.starts,
-            torch.tensor(self.context, dtype=torch.int32),
-            0.3,
-            causal,
-            *arguments,
-        )
+        tensors = (self.query, self.key_cache, self.value_cache, output, self.starts)
+        context = torch.tensor(self.context, dtype=torch.int32)
+        attend = torch.ops._C.cpu_attention_with_kv_cache
+        attend(*tensors, context, 0.3, causal, *arguments)
         return output
 
     def expected(
@@ -84,9 +75,8 @@ class Batch:
             group = query.shape[1] // self.keys[request].shape[1]
             keys = self.keys[request].repeat_interleave(group, 1)
             values = self.values[request].repeat_interleave(group, 1)
-            behind = torch.arange(context - new, context)[:, None] - torch.arange(
-                context
-            )
+            positions = torch.arange(context)
+            behind = positions[context - new :, None] - positions
             unseen = torch.zeros_like(behind, dtype=torch.bool)
             if causal:
                 unseen |= behind < 0
@@ -109,7 +99,7 @@ class Batch:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("tokens", "left"), [(-1, -1), (1, 0), (4, 3)])
-def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None:
+def test_attention_with_one_window(causal, tokens, left):
     """As later releases call it."""
     batch = Batch([(5, 7), (1, 3)], heads=2, kv_heads=1, seed=0)
     window = (left, 0 if causal and left >= 0 else left)
@@ -130,16 +120,8 @@ def test_attention_with_one_window(causal: bool, tokens: int, left: int) -> None
     seed=st.integers(0, 2**16),
 )
 def test_attention_over_the_cache(
-    lengths: Lengths,
-    group: int,
-    kv_heads: int,
-    causal: bool,
-    window: tuple[int, int],
-    softcap: float,
-    alibi: bool,
-    sinks: bool,
-    seed: int,
-) -> None:
+    lengths, group, kv_heads, causal, window, softcap, alibi, sinks, seed
+):
     heads = group * kv_heads
     batch = Batch(lengths, heads, kv_heads, seed)
     slopes = torch.tensor([0.5, 0.25, 0.1, 0.05, 0.3, 0.2])[:heads] if alibi else None
@@ -150,7 +132,7 @@ def test_attention_over_the_cache(
     torch.testing.assert_close(found, expected)
 
 
-def test_draws_follow_the_softmax_and_repeat_with_their_seeds() -> None:
+def test_draws_follow_the_softmax_and_repeat_with_their_seeds():
     odds = torch.tensor([0.6, 0.3, 0.0, 0.1])
     logits = odds.log().expand(20_000, -1)
     seeds = torch.arange(20_000) - 10_000

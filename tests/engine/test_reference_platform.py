@@ -1,6 +1,5 @@
 """The platform: when it is chosen, its defaults, and what it refuses."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +12,12 @@ from vllm_balance.reference.limits import check_sampling
 from vllm_balance.reference.platform import KV_CACHE_BYTES
 
 
-def test_steps_back_for_another_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_back_for_another_plugin(tmp_path, monkeypatch):
     info = tmp_path / "vendor-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[vllm.platform_plugins]\nvendor = vendor:register\n"
-    )
+    (info / "METADATA").write_text("Name: vendor\nVersion: 1.0\n")
+    points = "[vllm.platform_plugins]\nvendor = vendor:register\n"
+    (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert reference.register() is None
     monkeypatch.setenv("VLLM_PLUGINS", "reference")
@@ -32,7 +26,7 @@ def test_steps_back_for_another_plugin(
     assert reference.register() is None
 
 
-def test_defaults(moe_model: Path) -> None:
+def test_defaults(moe_model):
     config = EngineArgs(str(moe_model)).create_engine_config()
     assert config.parallel_config.distributed_executor_backend == "uni"
     assert config.scheduler_config.async_scheduling
@@ -41,7 +35,7 @@ def test_defaults(moe_model: Path) -> None:
     assert config.compilation_config.mode.name == "NONE"
 
 
-def test_what_was_asked_for_is_kept(moe_model: Path) -> None:
+def test_what_was_asked_for_is_kept(moe_model):
     config = EngineArgs(
         str(moe_model),
         distributed_executor_backend="mp",
@@ -63,7 +57,7 @@ def parse(*options: str) -> Any:
     return AsyncEngineArgs.add_cli_args(parser).parse_args(list(options))
 
 
-def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_defaults(monkeypatch):
     monkeypatch.setattr("sys.argv", ["vllm", "serve"])
     assert parse().api_server_count == 1
     assert parse().distributed_executor_backend == "uni"
@@ -71,6 +65,9 @@ def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     # Upstream refuses the two together.
     monkeypatch.setattr("sys.argv", ["vllm", "serve", "--headless"])
     assert parse().api_server_count is None
+
+
+NGRAM_GPU = {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "method": "ngram_gpu"}
 
 
 @pytest.mark.parametrize(
@@ -91,31 +88,23 @@ def test_command_line_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "--quantization fp8: .* no quantised operators",
         ),
         (
-            {
-                "speculative_config": {
-                    "method": "ngram_gpu",
-                    "num_speculative_tokens": 2,
-                    "prompt_lookup_max": 2,
-                }
-            },
+            {"speculative_config": NGRAM_GPU},
             "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3, draft_model",
         ),
     ],
 )
-def test_refuses(options: dict[str, Any], message: str, moe_model: Path) -> None:
+def test_refuses(options, message, moe_model):
     with pytest.raises(ValueError, match=message):
         EngineArgs(str(moe_model), **options).create_engine_config()
 
 
-def test_refuses_the_second_model_runner(
-    moe_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuses_the_second_model_runner(moe_model, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(ValueError, match="V1 model runner only"):
         EngineArgs(str(moe_model)).create_engine_config()
 
 
-def test_refuses_to_speculate_at_random() -> None:
+def test_refuses_to_speculate_at_random():
     check_sampling(speculative=True, temperature=0.0)
     check_sampling(speculative=False, temperature=0.7)
     with pytest.raises(

@@ -1,9 +1,7 @@
-"""The group of ranks changes while requests are in every state, as in elastic expert
-parallelism: real engine loops with real process groups, without a model."""
+"""Ranks come and go as in elastic expert parallelism, in real loops without a model."""
 
 import random
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
@@ -21,8 +19,8 @@ SPLITS_AT, JOIN_AT = 60, 130
     ("policy", "asynchronous"), [("align", False), ("adaptive", True)]
 )
 def test_requests_end_while_the_group_shrinks_and_grows(
-    moe_model: Path, policy: str, asynchronous: bool
-) -> None:
+    moe_model, policy, asynchronous
+):
     """Four ranks become twice two, and four again."""
     ports = [get_open_port() for _ in range(3)]
 

@@ -1,7 +1,6 @@
 """Real servers refuse what balance scheduling cannot do, with a sentence each."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from balance_tools.serving.server import ServeProcess, free_port
 
@@ -19,10 +18,9 @@ def refusal(*hosts: ServeProcess) -> str:
 
 
 def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
-    moe_model: Path, tmp_path: Path
-) -> None:
-    """Two hosts, as far as vLLM is concerned, with the same wheel, but for one line
-    that somebody changed on one of them. What else differs is in test_identity.py."""
+    moe_model, tmp_path
+):
+    """Two hosts with the same wheel, but for one line that somebody changed on one."""
     common = (
         *("--data-parallel-size", "2", "--data-parallel-balance", "adaptive"),
         *("--data-parallel-size-local", "1", "--data-parallel-address", "127.0.0.1"),
@@ -47,9 +45,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_handshake(
     assert "of the balance code, the front-end has " in log
 
 
-def test_a_scheduler_that_copies_is_refused_at_the_start(
-    moe_model: Path, tmp_path: Path
-) -> None:
+def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model, tmp_path):
     """What else cannot work is refused in `test_gate.py`."""
     (tmp_path / "copying_scheduler.py").write_text(
         "from vllm.v1.core.sched.scheduler import Scheduler\n"

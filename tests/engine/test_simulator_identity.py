@@ -32,10 +32,8 @@ LIMITED_POLICIES = (
     *POLICIES,
     "trtllm:timeout_iters=8,batching_wait_iters=2,min_generation_requests=2",
 )
-CASES = 60
 LIMITED_CASES = (*range(32), 55, 129)
 """In the last two the gate counts a block for a request that has had its last step."""
-REORDERED = 16
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
 
 
@@ -44,10 +42,8 @@ def generated(case: int) -> tuple[Scenario, str]:
     rng = random.Random(case)
     ranks = rng.choice([2, 3, 4, 8])
     slots = rng.choice([1, 2, 4, 8])
-    limits = RankLimits(ranks, slots, rng.choice([slots, 16, 64, 256, 1024]))
-    limits = replace(
-        limits, max_num_batched_tokens=max(slots, limits.max_num_batched_tokens)
-    )
+    tokens = rng.choice([slots, 16, 64, 256, 1024])
+    limits = RankLimits(ranks, slots, max(slots, tokens))
     workload = Workload(
         num_prompts=min(rng.choice([10, 40, 80]), 10 * slots),
         input_len=rng.choice(["1", "100", "uniform:1:300", "lognormal:80:1:400"]),
@@ -130,27 +126,9 @@ def _plain(step: StepRecord) -> StepRecord:
     return step._replace(loads=loads)
 
 
-@pytest.mark.parametrize("case", range(CASES))
-def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(*generated(case), case, monkeypatch)
-
-
 @pytest.mark.parametrize("case", LIMITED_CASES)
-def test_same_with_a_full_kv_cache(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_with_a_full_kv_cache(case, monkeypatch):
     assert_same(*limited(case), case, monkeypatch)
-
-
-@pytest.mark.parametrize("case", range(REORDERED))
-def test_same_with_short_prompts_first(
-    case: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scenario, policy = reordered(case)
-    assert_same(scenario, policy, case, monkeypatch)
-
-
-@pytest.mark.parametrize("case", range(12))
-def test_same_where_attention_costs(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(*attending(case), case, monkeypatch)
 
 
 def attending(case: int) -> tuple[Scenario, str]:
@@ -166,9 +144,7 @@ def attending(case: int) -> tuple[Scenario, str]:
     return scenario, policies[case % 3]
 
 
-def test_adaptive_learns_what_attention_costs_in_most_of_these(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_adaptive_learns_what_attention_costs_in_most_of_these(monkeypatch):
     found: set[int] = set()
     decide, cases = Engine.decide, [case for case in range(12) if case % 3 < 2]
     for case in cases:
@@ -180,11 +156,6 @@ def test_adaptive_learns_what_attention_costs_in_most_of_these(
         monkeypatch.setattr(Engine, "decide", spy)
         simulate(*attending(case), case)
     assert len(found) > len(cases) / 2, found
-
-
-@pytest.mark.parametrize("case", range(48))
-def test_same_with_speculation(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(*drafted(case), case, monkeypatch)
 
 
 def drafted(case: int) -> tuple[Scenario, str]:
@@ -210,9 +181,18 @@ def reordered(case: int) -> tuple[Scenario, str]:
     workload = replace(scenario.workload, input_len="lognormal:80:1:400")
     traffic = ClientTraffic(request_rate=4.0 * scenario.limits.ranks, burstiness=0.05)
     policy = policy if case % 3 else "adaptive"
-    return replace(
-        scenario, workload=workload, traffic=traffic, short_first=True
-    ), policy
+    changes = {"workload": workload, "traffic": traffic, "short_first": True}
+    return replace(scenario, **changes), policy
+
+
+KINDS = {generated: 60, reordered: 16, attending: 12, drafted: 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), [(kind, n) for kind, cases in KINDS.items() for n in range(cases)]
+)
+def test_same_steps_and_rows(kind, case, monkeypatch):
+    assert_same(*kind(case), case, monkeypatch)
 
 
 def assert_same(
@@ -227,7 +207,7 @@ def assert_same(
         assert ours == gates, f"rows of step {number}, {policy}, {scenario}"
 
 
-def test_the_cases_hold_prompts_back_and_preempt() -> None:
+def test_the_cases_hold_prompts_back_and_preempt():
     """Both in one run of a full cache, and in both kinds of scheduling."""
     held, preempted, sample = 0, {False: 0, True: 0}, LIMITED_CASES[::2]
     for case in sample:

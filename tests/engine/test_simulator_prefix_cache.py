@@ -15,12 +15,7 @@ from vllm.benchmarks.dp_balance.requests.traces import CountTokens
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.v1.core.block_pool import BlockPool
 
-from test_simulator_identity import (
-    LIMITED_POLICIES,
-    assert_same,
-    limited,
-    speculating,
-)
+from test_simulator_identity import LIMITED_POLICIES, assert_same, limited, speculating
 
 pytestmark = pytest.mark.skipif(
     "prepend" not in inspect.signature(BlockPool.free_blocks).parameters,
@@ -34,18 +29,13 @@ CROWDED = (8, 44, 50, 66)
 
 @dataclass(frozen=True)
 class Texts(Workload):
-    """Prompts that are the beginning of one of some texts, and nothing else.
-
-    Some are the same. All texts begin with the same chunk, and have equal ones after
-    others.
-    """
+    """Prompts that are beginnings of some texts, with equal chunks after others."""
 
     chunk_size: int = 16
 
     def requests(
         self, rng: random.Random, count_tokens: CountTokens | None = None
     ) -> list[SimRequest]:
-        """Draws the requests."""
         requests = super().requests(rng, count_tokens)
         for request in requests:
             text = rng.randrange(self.num_prefixes)
@@ -82,10 +72,7 @@ def sharing(case: int) -> tuple[Scenario, str]:
         values = {name: getattr(workload, name) for name in workload.__match_args__}
         workload = Texts(**values, chunk_size=rng.choice([7, 16, 16, 24, 64, 512]))
     traffic = rng.choice(
-        [
-            scenario.traffic,
-            ClientTraffic(max_concurrency=3 * slots * limits.ranks),
-        ]
+        [scenario.traffic, ClientTraffic(max_concurrency=3 * slots * limits.ranks)]
     )
     return replace(scenario, limits=limits, workload=workload, traffic=traffic), policy
 
@@ -93,35 +80,26 @@ def sharing(case: int) -> tuple[Scenario, str]:
 def crowded(case: int) -> tuple[Scenario, str]:
     """As `sharing`, with more requests that wait than are looked up at a time."""
     scenario, policy = sharing(case)
-    limits = replace(
-        scenario.limits,
-        ranks=2,
-        max_num_seqs=50,
-        max_num_batched_tokens=64,
-        kv_blocks=120,
-    )
-    workload = replace(
-        scenario.workload,
-        num_prompts=150,
-        input_len="uniform:10:60",
-        num_prefixes=8,
-        chunk_size=16,
-    )
+    sizes = {"max_num_seqs": 50, "max_num_batched_tokens": 64, "kv_blocks": 120}
+    limits = replace(scenario.limits, ranks=2, **sizes)
+    prompts = {"num_prompts": 150, "input_len": "uniform:10:60", "num_prefixes": 8}
+    workload = replace(scenario.workload, chunk_size=16, **prompts)
     traffic = ClientTraffic(max_concurrency=150)
     return replace(scenario, limits=limits, workload=workload, traffic=traffic), policy
 
 
-@pytest.mark.parametrize("case", range(CASES))
-def test_same_steps_and_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(*sharing(case), case, monkeypatch)
-
-
-@pytest.mark.parametrize("case", range(0, CASES, 2))
-def test_same_with_speculation(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def drafted(case: int) -> tuple[Scenario, str]:
     scenario, policy = sharing(case)
-    assert_same(speculating(scenario, case // 2), policy, case, monkeypatch)
+    return speculating(scenario, case // 2), policy
 
 
-@pytest.mark.parametrize("case", CROWDED)
-def test_same_in_a_crowd(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(*crowded(case), case, monkeypatch)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        *((sharing, case) for case in range(CASES)),
+        *((drafted, case) for case in range(0, CASES, 2)),
+        *((crowded, case) for case in CROWDED),
+    ],
+)
+def test_same_steps_and_rows(kind, case, monkeypatch):
+    assert_same(*kind(case), case, monkeypatch)

@@ -25,7 +25,7 @@ GROWTH_MB = 1.0
 @pytest.mark.parametrize(
     "steps", [20_000, pytest.param(200_000, marks=pytest.mark.slow)]
 )
-def test_memory_is_flat_while_nobody_takes_the_reports(steps: int) -> None:
+def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     """After the first tenth, with the product's exchange in a group of one."""
     scheduler = busy_scheduler.make(busy_scheduler.BUSY)
     waiting = list(scheduler.waiting)[:4]
@@ -49,6 +49,5 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps: int) -> None:
 
 
 def resident_mb() -> float:
-    """Memory of this process that is in use."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -33,10 +33,8 @@ PROMPT, SHARED = 92, 2 * BLOCK
 class DraftingEngine(CheckedModelEngine):
     """Keeps what was drafted, after how many tokens of which request.
 
-    Where a step computes a part of a prompt, upstream has the drafter read the
-    request's last token behind it and not the next one. What may read that later is
-    left out: requests with the same prompt, or all where the part ends in the shared
-    prefix.
+    Not what upstream drafts wrongly: behind a part of a prompt it reads the request's
+    last token, and what is equal later reads that from the cache.
     """
 
     def __init__(self, vllm_config: Any, trace: Any) -> None:
@@ -126,18 +124,11 @@ def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) 
     return ranks, reports
 
 
-FAST = [
-    ("mtp", 3, "cap", True),
-    ("eagle3", 3, "cap", False),
-]
-
-
-def marks(case: tuple[str, int, str, bool]) -> list[pytest.MarkDecorator]:
-    return [] if case in FAST else [pytest.mark.slow]
+FAST = [("mtp", 3, "cap", True), ("eagle3", 3, "cap", False)]
 
 
 CASES = [
-    pytest.param(*case, marks=marks(case))
+    pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
     for case in itertools.product(DRAFTED_BY, (1, 3), POLICIES, (False, True))
 ]
 

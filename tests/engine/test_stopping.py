@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,18 +16,13 @@ import requests
 from balance_tools.serving.server import Server
 
 HANG_S = 20
-"""What still runs after that hangs. A machine that does nothing else needs two or three
-seconds, most of them for the end of the first process's interpreter; the tests print
-how long it took."""
-
+"""What still runs after that hangs; an idle machine needs two or three seconds."""
 MANY = 4000
 """Tokens of a stream that is still at the beginning when the server stops."""
 
 
 class Stream(threading.Thread):
-    """A client of a streamed completion. `end` is how it ended: "error" if it was told
-    so or the connection broke, "abort" if the reason was said, else what it believes.
-    """
+    """A client; `end` is "error" if it was told so, "abort" if that was the reason."""
 
     def __init__(self, server: Server, prompt: int) -> None:
         super().__init__(daemon=True)
@@ -83,7 +77,9 @@ def kill_front_end(server: Server) -> None:
 
 
 def kill_coordinator(server: Server) -> None:
-    (pid,) = re.findall(r"DP Coordinator process \(PID: (\d+)\)", text(server))
+    (pid,) = re.findall(
+        r"DP Coordinator process \(PID: (\d+)\)", server.log.read_text()
+    )
     os.kill(int(pid), signal.SIGKILL)
 
 
@@ -92,20 +88,12 @@ def front_end(server: Server) -> int:
     return server._process.pid
 
 
-def text(server: Server) -> str:
-    return server.log.read_text()
-
-
 SAID = {
     kill_front_end: "has ended without stopping it",
     kill_coordinator: "the coordinator (pid",
 }
-
-
 STOPS = (terminate, terminate_all, kill_front_end, kill_coordinator)
-QUICK = tuple(
-    (stop, "fork", 1) for stop in (terminate, kill_front_end, kill_coordinator)
-)
+QUICK = tuple((stop, "fork", 1) for stop in STOPS if stop is not terminate_all)
 SLOW = (
     *((stop, "spawn", 1) for stop in STOPS),
     *(
@@ -121,12 +109,8 @@ SLOW = (
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_a_server_that_stops_leaves_nothing(
-    moe_model: Path,
-    tmp_path: Path,
-    stop: Callable[[Server], None],
-    method: str,
-    api_servers: int,
-) -> None:
+    moe_model, tmp_path, stop, method, api_servers
+):
     """The reference platform forks its processes, Ascend spawns them."""
     server = Server(
         *(tmp_path, moe_model, "-dp", "2", "--enable-expert-parallel"),
@@ -158,8 +142,8 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         assert not any(stream.is_alive() for stream in streams)
         assert {stream.end for stream in streams} <= {"error", "abort"}
         slow.close()
-        assert SAID.get(stop, "") in text(server)
-        assert stop in SAID or "Ending the server" not in text(server)
+        assert SAID.get(stop, "") in server.log.read_text()
+        assert stop in SAID or "Ending the server" not in server.log.read_text()
         return max(ended, *(stream.ended_at for stream in streams)) - began
     except BaseException:
         server.print_log_tail()

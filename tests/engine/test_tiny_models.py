@@ -12,14 +12,13 @@ from vllm_balance.reference import tiny_models
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
 
 
-def test_equal_bytes(tmp_path: Path) -> None:
+def test_equal_bytes(tmp_path):
     """By another process, as a person runs it."""
     command = [sys.executable, "-m", "vllm_balance.reference.tiny_models", "--out"]
     run = subprocess.run([*command, tmp_path / "one"], capture_output=True, text=True)
@@ -31,9 +30,7 @@ def test_equal_bytes(tmp_path: Path) -> None:
         assert "model.safetensors" in digest(folder)
 
 
-def test_made_once_and_anew_when_its_recipe_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_made_once_and_anew_when_its_recipe_changed(tmp_path, monkeypatch):
     folder = tiny_models.make("dense", tmp_path)
     old = digest(folder)
     (folder / "note").touch()
@@ -45,11 +42,7 @@ def test_made_once_and_anew_when_its_recipe_changed(
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 
-def test_a_folder_of_others_is_left_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_of_others_is_left_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe" / "thesis.txt").write_text("years of work")
     monkeypatch.setattr(sys, "argv", ["", "--out", str(tmp_path), "--model", "moe"])
@@ -59,9 +52,7 @@ def test_a_folder_of_others_is_left_alone(
 
 
 @pytest.mark.parametrize("samples", ["moe_samples", "dense_samples"])
-def test_greedy_text_keeps_changing(
-    samples: str, request: pytest.FixtureRequest
-) -> None:
+def test_greedy_text_keeps_changing(samples, request):
     found: list[Sample] = request.getfixturevalue(samples)
     assert len(found) >= 20
     assert min(len(s.prompt) for s in found) == 1

@@ -18,26 +18,14 @@ from dp_loop import LoopEngine, ModelEngine, Trace, prompt_of
 from dp_ranks import Ranks, burst, loop_arguments
 from hugging_face import NEW_TOKENS, continuations
 
-SETTINGS = {
-    "cap": {"data_parallel_balance": "cap"},
-    "align": {"data_parallel_balance": "align"},
-    "adaptive": {"data_parallel_balance": "adaptive"},
-    "adaptive with a TTFT budget": {
-        "data_parallel_balance": "adaptive",
-        "data_parallel_balance_ttft": 0.3,
-    },
-}
-
-
+SETTINGS = [("cap", None), ("align", None), ("adaptive", None), ("adaptive", 0.3)]
+"""Policies and TTFT budgets."""
 PREFILL_S_PER_TOKEN = 6e-4
 """So that there is something to balance: the adaptive policy learns what it costs."""
 
 
 class CheckedEngine(LoopEngine):
-    """Checks what was scheduled against the gate's decision.
-
-    Waves last seconds: the adaptive policy does not wait 20 for its first decode step.
-    """
+    """Checks what was scheduled against the gate's decision, in short waves."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -103,8 +91,8 @@ def stress(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_waves(moe_model, setting, asynchronous, pytestconfig):
+@pytest.mark.parametrize(("policy", "budget"), SETTINGS)
+def test_waves(moe_model, policy, budget, asynchronous, pytestconfig):
     waves = pytestconfig.getoption("--waves") // (2 * len(SETTINGS))
     arguments = loop_arguments(
         moe_model,
@@ -113,10 +101,11 @@ def test_waves(moe_model, setting, asynchronous, pytestconfig):
         # Blocks for one long request: others are preempted.
         additional_config={"kv_blocks": 18, "shared_prefix": 48},
         cpu_distributed_timeout_seconds=30,
-        **SETTINGS[setting],
+        data_parallel_balance=policy,
+        data_parallel_balance_ttft=budget,
     )
     with Ranks(3, CheckedEngine, **arguments) as ranks:
-        stress(ranks, random.Random(f"{setting}{asynchronous}{waves}"), waves)
+        stress(ranks, random.Random(f"{policy}{budget}{waves}"), waves)
         reports = ranks.stop()
     check(reports, waves)
 
@@ -138,10 +127,7 @@ def check(reports: list[tuple[Trace, int]], waves: int) -> None:
 
 PROMPT, OUTPUT = 60, NEW_TOKENS
 """The most tokens of a prompt, and of an answer, of the model's waves."""
-
-
-BLOCK = 32
-SHARED = BLOCK
+BLOCK = SHARED = 32
 """Tokens that all prompts have in common where prefixes are shared."""
 
 
@@ -164,11 +150,7 @@ def ranks_with_the_model(
 
 @pytest.fixture(scope="module")
 def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
-    """The longest answer to the prompt of each length.
-
-    Prompts whose answer comes near a tie are left out: what else is in a batch changes
-    the last digits of the logits, with and without balance.
-    """
+    """The longest answer to the prompt of each length, unless it comes near a tie."""
     extra = {"kv_blocks": 100, "shared_prefix": SHARED}
     with ranks_with_the_model(
         ModelEngine, moe_model, "off", additional_config=extra

@@ -9,6 +9,7 @@ import pytest
 
 import pure_vllm  # noqa: F401  before any test imports vllm
 from index_samples import SampleIndex
+from rebase_samples import make_root
 from repo_samples import SampleRepo
 
 # The workers of xdist set it; what a test starts must not import what the tests import.
@@ -16,8 +17,7 @@ os.environ.pop("PYTHONPATH", None)
 
 
 def pytest_sessionstart() -> None:
-    """A shell ignores SIGINT in what it starts in the background, and so would every
-    process that a test interrupts."""
+    """In the background a shell ignores SIGINT, and so would what a test interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,3 +40,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[SampleIndex]:
 def repo(tmp_path: Path, index: SampleIndex) -> SampleRepo:
     """A git repository like ours, whose upstreams are tiny sdists on `index`."""
     return SampleRepo.make(tmp_path / "repo", index)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository like ours, whose series can be rebased."""
+    return make_root(tmp_path)

@@ -70,7 +70,6 @@ def servers(document: Any) -> Iterator[tuple[dict[str, str], Any, Any]]:
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """Those of a command, each with its value."""
     found, name = {}, ""
     for word in words:
         if word.startswith("--"):
@@ -82,7 +81,6 @@ def options(words: list[str]) -> dict[str, str]:
 
 
 def is_switched_on(given: Mapping[str, str], environment: Mapping[str, Any]) -> bool:
-    """Whether upstream's balance scheduling is."""
     more = json.loads(given.get("additional-config") or "{}")
     return (
         str(environment.get("VLLM_ASCEND_BALANCE_SCHEDULING")) == "1"
@@ -97,11 +95,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
     data = benchmark["dataset_path"]
     length = re.search(r"in(\d+)", data)
     assert length is not None, data
-    caching = "default"
-    if "enable-prefix-caching" in given:
-        caching = "yes"
-    elif "no-enable-prefix-caching" in given:
-        caching = "no"
+    told = {"enable-prefix-caching": "yes", "no-enable-prefix-caching": "no"}
     return {
         "plugin": plugin,
         "config": name,
@@ -111,7 +105,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
         "step_tokens": given["max-num-batched-tokens"],
         "model_len": given["max-model-len"],
         "drafts": str(drafts.get("num_speculative_tokens", 0)),
-        "prefix_caching": caching,
+        "prefix_caching": next((told[n] for n in told if n in given), "default"),
         "async": "yes" if "async-scheduling" in given else "no",
         "clients": str(benchmark["batch_size"]),
         "prompts": str(benchmark["num_prompts"]),
@@ -124,7 +118,7 @@ def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row
 
 
 @pytest.mark.parametrize("plugin", LOCKS)
-def test_facts_are_those_of_the_locked_sources(plugin: str) -> None:
+def test_facts_are_those_of_the_locked_sources(plugin):
     """Of all that have the switch on, several ranks, and more than one client."""
     found: list[Row] = []
     for name, document in documents(plugin):

@@ -14,11 +14,8 @@ from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 ROOT = Path(__file__).parents[2]
 POLICIES = "vllm/v1/core/sched/balance"
 NEEDED = (
-    "bench",
-    POLICIES,
-    "vllm/benchmarks/dp_balance",
+    *("bench", POLICIES, "vllm/benchmarks/dp_balance", "docs/results.md"),
     "tests/unit/helpers/pure_vllm.py",
-    "docs/results.md",
 )
 NAME = "synthetic"
 """Of the result that the tests change."""
@@ -45,43 +42,37 @@ def pages(tree: Path, *options: str) -> str:
 
 
 def edit(path: Path, pattern: str, replacement: str) -> None:
-    """Replaces the one place that the pattern matches."""
     text, count = re.subn(pattern, replacement, path.read_text(), count=1, flags=re.S)
     assert count == 1, pattern
     path.write_text(text)
 
 
 def result_of(tree: Path, name: str = NAME) -> Path:
-    """The file of a result."""
     return tree / "bench" / "results" / f"{name}.json"
 
 
-# ---- Picture and page
-
-
-def test_the_picture_can_be_drawn_and_has_its_marks(tree: Path) -> None:
+def test_the_picture_can_be_drawn_and_has_its_marks(tree):
     script = tree / "bench" / "pictures.py"
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    drawn = tree / "docs" / "pictures"
-    marks = (drawn / "tradeoff.svg").read_text().count('id="PathCollection_')
-    assert marks > 30
+    drawn = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
+    assert drawn.count('id="PathCollection_') > 30
 
 
-def test_a_number_that_was_typed_into_the_page_fails(tree: Path) -> None:
+def test_a_number_that_was_typed_into_the_page_fails(tree):
     edit(tree / "docs" / "results.md", r"\+\d\d%", "+98%")
     assert "results.md is not up to date" in pages(tree, "--check")
     assert pages(tree) == ""
     assert pages(tree, "--check") == ""
 
 
-def test_a_sentence_takes_its_number_from_the_result(tree: Path) -> None:
+def test_a_sentence_takes_its_number_from_the_result(tree):
     edit(result_of(tree, "traces"), '"ttft_s": 2.0', '"ttft_s": 2.75')
     pages(tree)
     page = " ".join((tree / "docs" / "results.md").read_text().split())
     assert "TTFT ≤ 2.75 s" in page
 
 
-def test_the_first_table_is_of_upstreams_deployments(tree: Path) -> None:
+def test_the_first_table_is_of_upstreams_deployments(tree):
     page = (tree / "docs" / "results.md").read_text()
     head, _, *rows = page[page.index("\n|") :].split("\n\n")[0].strip().splitlines()
     assert head.startswith("| deployment | off, tok/s |")
@@ -99,9 +90,6 @@ def test_the_first_table_is_of_upstreams_deployments(tree: Path) -> None:
     assert columns[6] == f"{ratio - 1:+.1%}"
 
 
-# ---- Age of results
-
-
 @pytest.fixture
 def renewed(tree: Path) -> Path:
     """The copy as if all results had been made with the policies of the code."""
@@ -114,7 +102,6 @@ def renewed(tree: Path) -> Path:
 
 
 def set_policies(tree: Path, name: str, policies: str) -> None:
-    """Says in a result with which policies it was made."""
     document = json.loads(result_of(tree, name).read_text())
     if "versions" in document:
         document["versions"]["balance"] = policies
@@ -124,15 +111,13 @@ def set_policies(tree: Path, name: str, policies: str) -> None:
 
 
 def list_older(tree: Path, **entries: str) -> None:
-    """Lists results as older."""
-    path = tree / "bench" / "older_results.toml"
-    path.write_text(tomlkit.dumps(entries))
+    (tree / "bench" / "older_results.toml").write_text(tomlkit.dumps(entries))
 
 
 FORMER, WHY = "0123456789ab", "2026-01-02: a reason"
 
 
-def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> None:
+def test_an_older_result_must_be_listed_and_the_page_says_so(renewed):
     set_policies(renewed, NAME, FORMER)
     error = pages(renewed, "--check")
     assert f"made with policies {FORMER}, those of the code are" in error
@@ -145,18 +130,16 @@ def test_an_older_result_must_be_listed_and_the_page_says_so(renewed: Path) -> N
     assert f"former policies:** {NAME} ({WHY})." in page
 
 
-def test_changed_policies_make_every_result_older(renewed: Path) -> None:
+def test_changed_policies_make_every_result_older(renewed):
     with (renewed / POLICIES / "policies" / "adaptive.py").open("a") as file:
         file.write("# changed\n")
     assert "make it again, or list it" in pages(renewed, "--check")
 
 
-def test_an_entry_whose_result_was_made_again_fails(renewed: Path) -> None:
+def test_an_entry_whose_result_was_made_again_fails(renewed):
     list_older(renewed, **{NAME: WHY})
     assert f"{NAME} was made again; take it out" in pages(renewed, "--check")
 
-
-# ---- The runner
 
 SMALL = """
 import sys
@@ -197,7 +180,7 @@ def make_small(tree: Path, minutes: float) -> tuple[int, int, bool]:
     return int(before), int(after), whole == "True"
 
 
-def test_a_benchmark_goes_on_where_it_was(tree: Path) -> None:
+def test_a_benchmark_goes_on_where_it_was(tree):
     assert make_small(tree, 0) == (0, 2, False)
     assert not (tree / "build" / "small.json").exists()
     (kept,) = (tree / "build").glob("*.jsonl")
@@ -220,7 +203,7 @@ def test_a_benchmark_goes_on_where_it_was(tree: Path) -> None:
 @pytest.mark.parametrize(
     "source", [f"{POLICIES}/policies/cap.py", "vllm/benchmarks/dp_balance/loop.py"]
 )
-def test_a_changed_source_makes_its_runs_anew(tree: Path, source: str) -> None:
+def test_a_changed_source_makes_its_runs_anew(tree, source):
     assert make_small(tree, 0) == (0, 2, False)
     with (tree / source).open("a") as file:
         file.write("# changed\n")

@@ -21,15 +21,12 @@ from bound import least_mean_e2el, sum_of_mean_times, tokens_left
 
 @pytest.mark.parametrize("policy", ["off", "align", "adaptive", "sglang-30"])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_policy_beats_it(policy: str, seed: int) -> None:
+def test_no_policy_beats_it(policy, seed):
     rng = random.Random(seed)
     limits = RankLimits(rng.choice((1, 2, 4)), 16, rng.choice((512, 4096)))
-    workload = Workload(
-        200,
-        f"lognormal:{rng.choice((300, 3000))}:1:8000",
-        f"lognormal:{rng.choice((2, 100))}:1:900",
-        prefix_share=rng.choice((0, 0.5)),
-    )
+    prompts = f"lognormal:{rng.choice((300, 3000))}:1:8000"
+    answers = f"lognormal:{rng.choice((2, 100))}:1:900"
+    workload = Workload(200, prompts, answers, prefix_share=rng.choice((0, 0.5)))
     cost = replace(DEEPSEEK_V3_1, phi=rng.choice((0, 0.5)), padded=rng.choice((0, 1)))
     traffic = ClientTraffic(request_rate=rng.choice((0.02, 1, 20)))
     run = simulate(Scenario(limits, cost, workload, traffic), policy, seed)
@@ -38,7 +35,7 @@ def test_no_policy_beats_it(policy: str, seed: int) -> None:
     assert took / 1000 < least <= took
 
 
-def test_one_full_prompt_on_one_rank_reaches_it() -> None:
+def test_one_full_prompt_on_one_rank_reaches_it():
     limits = RankLimits(1, 16, 4096)
     traffic = ClientTraffic(request_rate=1)
     scenario = Scenario(limits, DEEPSEEK_V3_1, Workload(1, "4096", "1"), traffic)
@@ -48,13 +45,12 @@ def test_one_full_prompt_on_one_rank_reaches_it() -> None:
     assert least <= request.done - request.sent <= least + in_front
 
 
-def test_short_jobs_first_is_the_least_sum() -> None:
+def test_short_jobs_first_is_the_least_sum():
     """As good as the best of all orders of pieces of one second."""
     for seed in range(20):
         rng = random.Random(seed)
-        jobs = [
-            (float(n), rng.randint(1, 3)) for n in sorted(rng.choices(range(4), k=3))
-        ]
+        times = sorted(rng.choices(range(4), k=3))
+        jobs = [(float(time), rng.randint(1, 3)) for time in times]
         pieces = [n for n, (_, size) in enumerate(jobs) for _ in range(size)]
         sums = []
         for order in set(permutations(pieces)):
@@ -67,7 +63,7 @@ def test_short_jobs_first_is_the_least_sum() -> None:
         assert sum_of_mean_times(jobs, 1.0) == pytest.approx(min(sums))
 
 
-def test_a_shared_beginning_is_computed_once() -> None:
+def test_a_shared_beginning_is_computed_once():
     prompts = [(100, (1, 2)), (100, (1, 2, 3)), (64, (1, 2)), (50, (9,))]
     requests = [
         SimRequest(n, size, 1, hash_ids=ids, chunk_size=32)

@@ -23,13 +23,10 @@ from balance_tools.wheel.build import add_arguments, choice_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_each_variable_is_read() -> None:
+def test_each_variable_is_read_and_a_chip_belongs_to_kernels_from_source():
     choice = Choice("ascend", "cp312", "aarch64", "prebuilt")
     assert choice_from(choice.environment()) == choice
     assert choice.name == "ascend-cp312-aarch64"
-
-
-def test_a_chip_belongs_to_kernels_from_source() -> None:
     choice = Choice("ascend", "cp311", "x86_64", "source", "ascend310p1")
     assert choice_from(choice.environment()) == choice
     assert choice.name == "ascend-cp311-x86_64-ascend310p1"
@@ -46,22 +43,20 @@ def test_a_chip_belongs_to_kernels_from_source() -> None:
     ("text", "message"),
     [("[distribution", "expected TOML"), ("[distribution]\n", "expected its entries")],
 )
-def test_broken_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_broken_settings_are_refused(tmp_path, text, message):
     path = tmp_path / SETTINGS_NAME
     path.write_text(text)
     with pytest.raises(ToolError, match=message):
         load_settings(path)
 
 
-def test_entry_points_are_put_together() -> None:
+def test_entry_points_are_put_together():
     one = {"group": {"a": "m:f"}}
-    assert merge_entry_points(one, {"group": {"b": "m:g"}, "other": {}}) == {
-        "group": {"a": "m:f", "b": "m:g"},
-        "other": {},
-    }
+    merged = merge_entry_points(one, {"group": {"b": "m:g"}, "other": {}})
+    assert merged == {"group": {"a": "m:f", "b": "m:g"}, "other": {}}
 
 
-def test_the_build_needs_only_its_declared_requirements() -> None:
+def test_the_build_needs_only_its_declared_requirements():
     pyproject = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()
     tools = {Requirement(x).name for x in pyproject["dependency-groups"]["tools"]}
     declared = {Requirement(x).name for x in pyproject["build-system"]["requires"]}

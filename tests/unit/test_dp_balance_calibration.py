@@ -5,7 +5,6 @@ import json
 import random
 import re
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import recommend
@@ -49,7 +48,7 @@ def fitted(run: Scenario) -> Fit:
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.9])
-def test_constants_are_recovered(phi: float) -> None:
+def test_constants_are_recovered(phi):
     model = cost(phi)
     found = fitted(scenario(model))
     for name in ("t0", "a", "b", "c"):
@@ -59,26 +58,24 @@ def test_constants_are_recovered(phi: float) -> None:
     assert found.phi.value == pytest.approx(phi, abs=0.1)
 
 
-def test_outliers_do_not_move_the_constants() -> None:
-    rng = random.Random(0)
+def test_outliers_do_not_move_the_constants():
+    rng, samples = random.Random(0), samples_of(scenario(cost(0.3)))
+    outliers = [each.seconds + 0.5 * (rng.random() < 0.01) for each in samples]
     found = fit(
-        [
-            sample._replace(seconds=sample.seconds + 0.5 * (rng.random() < 0.01))
-            for sample in samples_of(scenario(cost(0.3)))
-        ]
+        [one._replace(seconds=s) for one, s in zip(samples, outliers, strict=True)]
     )
     assert found.t0.value == pytest.approx(0.036, rel=0.05)
     assert found.c.value == pytest.approx(0.03, rel=0.10)
 
 
-def test_lone_equal_prompts_identify_neither_phi_nor_c() -> None:
-    lone = Scenario(
-        RankLimits(4, 32, 4096),
-        cost(0.5),
-        Workload(60, "500", "30"),
-        ClientTraffic(request_rate=0.2),
-    )
-    found = fitted(lone)
+def lone(prompts: str) -> Fit:
+    """Of a load in which one rank prefills at a time."""
+    workload, traffic = Workload(60, prompts, "30"), ClientTraffic(request_rate=0.2)
+    return fitted(Scenario(RankLimits(4, 32, 4096), cost(0.5), workload, traffic))
+
+
+def test_lone_equal_prompts_identify_neither_phi_nor_c():
+    found = lone("500")
     assert found.phi.note
     assert found.c.note
     expected = 2e-4 * (0.5 + 0.5 / 4) + 0.03 / 500
@@ -97,7 +94,7 @@ def server_log(steps: int, step_ms: float, period_s: float) -> str:
     )
 
 
-def test_server_log_is_read(tmp_path: Path) -> None:
+def test_server_log_is_read(tmp_path):
     text = server_log(3, 30.0, 0.03)
     (path := tmp_path / "server.log").write_text(text.rpartition("\n")[0])
     assert read_server_logs([path], 2).samples == [
@@ -117,7 +114,7 @@ RANK = "(EngineCore_DP{} pid=7) ".format
     ],
     ids=["of later releases", "that ranks write at once"],
 )
-def test_lines_are_read(tmp_path: Path, changes: dict[str, str]) -> None:
+def test_lines_are_read(tmp_path, changes):
     text = server_log(3, 30.0, 0.03)
     for old, new in changes.items():
         text = text.replace(old, new)
@@ -125,18 +122,18 @@ def test_lines_are_read(tmp_path: Path, changes: dict[str, str]) -> None:
     assert len(read_server_logs([path], 2).samples) == 3
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_refused(tmp_path):
     (path := tmp_path / "server.log").write_text(server_log(9, 30.0, 0.03))
     with pytest.raises(UsageError, match="most steps were logged by 2 ranks, not by 4"):
         read_server_logs([path], 4)
 
 
-def test_time_of_the_host_between_steps_is_measured(tmp_path: Path) -> None:
+def test_time_of_the_host_between_steps_is_measured(tmp_path):
     (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
     assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
 
 
-def test_experts_are_recovered() -> None:
+def test_experts_are_recovered():
     model = replace(cost(0.3, noise=0.02), experts=0.03, experts_tokens=16.0)
     found = fitted(scenario(model, concurrency=20))
     for name in ("t0", "b", "experts"):
@@ -146,7 +143,7 @@ def test_experts_are_recovered() -> None:
     assert found.phi.value == pytest.approx(0.3, abs=0.1)
 
 
-def test_intervals_of_several_steps_do_as_well() -> None:
+def test_intervals_of_several_steps_do_as_well():
     joined, waited = [], 0.0
     for number, sample in enumerate(samples_of(scenario(cost(0.3, noise=0.0)))):
         ends = number % 3 == 0
@@ -159,20 +156,8 @@ def test_intervals_of_several_steps_do_as_well() -> None:
     assert found.phi.value == pytest.approx(0.3, abs=0.1)
 
 
-def unknown_phi() -> Fit:
-    """Of a load in which one rank prefills at a time."""
-    return fitted(
-        Scenario(
-            RankLimits(4, 32, 4096),
-            cost(0.5),
-            Workload(60, "uniform:100:900", "30"),
-            ClientTraffic(request_rate=0.2),
-        )
-    )
-
-
-def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used() -> None:
-    found = unknown_phi()
+def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used():
+    found = lone("uniform:100:900")
     phis = [model.phi for model in found.costs]
     assert phis == pytest.approx([0.0, 0.95])
     assert found.cost.phi == max(phis), "policies gain least there"
@@ -181,10 +166,8 @@ def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used() -> No
     assert costs[0] == pytest.approx(costs[1], rel=0.02)
 
 
-def test_recommend_shows_the_range_and_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = unknown_phi()
+def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
+    found = lone("uniform:100:900")
     path = tmp_path / "mine.json"
     document = {"format": "dp-balance calibrate", "format_version": 1}
     path.write_text(json.dumps(document | {"fit": asdict(found)}))

@@ -39,7 +39,7 @@ def choices(load_balancer: LoadBalancer, count: int) -> list[int]:
     return ranks
 
 
-def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
+def test_balancer_of_0_30_knows_its_requests_in_flight():
     tested = balancer("0.30", 3)
     assert choices(tested, 3) == [0, 1, 2]
     tested.publish([RankCounts(0, 0)] * 3)  # not yet seen by the coordinator
@@ -49,13 +49,13 @@ def test_balancer_of_0_30_knows_its_requests_in_flight() -> None:
     assert choices(tested, 1) == [1]
 
 
-def test_balancer_of_0_30_shuns_queues_on_a_full_cache() -> None:
+def test_balancer_of_0_30_shuns_queues_on_a_full_cache():
     tested = balancer("0.30", 2)
     tested.publish([RankCounts(2, 2, 1.0), RankCounts(2, 7, 0.5)])
     assert choices(tested, 1) == [1], "4 + 2 x 6 x 0.5 against 9"
 
 
-def test_skewed_routing_is_uneven() -> None:
+def test_skewed_routing_is_uneven():
     ranks = choices(balancer("skewed", 4), 4000)
     numbers = sorted(ranks.count(rank) for rank in range(4))
     assert numbers[-1] > 1.5 * numbers[0]
@@ -66,12 +66,9 @@ def sessions(folder: Path, shares: bool) -> Workload:
     rows = []
     for turn in range(8):
         for session in range(12):
-            blocks = 64 + 16 * turn
-            row = {
-                "timestamp": 5000 * turn + 40 * ((5 * session + turn) % 12),
-                "input_length": 64 * blocks,
-                "output_length": 5,
-            }
+            blocks, when = 64 + 16 * turn, 40 * ((5 * session + turn) % 12)
+            row = {"timestamp": 5000 * turn + when, "input_length": 64 * blocks}
+            row["output_length"] = 5
             hash_ids = [1000 * session + block for block in range(blocks)]
             rows.append(row | ({"hash_ids": hash_ids} if shares else {}))
     rows.sort(key=lambda row: row["timestamp"])
@@ -94,16 +91,13 @@ def computed(
     )
     tokens: list[int] = []
     done = simulate(
-        scenario,
-        "adaptive",
-        on_step=lambda step: tokens.append(sum(step.loads.prefill)),
+        scenario, "adaptive", on_step=lambda step: tokens.extend(step.loads.prefill)
     )
     return sum(tokens), max(request.done for request in done.requests)
 
 
-def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
-    """Also where KV caches hold a third of it all; and that is what is served. All ends
-    as early with a router that remembers what it sent as with one that knows all."""
+def test_sessions_stay_with_their_prefix(tmp_path):
+    """Also where KV caches hold a third of it; as early as with one that knows all."""
     workload = sessions(tmp_path, shares=True)
     roomy = [computed(workload, name)[0] for name in ("prefix-aware", "tokens")]
     assert roomy[0] < 0.6 * roomy[1]
@@ -116,19 +110,19 @@ def test_sessions_stay_with_their_prefix(tmp_path: Path) -> None:
     assert found["trtllm"][0] > 1.5 * found["prefix-aware"][0], "it looks at no prefix"
 
 
-def test_a_router_keeps_sessions_and_sends_new_ones_round() -> None:
+def test_a_router_keeps_sessions_and_sends_new_ones_round():
     tested = balancer("session-affinity", 2)
     requests = [SimRequest(i, 10, 1, session=i // 2) for i in range(6)]
     assert [tested.choose(request) for request in requests] == [0, 0, 1, 1, 0, 0]
 
 
-def test_trtllm_deals_out_what_fits_the_longest_first() -> None:
+def test_trtllm_deals_out_what_fits_the_longest_first():
     (tested,) = make_load_balancers("trtllm", 2, random.Random(0), slots=2)
     lengths = enumerate((10, 70, 40, 50, 9))
     requests = [SimRequest(index, length, 1) for index, length in lengths]
     dealt = tested.deal(requests)
     assert [(rank, request.index) for rank, request in dealt] == [
-        *((0, 1), (1, 3), (1, 2), (0, 0)),
+        *((0, 1), (1, 3), (1, 2), (0, 0))
     ]
     for rank, request in dealt:
         request.rank = rank
@@ -137,7 +131,7 @@ def test_trtllm_deals_out_what_fits_the_longest_first() -> None:
     assert [(rank, request.index) for rank, request in tested.deal([])] == [(1, 4)]
 
 
-def test_trtllm_weighs_prefixes_against_load() -> None:
+def test_trtllm_weighs_prefixes_against_load():
     """Where the prefix is, unless that rank has its share twice; not for a little."""
 
     def ranks(cached_tokens: int, waiting: int, first: int = 0) -> list[int]:
@@ -155,7 +149,7 @@ def test_trtllm_weighs_prefixes_against_load() -> None:
     assert len({ranks(90, 1, first)[0] for first in range(9)}) == 3
 
 
-def test_api_servers_tell_each_other_where_prefixes_are() -> None:
+def test_api_servers_tell_each_other_where_prefixes_are():
     options = {"api_servers": 3, "slots": 8}
     servers = make_load_balancers("prefix-aware", 3, random.Random(0), **options)
     prompt = SimRequest(0, 2048, 1, hash_ids=tuple(range(128)))

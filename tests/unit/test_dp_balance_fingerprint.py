@@ -20,7 +20,7 @@ for name, module in sys.modules.items():
 """
 
 
-def test_all_is_hashed_that_a_simulation_imports() -> None:
+def test_all_is_hashed_that_a_simulation_imports():
     script = [sys.executable, "-c", IMPORTED]
     helpers = {"PYTHONPATH": str(ROOT / "tests" / "unit" / "helpers")}
     done = subprocess.run(
@@ -42,8 +42,8 @@ def test_all_is_hashed_that_a_simulation_imports() -> None:
     ],
 )
 def test_a_space_in_a_docstring_counts_where_policies_are(
-    name: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, counts, tmp_path, monkeypatch
+):
     shutil.copytree(ROOT / BALANCE, tmp_path / BALANCE)
     monkeypatch.setattr(fingerprint, "_BALANCE", tmp_path / BALANCE)
     before = fingerprint.policies_fingerprint()

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
@@ -17,9 +16,20 @@ def run(module: object, *arguments: str) -> None:
     module.main(parser.parse_args(arguments))  # type: ignore[attr-defined]
 
 
+NAMED = (
+    *("--max-num-seqs 0", "--num-prompts 0", "--num-seeds 0", "--num-prefixes 0"),
+    *("--output-len uniform:9:3", "--output-len lognormal:9", "--cost t0=fast"),
+    *("--timed-trace-rate-multiplier 0", "--timed-trace-chunk-hash-size 0"),
+    *("--timed-trace-sec-multiplier 0", "--timed-trace-start -1"),
+    "--api-server-count 0",
+)
+"""Options that are named as they were given."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        *((given, given) for given in NAMED),
         ("--policy best", "--policy best: unknown; choose from off, cap"),
         ("--policy interval-0", "--policy interval-0: unknown"),
         ("--policy cap:margin", "--policy cap:margin: margin is not PARAMETER=NUMBER"),
@@ -30,7 +40,6 @@ def run(module: object, *arguments: str) -> None:
         ("--request-rate 0", "--request-rate 0.0: give a number above 0"),
         ("--burstiness -1", "--burstiness -1.0"),
         ("-dp 0", "--data-parallel-size 0"),
-        ("--max-num-seqs 0", "--max-num-seqs 0"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
         ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),
         ("--num-speculative-tokens 2", "2 --synth.* None: give a rate for each draft"),
@@ -52,28 +61,17 @@ def run(module: object, *arguments: str) -> None:
             "--policy trtllm:batching_wait_iters=0.5",
             "batching_wait_iters must be a whole number from 0, not 0.5",
         ),
-        ("--num-prompts 0", "--num-prompts 0"),
-        ("--num-seeds 0", "--num-seeds 0"),
         ("--input-len many", "--input-len many: not a distribution"),
-        ("--output-len uniform:9:3", "--output-len uniform:9:3"),
-        ("--output-len lognormal:9", "--output-len lognormal:9"),
         ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
-        ("--cost t0=fast", "--cost t0=fast"),
         ("--cost t0=-1", "cost model: t0 is -1.0"),
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
         ("--self-timed", "only supported with --dataset-name timed_trace"),
-        ("--timed-trace-rate-multiplier 0", "--timed-trace-rate-multiplier 0"),
-        ("--timed-trace-chunk-hash-size 0", "--timed-trace-chunk-hash-size 0"),
-        ("--timed-trace-sec-multiplier 0", "--timed-trace-sec-multiplier 0"),
-        ("--timed-trace-start -1", "--timed-trace-start -1"),
         ("--prefix-share 1", "--prefix-share 1.0: it is a share"),
-        ("--num-prefixes 0", "--num-prefixes 0"),
-        ("--api-server-count 0", "--api-server-count 0"),
         ("--calibration missing.json", "missing.json: cannot be read as JSON"),
     ],
 )
-def test_option(arguments: str, message: str) -> None:
+def test_option(arguments, message):
     with pytest.raises(UsageError, match=message):
         run(simulate, *arguments.split())
 
@@ -92,13 +90,13 @@ def test_option(arguments: str, message: str) -> None:
         ('{"total_input_tokens": 9}', "--save-detailed"),
     ],
 )
-def test_trace(lines: str, message: str, tmp_path: Path) -> None:
+def test_trace(lines, message, tmp_path):
     (path := tmp_path / "trace.jsonl").write_text(lines)
     with pytest.raises(UsageError, match=message):
         read_trace(path)
 
 
-def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
+def test_traces_that_vllm_bench_serve_accepts(tmp_path):
     (path := tmp_path / "trace.jsonl").write_text(
         '{"prompt": "a b c", "output_tokens": 7}\n\n'
         '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
@@ -109,25 +107,23 @@ def test_traces_that_vllm_bench_serve_accepts(tmp_path: Path) -> None:
     assert read_trace(path).rows == [TraceRow(4, 1), TraceRow(5, 2)]
 
 
-def test_file_of_another_version_or_kind(tmp_path: Path) -> None:
-    (path := tmp_path / "result.json").write_text(
-        '{"format": "dp-balance calibrate", "format_version": 99}'
-    )
+def test_file_of_another_version_or_kind(tmp_path):
+    said = {"format": "dp-balance calibrate", "format_version": 99}
+    (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=r"version 1 \(it says .*99\]"):
         read_json(path, "calibrate")
     with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
         read_json(path, "simulate")
 
 
-def test_calibration_without_constants(tmp_path: Path) -> None:
-    (path := tmp_path / "result.json").write_text(
-        '{"format": "dp-balance calibrate", "format_version": 1}'
-    )
+def test_calibration_without_constants(tmp_path):
+    said = {"format": "dp-balance calibrate", "format_version": 1}
+    (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match="has no cost model"):
         run(simulate, "--calibration", str(path))
 
 
-def test_calibrate(tmp_path: Path) -> None:
+def test_calibrate(tmp_path):
     (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
     with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
         run(calibrate, "-dp", "2", "--server-log", str(path))
@@ -135,7 +131,7 @@ def test_calibrate(tmp_path: Path) -> None:
         run(calibrate, "-dp", "1", "--server-log", str(path))
 
 
-def test_recommend() -> None:
+def test_recommend():
     with pytest.raises(UsageError, match="--policy interval-2: a server does not"):
         run(recommend, "--policy", "interval-2")
     with pytest.raises(UsageError, match="name a policy to compare it with"):

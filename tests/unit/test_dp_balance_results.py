@@ -1,9 +1,7 @@
 """What `vllm bench dp-balance` writes: advice, tables and files."""
 
 import json
-from pathlib import Path
 
-import pytest
 from vllm.benchmarks.dp_balance import recommend, simulate
 from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
@@ -30,27 +28,25 @@ def result(policy: str, *e2e_ms: float, ttft_p99_ms: float = 1000.0) -> PolicyRe
 OFF = result("off", 100.0, 102.0)
 
 
-def test_advice_names_the_policy_with_the_shortest_requests() -> None:
+def test_advice_names_the_policy_with_the_shortest_requests():
     advice = advise([OFF, result("cap", 90.0, 92.0), result("x", 80.0, 81.0)], None)
     assert advice.startswith("Use --data-parallel-balance x: requests end 20% earlier")
 
 
-def test_advice_is_to_leave_it_off_when_the_gain_is_small_or_chance() -> None:
+def test_advice_is_to_leave_it_off_when_the_gain_is_small_or_chance():
     small = advise([OFF, result("cap", 99.0, 101.0)], None)
     chance = advise([OFF, result("cap", 80.0, 110.0)], None)
     assert small.startswith("Leave it off: with the best policy, cap,")
     assert chance.startswith("Leave it off")
 
 
-def test_advice_respects_the_ttft_budget() -> None:
+def test_advice_respects_the_ttft_budget():
     slow_start = result("x", 50.0, 50.0, ttft_p99_ms=9000)
     assert "balance cap" in advise([OFF, slow_start, result("cap", 90.0, 90.0)], 2000)
     assert advise([OFF, slow_start], 2000).startswith("Leave it off: every policy")
 
 
-def test_simulate_saves_what_is_needed_to_repeat_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     options = ["--save-result", "--result-dir", str(tmp_path), "--num-seeds", "2"]
     run(simulate, *SMALL, *options, "--result-filename", "r.json", "--policy", "off")
     printed = capsys.readouterr()
@@ -63,7 +59,7 @@ def test_simulate_saves_what_is_needed_to_repeat_it(
     assert json.loads(text)["results"][0]["runs"][1]["completed"] == 60
 
 
-def test_recommend_ends_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommend_ends_with_one_sentence(capsys):
     run(recommend, *SMALL, "--policy", "cap", "--num-seeds", "1")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(("Use --data-parallel-balance cap", "Leave it off"))

@@ -46,7 +46,7 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-def test_azure(tmp_path: Path) -> None:
+def test_azure(tmp_path):
     rows = read_trace(written(tmp_path, AZURE)).rows
     assert [row[:2] for row in rows] == [(4808, 10), (3180, 8), (1555, 19)]
     assert [row.time for row in rows] == pytest.approx([0, 0.052, 29.479069])
@@ -54,26 +54,26 @@ def test_azure(tmp_path: Path) -> None:
     assert later[1].time == pytest.approx(0.99007)
 
 
-def test_burstgpt_without_its_failures(tmp_path: Path) -> None:
+def test_burstgpt_without_its_failures(tmp_path):
     rows = read_trace(written(tmp_path, BURSTGPT)).rows
     assert rows == [TraceRow(472, 18, 0.0), TraceRow(417, 276, 113.0)]
 
 
-def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path: Path) -> None:
+def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path):
     trace = read_trace(written(tmp_path, MOONCAKE))
     assert trace.chunk_size == 512
     assert [row.hash_ids for row in trace.rows] == [(46, 47), (46,)]
     assert 0 < (trace.rows[1].time or 0) < 6, "spread over the 3 s of its stamp"
 
 
-def test_bailian_counts_seconds_and_chunks_of_16(tmp_path: Path) -> None:
+def test_bailian_counts_seconds_and_chunks_of_16(tmp_path):
     later = BAILIAN[0] | {"timestamp": 62.5}
     trace = read_trace(written(tmp_path, [*BAILIAN, later]))
     assert trace.chunk_size == 16
     assert [row.time for row in trace.rows] == pytest.approx([0, 1.386])
 
 
-def test_labels_and_units_are_as_told(tmp_path: Path) -> None:
+def test_labels_and_units_are_as_told(tmp_path):
     line = {"t": 5000, "in": 3, "out": 4, "h": [1]}
     options = TimedTrace(64, 0.5, "t", "in", "out", "h")
     trace = read_trace(written(tmp_path, [line, line | {"t": 5002}]), None, options)
@@ -82,13 +82,13 @@ def test_labels_and_units_are_as_told(tmp_path: Path) -> None:
     assert trace.rows[1].hash_ids == (1,)
 
 
-def test_saved_result_has_times(tmp_path: Path) -> None:
+def test_saved_result_has_times(tmp_path):
     result = {"input_lens": [4, 5], "output_lens": [1, 2], "start_times": [9.0, 8.5]}
     rows = read_trace(written(tmp_path, json.dumps(result))).rows
     assert rows == [TraceRow(5, 2, 0.0), TraceRow(4, 1, 0.5)]
 
 
-def test_window(tmp_path: Path) -> None:
+def test_window(tmp_path):
     path = written(tmp_path, AZURE)
     rows = read_trace(path, None, TimedTrace(start=0.05, duration=1.0)).rows
     assert [row.prompt_len for row in rows] == [3180]
@@ -110,7 +110,7 @@ def test_window(tmp_path: Path) -> None:
         ([{"when": 1, "input_length": 3}], "line 1: has no prompt and no timestamp"),
     ],
 )
-def test_bad_line_is_named(content: object, message: str, tmp_path: Path) -> None:
+def test_bad_line_is_named(content, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         read_trace(written(tmp_path, content))
 
@@ -132,7 +132,7 @@ SESSIONS = [
 ]
 
 
-def test_sessions_of_agents(tmp_path: Path) -> None:
+def test_sessions_of_agents(tmp_path):
     trace = read_trace(written(tmp_path, SESSIONS))
     assert trace.chunk_size == 64
     for first in (0, 2):
@@ -142,9 +142,7 @@ def test_sessions_of_agents(tmp_path: Path) -> None:
         assert [row.think for row in rows] == [None, 60.0]
 
 
-def test_sessions_share_what_is_said_and_repeated_ones_are_others(
-    tmp_path: Path,
-) -> None:
+def test_sessions_share_what_is_said_and_repeated_ones_are_others(tmp_path):
     trace = read_trace(written(tmp_path, SESSIONS))
     requests = traced_requests(trace, 6, session_shared=130)
     assert [request.session for request in requests] == [0, 0, 1, 1, 2, 2]
@@ -171,13 +169,13 @@ def replay(path: Path, multiplier: float = 1.0) -> list[float]:
     return [request.sent for request in simulate(scenario, "off").requests]
 
 
-def test_requests_are_sent_at_their_times(tmp_path: Path) -> None:
+def test_requests_are_sent_at_their_times(tmp_path):
     path = written(tmp_path, AZURE)
     assert replay(path) == pytest.approx([0, 0.052, 29.479069])
     assert replay(path, 2.0) == pytest.approx([0, 0.026, 14.7395345])
 
 
-def test_a_dataset_without_times_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_without_times_is_refused(tmp_path):
     lengths = [{"prompt_tokens": 3, "output_tokens": 4}]
     with pytest.raises(UsageError, match="--self-timed: the dataset has no times"):
         replay(written(tmp_path, lengths))

@@ -1,16 +1,12 @@
 import importlib
-from pathlib import Path
 
 import pytest
 
 from balance_tools.__main__ import COMMANDS, main
-from repo_samples import SampleRepo
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_its_module(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_its_module(command, capsys):
     module, summary = COMMANDS[command]
     assert callable(importlib.import_module(f"balance_tools.{module}").run)
     with pytest.raises(SystemExit) as caught:
@@ -19,7 +15,7 @@ def test_every_command_has_its_module(
     assert summary in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_command_needs_no_module_of_another(repo: SampleRepo, tmp_path: Path) -> None:
+def test_a_command_needs_no_module_of_another(repo, tmp_path):
     hidden = repo.root / "tools" / "psutil.py"
     hidden.parent.mkdir()
     hidden.write_text("raise ModuleNotFoundError('no psutil', name='psutil')\n")

@@ -26,7 +26,7 @@ def imports() -> set[tuple[str, str, str]]:
     return found
 
 
-def test_a_room_is_entered_by_its_doors() -> None:
+def test_a_room_is_entered_by_its_doors():
     found = imports()
     assert len(found) > len(ROOMS)
     doors = {
@@ -37,7 +37,7 @@ def test_a_room_is_entered_by_its_doors() -> None:
     assert {(room, door) for room in ROOMS for door in doors[room]} - used == set()
 
 
-def test_suites_that_need_more_than_a_laptop_import_what_is_there() -> None:
+def test_suites_that_need_more_than_a_laptop_import_what_is_there():
     """Nothing else on this machine may run tests/image and tests/hosts."""
     root = TOOLS.parents[1]
     named = {
@@ -58,7 +58,7 @@ def test_suites_that_need_more_than_a_laptop_import_what_is_there() -> None:
     assert gone == []
 
 
-def test_no_room_leads_back_to_itself() -> None:
+def test_no_room_leads_back_to_itself():
     graph: dict[str, set[str]] = {room: set() for room in ROOMS}
     for room, other, _ in imports():
         graph.setdefault(room, set()).add(other)
@@ -69,7 +69,7 @@ def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
     return graph[room].union(*(reachable(graph, other) for other in graph[room]))
 
 
-def test_the_drawing_is_that_of_the_code() -> None:
+def test_the_drawing_is_that_of_the_code():
     page = (TOOLS.parents[1] / "docs" / "architecture.md").read_text()
     drawn: dict[str, set[str]] = {room: set() for room in ROOMS}
     section = page.split("## The rooms of the tools")[1].split("```")[1]

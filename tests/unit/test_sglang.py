@@ -20,8 +20,7 @@ RECORDED = "49b31320071c6f04e5ae137f43bc802ed0e94886299ddb963fc770f0be494e12"
 
 
 def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankState]]:
-    """States that follow on each other: phases in which all, some or no ranks have
-    something to prefill."""
+    """States in phases in which all, some or no ranks have something to prefill."""
     for _ in range(30):
         share = rng.choice([0.0, 0.5, 0.9, 1.0, 1.0])
         most = rng.choice([1, 3, 10])
@@ -37,7 +36,7 @@ def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankS
             ]
 
 
-def test_every_decision_is_that_of_sglang() -> None:
+def test_every_decision_is_that_of_sglang():
     decided = ""
     for case in range(60):
         rng, now = random.Random(case), 0.0
@@ -53,7 +52,7 @@ def test_every_decision_is_that_of_sglang() -> None:
     assert hashlib.sha256(decided.encode()).hexdigest() == RECORDED
 
 
-def test_intervals_and_free_slots_are_those_of_sglang() -> None:
+def test_intervals_and_free_slots_are_those_of_sglang():
     decided = ""
     for case in range(60):
         rng = random.Random(case)

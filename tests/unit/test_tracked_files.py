@@ -11,6 +11,7 @@ import pytest
 from pip._internal.models.index import PyPI
 
 from balance_tools.paths import Paths
+from balance_tools.run import listed_by_git
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -19,17 +20,13 @@ WINDOW = 10
 TEXT = {".py", ".sh", ".md", ".toml", ".txt", ".cfg", ".json", ".yaml", ".yml", ""}
 # The text of the Apache licence is nobody's source; patches quote their context.
 EXEMPT = {
-    "LICENSE",
+    *("LICENSE", "bench/traces/agentx/LICENSE"),
     "bench/traces/Mooncake.LICENSE-APACHE",
-    "bench/traces/agentx/LICENSE",
 }
 
 
 def tracked() -> list[str]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=PATHS.root, capture_output=True, check=True
-    )
-    return [name for name in listing.stdout.decode().split("\0") if name]
+    return listed_by_git(PATHS.root)
 
 
 def non_trivial_lines(path: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The model of TensorRT-LLM's balance, on hand-made states."""
 
+import pytest
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
@@ -27,60 +28,50 @@ ALL = state((2, 2), (1, 2))
 NOTHING_PENDING = state((2, 2), (0, 0))
 
 
-def test_it_waits_for_a_prompt_on_every_rank_up_to_the_timeout() -> None:
-    rule = AttentionDpBalance(timeout_iters=3)
-    assert [rule.decide(SOME) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
+@pytest.mark.parametrize(
+    ("timeout", "batching", "states", "opens"),
+    [
+        (3, 0, [SOME] * 4, 2),
+        (50, 2, [ALL] * 4, 2),
+        # Prompts on all ranks start the timeout anew, but not the batching.
+        (2, 2, [SOME, ALL, SOME, ALL, ALL], 4),
+        (3, 0, [NOTHING_PENDING, NOTHING_PENDING, SOME], 2),
+        # A full batch of decodes waits as if it had no prompt.
+        (2, 0, [state((4, 2), (1, 1))] * 2, 1),
+    ],
+)
+def test_it_waits_for_a_prompt_on_every_rank_and_then_for_more(
+    timeout, batching, states, opens
+):
+    rule = AttentionDpBalance(timeout_iters=timeout, batching_wait_iters=batching)
+    decisions = [rule.decide(each) for each in states]
+    assert decisions == [[HOLD, OPEN][n == opens] for n in range(len(states))]
 
 
-def test_then_it_waits_for_more_prompts() -> None:
-    rule = AttentionDpBalance(batching_wait_iters=2)
-    assert [rule.decide(ALL) for _ in range(4)] == [HOLD, HOLD, OPEN, HOLD]
-
-
-def test_prompts_on_all_ranks_start_the_timeout_anew_but_not_the_batching() -> None:
-    rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=2)
-    states = [SOME, ALL, SOME, ALL, ALL]
-    assert [rule.decide(each) for each in states] == [HOLD, HOLD, HOLD, HOLD, OPEN]
-
-
-def test_a_rank_that_only_has_prompts_ends_both_waits() -> None:
+def test_a_rank_that_only_has_prompts_ends_both_waits():
     rule = AttentionDpBalance()
     assert rule.decide(state((2, 0), (1, 1))) == OPEN
     assert rule.decide(state((2, 0, 2), (0, 1, 0))) == OPEN
 
 
-def test_a_rank_without_requests_counts_as_decoding() -> None:
+def test_a_rank_without_requests_counts_as_decoding():
     idle = state((2, 0), (1, 0))
     assert AttentionDpBalance(timeout_iters=9).decide(idle) == HOLD
     assert create_policy("align").decide(idle).admit, "align differs here"
 
 
-def test_the_timeout_also_runs_while_nothing_is_pending() -> None:
-    rule = AttentionDpBalance(timeout_iters=3)
-    assert [rule.decide(NOTHING_PENDING) for _ in range(2)] == [HOLD, HOLD]
-    assert rule.decide(SOME) == OPEN
-
-
-def test_low_occupancy_has_a_timeout_of_its_own() -> None:
+def test_low_occupancy_has_a_timeout_of_its_own():
     least = {"min_generation_requests": 2}
     few = state((1, 3), (0, 2))
     assert AttentionDpBalance(**least).decide(few) == OPEN
     assert AttentionDpBalance(**least).decide(SOME) == HOLD, "two decode on each rank"
     rule = AttentionDpBalance(**least, low_occupancy_timeout_iters=2)
     assert [rule.decide(few) for _ in range(2)] == [HOLD, OPEN]
-    assert (
-        AttentionDpBalance(min_generation_requests=1).decide(state((2, 0), (1, 0)))
-        == OPEN
-    ), "padding is no request"
+    padded = AttentionDpBalance(min_generation_requests=1).decide(state((2, 0), (1, 0)))
+    assert padded == OPEN, "padding is no request"
 
 
-def test_a_full_batch_of_decodes_waits_as_if_it_had_no_prompt() -> None:
-    rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0)
-    full = state((4, 2), (1, 1))
-    assert [rule.decide(full) for _ in range(2)] == [HOLD, OPEN]
-
-
-def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:
+def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
     chunks = {"kv_cost_offset": 10_000, "kv_depth_threshold": 20_000}
     rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0, **chunks)
     some = SOME._replace(max_tokens=(8192, 8192))
@@ -96,20 +87,13 @@ def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are() -> None:
 def prefill_parts(policy: str) -> int:
     """In how many parts eight prompts of 8000 tokens are computed, in steps of 1024."""
     loads: list[int] = []
-    simulate(
-        Scenario(
-            RankLimits(2, 4, 1024),
-            DEEPSEEK_V3_1,
-            Workload(8, "8000", "4"),
-            ClientTraffic(max_concurrency=8),
-        ),
-        policy,
-        on_step=lambda step: loads.extend(step.loads.prefill),
-    )
+    workload, traffic = Workload(8, "8000", "4"), ClientTraffic(max_concurrency=8)
+    scenario = Scenario(RankLimits(2, 4, 1024), DEEPSEEK_V3_1, workload, traffic)
+    simulate(scenario, policy, on_step=lambda step: loads.extend(step.loads.prefill))
     return sum(load > 0 for load in loads)
 
 
-def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts() -> None:
+def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts():
     assert prefill_parts("trtllm") == 8 * 8
     chunks = "kv_cost_offset=1000,kv_depth_threshold=1000"
     assert prefill_parts(f"trtllm:{chunks}") > 1.5 * 8 * 8

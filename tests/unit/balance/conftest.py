@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 
@@ -10,11 +11,9 @@ FOLDER = Path(__file__).parents[3] / "vllm/v1/core/sched/balance"
 
 
 def _load() -> None:
-    spec = importlib.util.spec_from_file_location(
+    spec: Any = importlib.util.spec_from_file_location(
         "balance", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
     )
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["balance"] = module
     spec.loader.exec_module(module)

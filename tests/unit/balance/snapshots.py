@@ -6,23 +6,9 @@ from hypothesis import strategies as st
 SLOTS = 8
 MAX_TOKENS = 512
 
-IDLE = Row(
-    wave=0,
-    step=1,
-    running=0,
-    decoding=0,
-    waiting=0,
-    pending=0,
-    pending_tokens=0,
-    held_steps=0,
-    prefill_tokens=0,
-    step_time_us=40_000,
-    max_running=SLOTS,
-    max_tokens=MAX_TOKENS,
-    pending_age_us=0,
-    wait_us=0,
-    pending_attended=0,
-    prefill_attended=0,
+NOTHING = Row(*[0] * len(Row._fields))
+IDLE = NOTHING._replace(
+    step=1, step_time_us=40_000, max_running=SLOTS, max_tokens=MAX_TOKENS
 )
 
 
@@ -75,10 +61,7 @@ def histories(draw, max_ranks=4, max_steps=6):
 
 
 class Ranks:
-    """A small model of ranks that serve, in virtual time, by a policy's decisions.
-
-    A step lasts 40 ms, and 60 ms per 100 prompt tokens of the fullest rank.
-    """
+    """Ranks in virtual time: 40 ms a step, 60 per 100 prompt tokens of the fullest."""
 
     def __init__(self, count):
         self.now = 0
@@ -118,7 +101,6 @@ class Ranks:
         return snapshot(rows)
 
     def advance(self, decision):
-        """One step by the decision."""
         for rank in range(len(self.running)):
             left = MAX_TOKENS - len(self.running[rank])
             if decision.prefill_budget is not None:

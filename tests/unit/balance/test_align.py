@@ -1,14 +1,11 @@
 """The policy `align`: TensorRT-LLM's rule, in hand-made cases."""
 
+import pytest
 from balance.policies.by_name import create_policy
 from snapshots import running, snapshot
 
-WORK, NONE, IDLE, IDLE_WORK = (
-    running(3, pending=1),
-    running(3),
-    running(0),
-    running(0, pending=1),
-)
+WORK, NONE = running(3, pending=1), running(3)
+IDLE, IDLE_WORK = running(0), running(0, pending=1)
 
 
 def decisions(steps, **parameters):
@@ -23,35 +20,34 @@ def decisions(steps, **parameters):
     return " ".join(result)
 
 
-def test_waits_for_a_rank_that_has_nothing_until_the_timeout():
-    found = decisions([[WORK, NONE]] * 7, timeout_steps=3)
-    assert found == "hold hold timeout hold hold timeout hold"
+SOME, ALL = [WORK, NONE], [WORK, WORK]
 
 
-def test_waits_a_little_more_once_every_rank_has_something():
-    steps = [[WORK, NONE], [WORK, WORK], [WORK, WORK], [WORK, WORK], [WORK, WORK]]
-    assert decisions(steps, batching_steps=2) == "hold hold hold aligned hold"
-
-
-def test_without_batching_goes_as_soon_as_every_rank_has_something():
-    steps = [[WORK, NONE], [WORK, WORK], [WORK, WORK]]
-    assert decisions(steps, batching_steps=0) == "hold aligned aligned"
-
-
-def test_the_timeout_starts_anew_when_every_rank_has_something():
-    steps = [[WORK, NONE]] * 2 + [[WORK, WORK]] + [[WORK, NONE]] * 3
-    found = decisions(steps, timeout_steps=3, batching_steps=5)
-    assert found == "hold hold hold hold hold timeout"
-
-
-def test_the_batching_wait_goes_on_after_an_interruption():
-    steps = [[WORK, WORK], [WORK, NONE], [WORK, WORK], [WORK, WORK]]
-    assert decisions(steps, batching_steps=2) == "hold hold hold aligned"
+@pytest.mark.parametrize(
+    ("steps", "timeout", "batching", "expected"),
+    [
+        ([SOME] * 7, 3, 10, "hold hold timeout hold hold timeout hold"),
+        ([SOME, *[ALL] * 4], 50, 2, "hold hold hold aligned hold"),
+        ([SOME, ALL, ALL], 50, 0, "hold aligned aligned"),
+        # The timeout starts anew with prompts on all ranks; the batching goes on.
+        ([SOME, SOME, ALL, *[SOME] * 3], 3, 5, "hold hold hold hold hold timeout"),
+        ([ALL, SOME, ALL, ALL], 50, 2, "hold hold hold aligned"),
+        ([[NONE, NONE]] * 10 + [SOME] * 3, 3, 10, "hold " * 12 + "timeout"),
+        ([[IDLE, IDLE]], 50, 10, "open"),
+        # An arrival cannot slip in before the ranks have seen it.
+        ([[NONE, NONE]], 50, 10, "hold"),
+    ],
+)
+def test_waits_for_a_prompt_on_every_rank_and_then_for_more(
+    steps, timeout, batching, expected
+):
+    found = decisions(steps, timeout_steps=timeout, batching_steps=batching)
+    assert found == expected
 
 
 def test_a_rank_that_runs_nothing_ends_either_wait():
-    assert decisions([[WORK, NONE], [WORK, IDLE]]) == "hold idle"
-    assert decisions([[WORK, WORK], [WORK, IDLE_WORK]]) == "hold idle"
+    assert decisions([SOME, [WORK, IDLE]]) == "hold idle"
+    assert decisions([ALL, [WORK, IDLE_WORK]]) == "hold idle"
 
 
 def test_a_rank_with_prompts_in_progress_alone_ends_either_wait():
@@ -59,22 +55,9 @@ def test_a_rank_with_prompts_in_progress_alone_ends_either_wait():
     assert decisions([[WORK, NONE], [chunks, NONE]]) == "hold idle"
 
 
-def test_time_without_anything_pending_does_not_count():
-    steps = [[NONE, NONE]] * 10 + [[WORK, NONE]] * 3
-    assert decisions(steps, timeout_steps=3) == "hold " * 12 + "timeout"
-
-
-def test_ranks_without_any_request_are_open():
-    assert decisions([[IDLE, IDLE]]) == "open"
-
-
-def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
-    assert decisions([[NONE, NONE]]) == "hold"
-
-
 def test_the_end_of_a_wave_starts_both_waits_anew():
     policy = create_policy("align", {"timeout_steps": 2, "batching_steps": 1})
-    for rows in ([WORK, NONE], [WORK, WORK]):
+    for rows in (SOME, ALL):
         policy.reset()
         assert not policy.decide(snapshot(rows)).admit
         policy.reset()

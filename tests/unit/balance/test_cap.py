@@ -21,20 +21,10 @@ def freezes(counts, limit, margin):
 )
 def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
     counts = [min(count, limit) for count in shares]
-    pending, tokens, held, age = fields
-    decision = Cap(CapParameters(margin)).decide(
-        snapshot(
-            IDLE._replace(
-                running=count,
-                max_running=limit,
-                pending=pending,
-                pending_tokens=tokens,
-                held_steps=held,
-                pending_age_us=age,
-            )
-            for count in counts
-        )
-    )
+    names = ("pending", "pending_tokens", "held_steps", "pending_age_us")
+    row = IDLE._replace(max_running=limit, **dict(zip(names, fields, strict=True)))
+    rows = snapshot(row._replace(running=count) for count in counts)
+    decision = Cap(CapParameters(margin)).decide(rows)
     assert decision.admit is not freezes(counts, limit, margin)
     assert decision.prefill_budget is None, "prompts in progress go on"
 

@@ -30,12 +30,12 @@ def test_what_fits_is_the_most_that_costs_no_more(budget, position, wanted, pric
         assert cost_of(position, allowed + 1, price) > budget - near
 
 
-@given(st.integers(0, 10**6), positions, tokens)
-def test_without_attention_a_budget_is_a_number_of_tokens(budget, position, wanted):
-    assert tokens_within(budget, position, wanted, 0.0) == min(budget, wanted)
-
-
 @given(positions, tokens, prices)
 def test_a_chunk_that_costs_the_budget_fits_whole(position, wanted, price):
     budget = cost_of(position, wanted, price)
     assert tokens_within(budget, position, wanted, price) == wanted
+
+
+@given(st.integers(0, 10**6), positions, tokens)
+def test_without_attention_a_budget_is_a_number_of_tokens(budget, position, wanted):
+    assert tokens_within(budget, position, wanted, 0.0) == min(budget, wanted)

@@ -22,11 +22,8 @@ def test_no_cycle_loses_less_than_the_optimal_one(waste, requests, rate, factor)
     assert best <= loss(cycle * factor, waste, requests, rate) * (1 + 1e-9)
 
 
-def test_a_free_release_needs_no_cycle():
+def test_a_free_release_needs_no_cycle_and_without_arrivals_it_never_ends():
     assert optimal_cycle(waste=0.0, requests=5, rate=1.0) == 0
-
-
-def test_without_arrivals_the_cycle_never_ends():
     assert optimal_cycle(waste=1.0, requests=5, rate=0.0) == math.inf
 
 

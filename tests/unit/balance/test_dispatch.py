@@ -21,25 +21,22 @@ def send(dispatch: TokenDispatch, request: int, prompt_tokens: int) -> int:
     return rank
 
 
-def test_the_least_prompt_tokens_win() -> None:
+def test_the_least_prompt_tokens_win():
     dispatch = TokenDispatch(3, slots=8)
-    assert [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))] == [
-        0,
-        1,
-        2,
-    ]
+    sent = [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))]
+    assert sent == [0, 1, 2]
     assert send(dispatch, 3, 100) == 1
     assert send(dispatch, 4, 100) == 1, "400 + 2 x 150 tokens are less than 900 + 150"
 
 
-def test_a_rank_with_a_free_slot_comes_first() -> None:
+def test_a_rank_with_a_free_slot_comes_first():
     dispatch = TokenDispatch(2, slots=1)
     assert send(dispatch, 0, 1) == 0
     assert send(dispatch, 1, 9000) == 1
     assert send(dispatch, 2, 1) == 0, "no rank has a free slot"
 
 
-def test_one_front_end_trusts_itself_several_believe_the_greater() -> None:
+def test_one_front_end_trusts_itself_several_believe_the_greater():
     published = [(5000, 3), (0, 0)]
     alone = TokenDispatch(2, slots=8)
     alone.publish(published)
@@ -53,7 +50,7 @@ def test_one_front_end_trusts_itself_several_believe_the_greater() -> None:
     assert first.choose() == 0, "its own 9000 tokens are not forgotten"
 
 
-def test_a_front_end_takes_the_others_to_send_as_much_as_itself() -> None:
+def test_a_front_end_takes_the_others_to_send_as_much_as_itself():
     dispatch = TokenDispatch(2, slots=8, servers=4)
     dispatch.publish([(0, 0), (1000, 0)])
     assert send(dispatch, 0, 300) == 0
@@ -86,7 +83,7 @@ def session(number: int, words: int, shared: int = 0) -> str:
     )
 
 
-def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
+def test_load_wins_over_a_prefix_by_the_same_formula():
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 10), pin=0)
     dispatch.first_token(0)
@@ -99,7 +96,7 @@ def test_load_wins_over_a_prefix_by_the_same_formula() -> None:
     assert send_text(dispatch, 4, session(0, 10)) == 1
 
 
-def test_a_rank_that_comes_back_has_nothing() -> None:
+def test_a_rank_that_comes_back_has_nothing():
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 9), pin=1)
     dispatch.first_token(0)
@@ -109,7 +106,7 @@ def test_a_rank_that_comes_back_has_nothing() -> None:
     assert send_text(dispatch, 1, session(0, 9)) == 0
 
 
-def test_a_prefix_that_all_have_is_worth_computing_on_every_rank() -> None:
+def test_a_prefix_that_all_have_is_worth_computing_on_every_rank():
     dispatch = with_prefixes(ranks=8, slots=6)
     send_text(dispatch, 0, session(0, 100, shared=90))
     dispatch.first_token(0)
@@ -125,12 +122,9 @@ def test_a_prefix_that_all_have_is_worth_computing_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("hostile", [False, True])
-def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(
-    hostile: bool,
-) -> None:
-    """Sessions share a beginning; hostile clients ask for it again and again on one
-    rank, with ends of their own, and give up or not. No request waits behind more than
-    its prefix is worth, and none in a queue while another rank has a free slot."""
+def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
+    """Hostile clients ask for it again and again on one rank. No request waits behind
+    more than its prefix is worth, and none in a queue while another has a free slot."""
     rng = random.Random(5)
     ranks, slots, shared = 4, 16, 150
     dispatch = with_prefixes(ranks, slots, chunks=2000)
@@ -165,10 +159,8 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(
         assert min(used) > 0.2 * sum(used), used
 
 
-def test_random_operations_leave_no_count_and_no_belief_behind() -> None:
-    """Requests that are sent, or fail before; more input, first tokens, ends; ranks
-    that come and go; answers that come twice, late, or of requests that never were;
-    beginnings of prompts that were cached, or not, whatever was believed."""
+def test_random_operations_leave_no_count_and_no_belief_behind():
+    """Also failures, answers that are late or of nobody, and ranks that come and go."""
     rng = random.Random(1)
     dispatch = with_prefixes(4, slots=4, chunks=50, servers=3)
     sent: dict[int, tuple[int, int]] = {}
@@ -215,7 +207,5 @@ def test_random_operations_leave_no_count_and_no_belief_behind() -> None:
     ("sample", "waiting", "tokens"),
     [([], 0, 0), ([5, 7], 2, 12), ([10] * QUEUE_SAMPLE, 10_000, 100_000)],
 )
-def test_a_long_queue_is_taken_to_be_like_its_beginning(
-    sample: list[int], waiting: int, tokens: int
-) -> None:
+def test_a_long_queue_is_taken_to_be_like_its_beginning(sample, waiting, tokens):
     assert queued_tokens(sample, waiting) == tokens

@@ -78,13 +78,8 @@ def test_no_request_is_held_longer_than_its_prefill_delays_all(seconds):
 FULL = [running(200, pending=1, max_running=256), *[running(200, max_running=256)] * 3]
 
 
-def test_nor_than_32_prefills_take_one_after_another():
-    bound = 32 * PREFILL
-    assert seconds_held(measured(), FULL) == pytest.approx(bound, abs=1.5 * STEP)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_queue_behind_releases_is_not_held(share):
+def test_nor_than_32_prefills_take_one_after_another(share):
     """A step counts by the share of a whole one that its budget withholds."""
     policy = AlwaysHolds()
     whole = MAX_TOKENS - FULL[0].running
@@ -124,17 +119,11 @@ def seconds_pending(usual, comes_every):
 def test_none_is_pending_longer_than_most_while_nothing_comes(usual):
     bound = 1.5 * usual + 2
     assert seconds_pending(usual, 1000) == pytest.approx(bound, abs=1.5 * STEP)
-
-
-def test_but_longer_while_others_come():
-    assert seconds_pending(0.5, 3) == math.inf
+    assert seconds_pending(0.5, 3) == math.inf, "longer while others come"
 
 
 def person_seconds(guard, steps, others=60):
-    """What is lost by holds, and what is spent in the ranks, while one is pending.
-
-    An open decision lets it go, and the next one comes.
-    """
+    """Lost by holds, and spent in the ranks, while one is pending after another."""
     rows = [running(others // 4, pending=1), *[running(others // 4)] * 3]
     lost = spent = held = 0
     prefilled = False
@@ -168,8 +157,7 @@ def test_a_policy_that_loses_opens_and_is_tried_again():
 
 
 def reasons(together=4, share=1.0, pause=None):
-    """Of the decisions, with ten steps of holds, and then one in which so many ranks
-    prefill alike; a pause of the device comes now and then."""
+    """Ten steps of holds, then so many ranks prefill alike; and some long pauses."""
     guard, found = measured(), set()
     for number in range(4000):
         prefills = number % 11 == 10
@@ -184,19 +172,20 @@ def reasons(together=4, share=1.0, pause=None):
     return found
 
 
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_what_releases_of_several_ranks_save_pays_for_holds(together):
-    assert ("losing" in reasons(together)) == (together == 1)
-
-
-def test_prompts_that_the_ranks_share_anyway_save_nothing():
-    """Four ranks' prompts take four times as long as one's: no hold was worth it."""
-    assert "losing" in reasons(share=4.0)
-
-
-@pytest.mark.parametrize("pause", [2.0, 60.0])
-def test_a_pause_of_the_device_is_not_the_holds_fault(pause):
-    assert "losing" not in reasons(pause=pause)
+@pytest.mark.parametrize(
+    ("world", "loses"),
+    [
+        ({"together": 1}, True),
+        ({"together": 2}, False),
+        ({"together": 4}, False),
+        ({"share": 4.0}, True),  # the prompts of four ranks take four times as long
+        ({"pause": 2.0}, False),
+        ({"pause": 60.0}, False),
+    ],
+    ids=str,
+)
+def test_what_releases_of_several_ranks_save_pays_for_holds(world, loses):
+    assert ("losing" in reasons(**world)) == loses
 
 
 WRONG = [

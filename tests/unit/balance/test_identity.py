@@ -39,15 +39,9 @@ def test_an_edit_of_any_file_is_another_version(tmp_path, name):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (
-            {"policy": "cap"},
-            "balance cap, the front-end with --data-parallel-balance ",
-        ),
+        ({"policy": "cap"}, "balance cap, the front-end with --data-parallel-balance "),
         ({"ttft_budget": None}, "no --data-parallel-balance-ttft, the front-end with "),
-        (
-            {"ttft_budget": 2.5},
-            "-ttft 2.5, the front-end with --data-parallel-",
-        ),
+        ({"ttft_budget": 2.5}, "-ttft 2.5, the front-end with --data-parallel-"),
         ({"code": "def"}, "version def of the balance code, the front-end has abc"),
     ],
 )

@@ -22,7 +22,7 @@ class StubScheduler:
         return 0
 
 
-def test_admission_may_stop_below_the_slots_of_the_model_runner() -> None:
+def test_admission_may_stop_below_the_slots_of_the_model_runner():
     scheduler: Any = StubScheduler()
     assert max_admitted(scheduler) == 8
     scheduler.max_num_active_reqs = 5
@@ -48,9 +48,7 @@ def test_admission_may_stop_below_the_slots_of_the_model_runner() -> None:
         ((30, 50), True, 40),
     ],
 )
-def test_the_limit_of_long_prompts(
-    requests: tuple[int, int], adaptive: bool | None, threshold: int
-) -> None:
+def test_the_limit_of_long_prompts(requests, adaptive, threshold):
     """None: a release without shares of the step, where a request alone has it, too."""
     config = SimpleNamespace(
         long_prefill_token_threshold=40, max_num_batched_tokens=800
@@ -63,7 +61,7 @@ def test_the_limit_of_long_prompts(
     assert long_prefill_threshold(scheduler) == threshold
 
 
-def test_held_requests_are_no_sign_that_prefills_cannot_keep_up() -> None:
+def test_held_requests_are_no_sign_that_prefills_cannot_keep_up():
     scheduler = SimpleNamespace(prefill_capacity_bound=True)
     keep_prefill_interval(scheduler)  # type: ignore[arg-type]
     assert scheduler.prefill_capacity_bound is False

@@ -1,7 +1,6 @@
 """A target in which a name that we use is gone is refused, by that name."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
+from rebase_samples import edit
 
 OF_THE_GATE = {"skipped_waiting", "is_prefill_chunk", "dp_group", "worker_cls"}
 OF_THE_DISPATCH = {
@@ -19,8 +19,6 @@ OF_THE_DISPATCH = {
     *("pooling_params", "data_parallel_rank", "prompt_token_ids", "prompt_embeds"),
     *("outputs", "new_token_ids", "finished_requests"),
 }
-
-
 # What `first_of` chooses, and a method and an attribute that upstream asks for.
 OTHERS = {"max_num_running_reqs", "execute_dummy_batch", "ray_device_key"}
 
@@ -34,7 +32,7 @@ def pin() -> Pin:
     return found
 
 
-def test_a_word_that_is_gone_is_refused_by_name(pin: Pin) -> None:
+def test_a_word_that_is_gone_is_refused_by_name(pin):
     words = words_of(pin.tree)
     uses: dict[str, list[Use]] = {}
     for use in pin.uses:
@@ -49,9 +47,7 @@ def test_a_word_that_is_gone_is_refused_by_name(pin: Pin) -> None:
         assert all(finding.file and finding.line for finding in found)
 
 
-def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(
-    pin: Pin, tmp_path: Path
-) -> None:
+def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(pin, tmp_path):
     patches = load_series(Paths.find().patches("vllm")).patches
     assert vanished_symbols(patches, Modules(pin.tree)) == []
     for patch in patches[:2]:
@@ -62,29 +58,17 @@ def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(
 
 
 @pytest.mark.timeout(600)
-def test_the_type_checker_sees_what_names_do_not_show(pin: Pin, tmp_path: Path) -> None:
+def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     """A module and a function that are gone, a changed signature, and a variable."""
-    tree = tmp_path / "upstream"
-    shutil.copytree(
-        pin.tree / "vllm",
-        tree / "vllm",
-        ignore=shutil.ignore_patterns("*.json", "*.so"),
-    )
+    tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
+    shutil.copytree(pin.tree / "vllm", tree / "vllm", ignore=left_out)
     series = load_series(pin.paths.patches("vllm"))
     patched = patched_files(series, pin.tree)
     core = patched["vllm/v1/engine/core.py"]
     patched["vllm/v1/engine/core.py"] = core.replace(b"ready_msg = {", b"message = {")
-    for path, before, after in (
-        (
-            "vllm/utils/system_utils.py",
-            "kill_process_tree(pid: int",
-            "kill_process_tree(pid: int, why: str",
-        ),
-        ("vllm/v1/metrics/utils.py", "create_metric_per_engine", "create_metrics"),
-    ):
-        text = (tree / path).read_text()
-        assert before in text
-        (tree / path).write_text(text.replace(before, after))
+    killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
+    edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
+    edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
     (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
     found = findings(pin, series, patched, tree, tmp_path / "root")
     said = [str(finding) for finding in found]

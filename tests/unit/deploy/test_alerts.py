@@ -24,16 +24,13 @@ def rules() -> list[dict]:
 @pytest.mark.skipif(
     not shutil.which("promtool"), reason="no promtool: install Debian's prometheus"
 )
-def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
+def test_every_alert_fires_when_it_should(tmp_path):
+    command = ["promtool", "test", "rules", "cases.yaml"]
+    shutil.copy(CASES, tmp_path / "cases.yaml")
+
     def promtool(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "rules.yaml").write_text(text)
-        shutil.copy(CASES, tmp_path / "cases.yaml")
-        return subprocess.run(
-            ["promtool", "test", "rules", "cases.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     text = yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"], width=1000)
     done = promtool(text)
@@ -44,7 +41,7 @@ def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
         assert promtool(without).returncode != 0, rule["alert"]
 
 
-def test_every_alert_is_over_metrics_and_reasons_that_exist() -> None:
+def test_every_alert_is_over_metrics_and_reasons_that_exist():
     text = " ".join(rule["expr"] for rule in rules())
     used = set(re.findall(r"vllm:\w+", text))
     assert used
@@ -53,13 +50,12 @@ def test_every_alert_is_over_metrics_and_reasons_that_exist() -> None:
 
 
 def reasons() -> set[str]:
-    """Every reason that a decision can have."""
     text = "".join(path.read_text() for path in BALANCE.rglob("*.py"))
     found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)
     return {reason for pair in found for reason in pair if reason}
 
 
-def test_the_page_explains_every_metric_and_reason() -> None:
+def test_the_page_explains_every_metric_and_reason():
     page = PAGE.read_text()
     assert len(names()) >= 7
     assert [name for name in names() if f"`{name}" not in page] == []

@@ -12,19 +12,14 @@ SUFFIXES = {
     "gauge": [""],
     "histogram": ["_bucket", "_sum", "_count"],
 }
-UPSTREAM = {
-    "vllm:time_to_first_token_seconds_bucket",
-    "vllm:generation_tokens_total",
-}
+UPSTREAM = {"vllm:time_to_first_token_seconds_bucket", "vllm:generation_tokens_total"}
 
 
 def names() -> list[str]:
-    """Names of the metrics of metrics.py."""
     return re.findall(r'"(vllm:[a-z_]+)"', METRICS.read_text())
 
 
 def samples() -> set[str]:
-    """Names of the samples that metrics.py exposes."""
     made = re.findall(r'(counter|gauge)\(\s*name="(vllm:[a-z_]+)"', METRICS.read_text())
     kinds = dict.fromkeys(names(), "histogram") | {name: kind for kind, name in made}
     return {name + suffix for name, kind in kinds.items() for suffix in SUFFIXES[kind]}

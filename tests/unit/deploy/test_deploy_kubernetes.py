@@ -58,12 +58,11 @@ DOCUMENTS = dict(documents())
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_schemas_allow_it(name: str) -> None:
+def test_the_schemas_allow_it(name):
     check(DOCUMENTS[name])
 
 
 def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pod templates of a workload."""
     spec = document["spec"]
     if "leaderWorkerTemplate" in spec:
         both = spec["leaderWorkerTemplate"]
@@ -82,8 +81,14 @@ def workload(variant: str) -> dict[str, Any]:
     return DOCUMENTS[f"{variant}: {kinds[variant]} vllm"]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_selects_pods_selects_these(variant: str) -> None:
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+each_pod = pytest.mark.parametrize(
+    "pod", [pod for variant in VARIANTS for pod in pods(workload(variant))]
+)
+
+
+@each_variant
+def test_what_selects_pods_selects_these(variant):
     templates = pods(workload(variant))
     selectors = [
         document["spec"]["selector"]
@@ -101,19 +106,18 @@ def test_what_selects_pods_selects_these(variant: str) -> None:
         assert selector.get("matchLabels", selector).items() <= labels.items()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_npus_are_requested_as_the_device_plugin_wants_it(variant: str) -> None:
+@each_pod
+def test_npus_are_requested_as_the_device_plugin_wants_it(pod):
     """Request and limit are equal, and enough for the ranks of the pod."""
-    for pod in pods(workload(variant)):
-        spec, given = container(pod)
-        (size,) = re.findall(r"--tensor-parallel-size (\d+)", given["MODEL_OPTIONS"])
-        for kind in ("requests", "limits"):
-            npus = spec["resources"][kind]["huawei.com/Ascend910"]
-            assert int(npus) == int(given["RANKS_PER_HOST"]) * int(size)
+    spec, given = container(pod)
+    (size,) = re.findall(r"--tensor-parallel-size (\d+)", given["MODEL_OPTIONS"])
+    for kind in ("requests", "limits"):
+        npus = spec["resources"][kind]["huawei.com/Ascend910"]
+        assert int(npus) == int(given["RANKS_PER_HOST"]) * int(size)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_service_is_taken_for_something_else(variant: str) -> None:
+@each_variant
+def test_no_service_is_taken_for_something_else(variant):
     """Its variables for vLLM's (VLLM_PORT), itself for the one of the controller."""
     for pod in pods(workload(variant)):
         assert pod["spec"]["enableServiceLinks"] is False
@@ -122,7 +126,7 @@ def test_no_service_is_taken_for_something_else(variant: str) -> None:
     assert f"{variant}: Service {name}-api" in DOCUMENTS
 
 
-def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
+def test_the_pods_of_a_stateful_set_can_come_up_together():
     document = workload("statefulset")
     _, given = container(document["spec"]["template"])
     assert given["HOSTS"] == str(document["spec"]["replicas"])
@@ -132,7 +136,7 @@ def test_the_pods_of_a_stateful_set_can_come_up_together() -> None:
     assert headless["metadata"]["name"] == document["spec"]["serviceName"]
 
 
-def test_kustomizations_name_files_that_exist() -> None:
+def test_kustomizations_name_files_that_exist():
     for path in DEPLOY.rglob("kustomization.yaml"):
         content = yaml.safe_load(path.read_text())
         files = list(content.get("resources", []))
@@ -143,48 +147,45 @@ def test_kustomizations_name_files_that_exist() -> None:
             assert (path.parent / file).exists(), f"{path}: {file}"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_pod_may_do_no_more_than_it_must(variant: str) -> None:
+@each_pod
+def test_a_pod_may_do_no_more_than_it_must(pod):
     """What the Restricted standard asks for, and no token of the cluster."""
-    for pod in pods(workload(variant)):
-        spec = pod["spec"]
-        assert spec["automountServiceAccountToken"] is False
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container(pod)[0]["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(pod)[0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_grace_period_is_what_a_stop_needs(variant: str) -> None:
-    for pod in pods(workload(variant)):
-        spec, _ = container(pod)
-        (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
-        (wait,) = spec["lifecycle"]["preStop"]["exec"]["command"][1:]
-        needed = int(wait) + int(drain) + 10  # docs/operations.md
-        assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
+@each_pod
+def test_the_grace_period_is_what_a_stop_needs(pod):
+    spec, _ = container(pod)
+    (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
+    (wait,) = spec["lifecycle"]["preStop"]["exec"]["command"][1:]
+    needed = int(wait) + int(drain) + 10  # docs/operations.md
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_server_waits_as_long_as_the_probe(variant: str) -> None:
+@each_variant
+def test_the_server_waits_as_long_as_the_probe(variant):
     spec, given = container(pods(workload(variant))[0])
     probe = spec["startupProbe"]
     allowed = probe["periodSeconds"] * probe["failureThreshold"]
     assert int(given["VLLM_ENGINE_READY_TIMEOUT_S"]) == allowed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_doctor_sees_what_the_server_will_have(variant: str) -> None:
+@each_pod
+def test_the_doctor_sees_what_the_server_will_have(pod):
     """A device plugin gives the server the NPUs that the init container had."""
-    for pod in pods(workload(variant)):
-        server, _ = container(pod)
-        (doctor,) = pod["spec"]["initContainers"]
-        assert doctor["args"] == ["vllm-balance", "doctor"]
-        for name in ("image", "env", "resources", "securityContext"):
-            assert doctor[name] == server[name]
-        assert server["volumeMounts"] == doctor["volumeMounts"]
+    server, _ = container(pod)
+    (doctor,) = pod["spec"]["initContainers"]
+    assert doctor["args"] == ["vllm-balance", "doctor"]
+    for name in ("image", "env", "resources", "securityContext"):
+        assert doctor[name] == server[name]
+    assert server["volumeMounts"] == doctor["volumeMounts"]
 
 
 NEEDS_KUBECTL = pytest.mark.skipif(
@@ -204,7 +205,7 @@ def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @NEEDS_KUBECTL
-def test_two_groups_in_one_namespace_do_not_mix() -> None:
+def test_two_groups_in_one_namespace_do_not_mix():
     first, second = built("statefulset"), built("second-group")
     assert not first.keys() & second.keys()
     (one, two) = (
@@ -224,7 +225,7 @@ def test_two_groups_in_one_namespace_do_not_mix() -> None:
     assert "matchLabels" not in clients[0]["podSelector"]
 
 
-def test_the_group_is_alive_if_every_pod_is_healthy() -> None:
+def test_the_group_is_alive_if_every_pod_is_healthy():
     class Pod(BaseHTTPRequestHandler):
         status = 200
 

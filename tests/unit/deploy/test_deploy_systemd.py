@@ -32,7 +32,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def complaints(root: Path) -> str:
-    """What systemd has to say about the units."""
     command = ["systemd-analyze", "verify", f"--root={root}", *INSTANCES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
@@ -41,16 +40,14 @@ def complaints(root: Path) -> str:
 @pytest.mark.skipif(
     not shutil.which("systemd-analyze"), reason="no systemd-analyze: install systemd"
 )
-def test_systemd_has_nothing_to_complain_about(root: Path) -> None:
+def test_systemd_has_nothing_to_complain_about(root):
     assert not complaints(root)
     unit = root / "etc/systemd/system" / UNITS[0]
     unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStop"))
     assert "Unknown key 'TimeoutStop'" in complaints(root)
 
 
-def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
-    tmp_path: Path,
-) -> None:
+def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(tmp_path):
     """Files that fail or read arguments, as the vendor's do, change nothing."""
     for folder in ("ascend-toolkit", "nnal/atb"):
         (tmp_path / folder).mkdir(parents=True)
@@ -72,7 +69,7 @@ def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_stop_has_the_time_that_it_needs(name: str) -> None:
+def test_a_stop_has_the_time_that_it_needs(name):
     options = (SYSTEMD / "vllm.env").read_text()
     (drain,) = re.findall(r"--shutdown-timeout (\d+)", options)
     (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", (SYSTEMD / name).read_text(), re.M)
@@ -80,7 +77,7 @@ def test_a_stop_has_the_time_that_it_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_doctor_looks_with_the_environment_of_the_server(name: str) -> None:
+def test_the_doctor_looks_with_the_environment_of_the_server(name):
     unit = (SYSTEMD / name).read_text()
     wrapper, program = "/usr/local/lib/vllm/with-cann", "/opt/vllm/bin"
     assert f"\nExecStartPre={wrapper} {program}/vllm-balance doctor\n" in unit

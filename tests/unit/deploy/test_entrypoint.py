@@ -52,7 +52,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def variables(root: Path, image: str = "ascend", **more: str) -> dict[str, str]:
-    """An almost empty environment."""
     own = {"VLLM_BALANCE_IMAGE": image, "VLLM_BALANCE_ROOT": str(root)}
     return {"PATH": os.environ["PATH"], **own, **more}
 
@@ -65,7 +64,6 @@ def start(
     script: Path = SCRIPT,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command through the entry point."""
     return subprocess.run(
         [str(script), *command],
         env=variables(root, image, **more),
@@ -84,7 +82,7 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_becomes_the_command_in_the_environment_of_cann(root: Path) -> None:
+def test_becomes_the_command_in_the_environment_of_cann(root):
     result = start(root, "env")
     found = dict(line.split("=", 1) for line in result.stdout.splitlines())
     assert result.returncode == 0
@@ -99,9 +97,7 @@ def test_becomes_the_command_in_the_environment_of_cann(root: Path) -> None:
     assert found["LD_PRELOAD"] == f"{root}/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
 
 
-def test_is_replaced_by_the_command_and_keeps_what_the_caller_preloads(
-    root: Path,
-) -> None:
+def test_is_replaced_by_the_command_and_keeps_what_the_caller_preloads(root):
     process = subprocess.Popen(
         [str(SCRIPT), "sh", "-c", "echo $$ $LD_PRELOAD"],
         env=variables(root, LD_PRELOAD="of_the_caller.so"),
@@ -114,19 +110,19 @@ def test_is_replaced_by_the_command_and_keeps_what_the_caller_preloads(
     assert preloaded.endswith("libjemalloc.so.2:of_the_caller.so")
 
 
-def test_passes_on_arguments_and_the_exit_status(root: Path) -> None:
+def test_passes_on_arguments_and_the_exit_status(root):
     result = start(root, "sh", "-c", 'printf "<%s>" "$@"; exit 7', "_", "a b", "", "*")
     assert (result.returncode, result.stdout) == (7, "<a b><><*>")
 
 
-def test_names_what_is_missing_and_nothing_else(root: Path) -> None:
+def test_names_what_is_missing_and_nothing_else(root):
     (root / f"{ASCEND}/nnal/atb/set_env.sh").unlink()
     message = refusal(start(root, "vllm", "serve"))
     assert MISSING["nnal/atb/set_env.sh"].format(root=root) in message
     assert message.count("; ") == 0
 
 
-def test_names_all_that_is_missing_in_one_sentence(tmp_path: Path) -> None:
+def test_names_all_that_is_missing_in_one_sentence(tmp_path):
     message = refusal(start(tmp_path, "vllm", "serve"))
     assert message.count("; ") == len(MISSING) - 1
     for expected in MISSING.values():
@@ -135,11 +131,10 @@ def test_names_all_that_is_missing_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="must become another user")
-def test_names_the_group_of_a_device_that_may_not_be_opened(root: Path) -> None:
+def test_names_the_group_of_a_device_that_may_not_be_opened(root):
     for folder in [root, *root.parents]:
-        if folder.stat().st_uid == os.getuid() and folder.name.startswith(
-            ("pytest-", "popen-")
-        ):
+        is_own = folder.stat().st_uid == os.getuid()
+        if is_own and folder.name.startswith(("pytest-", "popen-")):
             folder.chmod(0o755)
     root.chmod(0o755)
     device = root / "dev" / "davinci3"
@@ -156,7 +151,7 @@ def test_names_the_group_of_a_device_that_may_not_be_opened(root: Path) -> None:
     assert start(root, "true", user=1000, script=script).returncode == 0
 
 
-def test_what_is_installed_can_be_asked_without_a_device(tmp_path: Path) -> None:
+def test_what_is_installed_can_be_asked_without_a_device(tmp_path):
     command = tmp_path / "bin" / "vllm-balance"
     command.parent.mkdir()
     command.write_text("#!/bin/sh\necho installed\n")
@@ -166,7 +161,7 @@ def test_what_is_installed_can_be_asked_without_a_device(tmp_path: Path) -> None
     assert (result.returncode, result.stdout) == (0, "installed\n")
 
 
-def test_the_reference_image_needs_no_cann(root: Path) -> None:
+def test_the_reference_image_needs_no_cann(root):
     shutil.rmtree(root / "usr" / "local")
     shutil.rmtree(root / "dev")
     assert start(root, "true", image="reference").returncode == 0

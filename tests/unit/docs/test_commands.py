@@ -27,13 +27,13 @@ FOUND = {page: found for page in PAGES if (found := commands(page))}
 each_page = pytest.mark.parametrize("page", FOUND, ids=lambda page: page.name)
 
 
-def test_commands_were_found() -> None:
+def test_commands_were_found():
     assert len(FOUND) > 7
     assert sum(map(len, FOUND.values())) > 60
 
 
 @each_page
-def test_a_shell_make_and_the_disk_know_it(page: Path) -> None:
+def test_a_shell_make_and_the_disk_know_it(page):
     text = "\n".join(FOUND[page])
     done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_a_shell_make_and_the_disk_know_it(page: Path) -> None:
 @pytest.mark.parametrize(
     "command", [c for found in FOUND.values() for c in found if SIMULATOR in c]
 )
-def test_the_simulator_takes_the_command(command: str) -> None:
+def test_the_simulator_takes_the_command(command):
     parser = argparse.ArgumentParser()
     cli.add_cli_args(parser)
     given = shlex.split(command.partition(SIMULATOR)[2], comments=True)

@@ -1,11 +1,12 @@
 """What the pages name exists."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from balance_tools.run import listed_by_git
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -14,10 +15,7 @@ TESTS = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.
 
 def tracked_and_vendored() -> Iterator[Path]:
     """Files and folders that git tracks, and those of the patched upstream trees."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
+    for name in listed_by_git(ROOT):
         yield from (ROOT / name, *(ROOT / name).parents[: name.count("/")])
     for package in ("vllm", "vllm_ascend"):
         yield from (ROOT / package).rglob("*.py")
@@ -28,7 +26,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 @each_page
-def test_tests_that_a_page_names_exist(page: Path) -> None:
+def test_tests_that_a_page_names_exist(page):
     for file, function in re.findall(
         r"`(?:[\w/]+/)?(test_\w+\.py)?(?:::)?(test_\w+)?[\[`]", page.read_text()
     ):
@@ -39,7 +37,7 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
 
 
 @each_page
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page):
     for file, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
         target = page.parent / file if file else page
         assert target.exists(), f"{page.name}: {file}"
@@ -59,7 +57,7 @@ def anchors(page: Path) -> set[str]:
     [page for page in PAGES if page.name not in ("results.md", "past-bumps.md")],
     ids=lambda page: page.name,
 )
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_that_a_page_names_exist(page):
     named = re.findall(r"`([a-z][\w./-]*(?:/|\.py|\.toml))`", page.read_text())
     assert [
         name
@@ -69,7 +67,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     ] == []
 
 
-def test_newcomers_find_every_page_from_the_readme() -> None:
+def test_newcomers_find_every_page_from_the_readme():
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
     pages = {str(page.relative_to(ROOT)) for page in PAGES}
     assert pages - linked <= {"README.md"}

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from balance_tools.distribution import SETTINGS_NAME, load_settings
 from balance_tools.paths import Paths
@@ -21,7 +22,7 @@ ROWS = [
 ]
 
 
-def test_pages_name_the_present_version() -> None:
+def test_pages_name_the_present_version():
     settings = load_settings(PATHS.root / SETTINGS_NAME)
     present = settings.version(LOCK.vllm.version)
     # How versions are counted is explained with others.
@@ -35,10 +36,20 @@ def test_pages_name_the_present_version() -> None:
     assert {version for _, version in named} == {present}, named
 
 
-def test_the_releases_of_upstream_are_those_of_the_lock() -> None:
-    assert f"vllm {LOCK.vllm.version} and vllm-ascend {LOCK.vllm_ascend.version}" in (
-        " ".join(INSTALL.split())
-    )
+def test_the_releases_of_upstream_are_those_of_the_locks():
+    words = "vllm {0.vllm.version}{1} vllm-ascend {0.vllm_ascend.version}".format
+    assert words(LOCK, " and") in " ".join(INSTALL.split())
+    supported = (PATHS.root / "SUPPORT.md").read_text()
+    for lock in (PATHS.lock, *PATHS.root.glob("lines/*/upstream.toml")):
+        assert words(load_lock(lock), ",") in supported
+
+
+def test_the_public_workflow_runs_what_ci_runs():
+    path = PATHS.root / ".github/workflows/ci.yml"
+    workflow = yaml.safe_load(path.read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    assert workflow["permissions"] == {"contents": "read"}
 
 
 def said_by_upstream(name: str) -> str:
@@ -52,7 +63,7 @@ def said_by_upstream(name: str) -> str:
 
 
 @pytest.mark.parametrize(("what", "version", "says"), ROWS, ids=[r[0] for r in ROWS])
-def test_the_file_of_upstream_says_so(what: str, version: str, says: str) -> None:
+def test_the_file_of_upstream_says_so(what, version, says):
     quoted = re.findall(r"`([^`]+)`", says)
     files = [name for name in quoted if name.endswith((".md", ".txt"))]
     wanted = [text for text in quoted if text not in files] or [version]
@@ -61,14 +72,14 @@ def test_the_file_of_upstream_says_so(what: str, version: str, says: str) -> Non
         assert all(re.search(rf"{re.escape(w)}(?![\d.])", text) for w in wanted), name
 
 
-def test_every_soc_is_one_of_the_plugins_build() -> None:
+def test_every_soc_is_one_of_the_plugins_build():
     setup = said_by_upstream("setup.py")
     named = re.findall(r"`(ascend\d\w+[-\w]*)", INSTALL)
     assert len(named) > 4
     assert [name for name in named if f'"{name}"' not in setup] == []
 
 
-def test_every_metric_is_one_that_the_server_has() -> None:
+def test_every_metric_is_one_that_the_server_has():
     sources = ["vllm/v1/metrics/loggers.py", "vllm/v1/core/sched/balance/metrics.py"]
     defined = "".join((PATHS.root / name).read_text("utf-8") for name in sources)
     page = (DOCS / "operations.md").read_text(encoding="utf-8")

@@ -43,8 +43,7 @@ MOST_UNKNOWN = 2
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """What we, the image, the upstream files named above, pip and Python can say; a
-    zero stands for a value."""
+    """What the sources above, pip and Python can say; a zero stands for a value."""
     root = PATHS.root
     files = [root / name for name in OF_UPSTREAM]
     for folder in ("vllm_balance", "tools", "vllm/v1/core/sched/balance"):
@@ -90,12 +89,12 @@ def unknown(message: str, said: str) -> str:
     return "".join(c for c, is_left in zip(message, left, strict=True) if is_left)
 
 
-def test_messages_were_found() -> None:
+def test_messages_were_found():
     assert len(MESSAGES) > 35
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_the_message_exists(said: str, message: str) -> None:
+def test_the_message_exists(said, message):
     assert len(unknown(message, said)) <= MOST_UNKNOWN
     words = max(message.split(GAP), key=len)  # one other word is noticed
     other = message.replace(words, f"{words[:-3]}zz{words[-3:]}")

@@ -42,7 +42,7 @@ BOTH = (rank(0), rank(1))
 MODEL, AHEAD = {"stack": "f(models/b.py:3)"}, {"doing": "exchange", "position": (0, 6)}
 FAR = {"size": 4, "others": {"2": (None, NOW - 9), "3": (None, NOW - 9)}}
 LOCAL = replace(FRONT, arguments=(*SERVE, "-dpl=2"))
-IDLE = {"doing": "idle", "stack": ""}
+IDLE = [rank(number, doing="idle", stack="") for number in (0, 1)]
 
 CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "stopped": ([rank(0, **AHEAD), rank(1, "T")], {}, "rank 1 (pid 11), stopped"),
@@ -56,30 +56,26 @@ CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "said": ([], {"log": ["EngineCore_DP1 died unexpectedly"]}, "said: EngineCore_DP1"),
     "starts": ([], {}, "no rank is there (yet)"),
     "workers": ([rank(0, stack="a(v1/shm_broadcast.py:4)"), rank(1)], {}, "its worker"),
-    "deaf": (
-        [rank(0, **IDLE), rank(1, **IDLE)],
-        {"answer": "is deaf"},
-        "the front-end is de",
-    ),
+    "deaf": (IDLE, {"answer": "is deaf"}, "the front-end is de"),
     "moves": ([*BOTH], {"moved": frozenset({10})}, "nobody's: steps go on"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_right_one_is_named(case: str) -> None:
+def test_the_right_one_is_named(case):
     ranks, seen, words = CASES[case]
     server = Server((FRONT, COORDINATOR, *ranks), NOW, **{"busy": {}} | seen)
     assert words in blame(server).sentence
 
 
-def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named() -> None:
+def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named():
     assert "ended (coordinator)" in blame(Server((FRONT, *BOTH), NOW, {})).sentence
     ranks = rank(0, **FAR), rank(1, **FAR)
     far = blame(Server((LOCAL, COORDINATOR, *ranks), NOW, {}))
     assert far.sentence.startswith("ranks 2, 3 on another host: no heartbeat for 9 s")
 
 
-def test_what_a_rank_writes_is_read() -> None:
+def test_what_a_rank_writes_is_read():
     """By another process, and with what is late."""
     written = placard.Placard(1, 4)
     written.show("exchange", 3, 121)
@@ -95,7 +91,7 @@ def test_what_a_rank_writes_is_read() -> None:
     assert "text(group/placard.py" in read.stack
 
 
-def test_roles_are_read_from_names_that_may_be_cut() -> None:
+def test_roles_are_read_from_names_that_may_be_cut():
     assert role_of("EngineCore_DP12") == ("rank", "12")
     assert role_of("EngineCore") == ("rank", "0")
     assert role_of("EngineCor") == ("rank", "")
@@ -104,7 +100,7 @@ def test_roles_are_read_from_names_that_may_be_cut() -> None:
     assert role_of("other") == ("", "")
 
 
-def test_a_process_that_computes_is_told_from_one_that_sleeps() -> None:
+def test_a_process_that_computes_is_told_from_one_that_sleeps():
     sleeps = "import time; time.sleep(9)"
     for code, least, most in (("while True: 0", 0.5, 9), (sleeps, 0, 0.3)):
         with subprocess.Popen([sys.executable, "-c", code]) as child:

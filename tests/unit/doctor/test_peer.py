@@ -29,7 +29,6 @@ def machine(tmp_path: Path) -> FakeMachine:
 
 @pytest.fixture
 def address(machine: FakeMachine) -> Iterator[str]:
-    """Where a doctor listens."""
     command = machine.command("--listen", "127.0.0.1:0")
     with (
         (machine.folder / SAID).open("w") as said,
@@ -49,15 +48,13 @@ def address(machine: FakeMachine) -> Iterator[str]:
         process.kill()
 
 
-def test_the_same_host_differs_in_nothing(machine: FakeMachine, address: str) -> None:
+def test_the_same_host_differs_in_nothing(machine, address):
     lines = machine.doctor("--peer", address)[1]
     assert [x["state"] for x in lines] == ["ok", "ok", "ok", "unknown"]
     assert lines[1]["found"] == "the same 11"
 
 
-def test_another_torch_and_another_wheel_are_named(
-    machine: FakeMachine, address: str
-) -> None:
+def test_another_torch_and_another_wheel_are_named(machine, address):
     machine.remove("torch")
     machine.install("torch", "2.9.0")
     record = machine.packages / "vllm_balance/build.json"
@@ -65,14 +62,11 @@ def test_another_torch_and_another_wheel_are_named(
     status, lines = machine.doctor("--peer", address)
     bad = {x["what"].partition(" on ")[0]: x for x in lines if x["state"] == "bad"}
     assert bad.keys() == {"torch", "wheel's record"}
-    assert (bad["torch"]["found"], bad["torch"]["expected"]) == (
-        "2.10.0+cpu",
-        "2.9.0, as here",
-    )
-    assert status == 1
+    found = bad["torch"]["found"], bad["torch"]["expected"]
+    assert (status, found) == (1, ("2.10.0+cpu", "2.9.0, as here"))
 
 
-def test_nobody_there(machine: FakeMachine) -> None:
+def test_nobody_there(machine):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     status, (line,) = machine.doctor("--peer", address)
@@ -81,9 +75,7 @@ def test_nobody_there(machine: FakeMachine) -> None:
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n"])
-def test_a_stranger_does_not_end_it(
-    machine: FakeMachine, address: str, said: bytes
-) -> None:
+def test_a_stranger_does_not_end_it(machine, address, said):
     host, port = address.split(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(said)
@@ -93,9 +85,7 @@ def test_a_stranger_does_not_end_it(
     assert machine.doctor("--peer", address)[0] == 0
 
 
-def test_what_a_stranger_sends_without_end_is_not_kept(
-    machine: FakeMachine, address: str
-) -> None:
+def test_what_a_stranger_sends_without_end_is_not_kept(machine, address):
     host, port = address.split(":")
     with (
         socket.create_connection((host, int(port))) as stranger,
@@ -108,7 +98,7 @@ def test_what_a_stranger_sends_without_end_is_not_kept(
     assert int(found[1]) <= 2 * MOST_BYTES
 
 
-def test_an_address_without_a_port_is_an_error(machine: FakeMachine) -> None:
+def test_an_address_without_a_port_is_an_error(machine):
     done = subprocess.run(
         machine.command("--peer", "head:ssh"),
         env=machine.environ,
@@ -121,7 +111,7 @@ def test_an_address_without_a_port_is_an_error(machine: FakeMachine) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-30.0, 30.0])
-def test_a_clock_that_is_wrong_is_named(seconds: float) -> None:
+def test_a_clock_that_is_wrong_is_named(seconds):
     other = {**CARD, "time": 1000.0 + seconds}
     lines = list(compare(CARD, other, 0.5, 1000.0))
     (line,) = [x for x in lines if x.state != "ok"]
@@ -129,7 +119,7 @@ def test_a_clock_that_is_wrong_is_named(seconds: float) -> None:
     assert all(x.state == "ok" for x in compare(CARD, other, 30.0, 1000.0))
 
 
-def test_another_policy_is_named() -> None:
+def test_another_policy_is_named():
     other = json.loads(json.dumps(CARD))
     other["plan"]["policy"] = "cap"
     (line,) = [x for x in compare(CARD, other, 0.0, 1000.0) if x.state != "ok"]
@@ -137,7 +127,7 @@ def test_another_policy_is_named() -> None:
     assert line.expected == "adaptive, as here"
 
 
-def test_it_needs_nothing_but_the_standard_library() -> None:
+def test_it_needs_nothing_but_the_standard_library():
     """Also where torch or vllm cannot be imported."""
     program = (
         "import sys; from vllm_balance.doctor import command;"

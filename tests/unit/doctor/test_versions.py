@@ -20,18 +20,10 @@ ROWS = [re.split(r" *\| *", line)[1:-1] for line in re.findall(r"^\|.*", PAGE, r
 TABLE = {what: dict(zip(ROWS[0][1:], cells, strict=True)) for what, *cells in ROWS[2:]}
 """What it is of, to the version by line, and to the file that says it."""
 POLICY = "docs/source/community/versioning_policy.md"
-VERSIONS = [
-    "24.1.rc3",
-    "24.1.0.3",
-    "25.2.0",
-    "25.5.1",
-    "26.0.RC1",
-    "26.0.rc2",
-    "26.0.0",
-]
+ORDERED = ["24.1.rc3", "24.1.0.3", "25.2.0", "25.5.1", "26.0.RC1", "26.0.rc2", "26.0.0"]
 
 
-def test_the_doctor_has_the_versions_of_the_page() -> None:
+def test_the_doctor_has_the_versions_of_the_page():
     for line, known in LINES.items():
         assert known == {
             what: TABLE[what][line]
@@ -40,7 +32,7 @@ def test_the_doctor_has_the_versions_of_the_page() -> None:
         }
 
 
-def test_every_supported_line_has_a_column() -> None:
+def test_every_supported_line_has_a_column():
     locked = {}
     for lock in PATHS.root.glob("lines/*/upstream.toml"):
         locked[lock.parent.name] = tomlkit.parse(lock.read_text()).unwrap()
@@ -51,7 +43,7 @@ def test_every_supported_line_has_a_column() -> None:
 
 
 @pytest.mark.parametrize("what", TABLE)
-def test_the_pinned_sources_say_so(what: str) -> None:
+def test_the_pinned_sources_say_so(what):
     version = TABLE[what][PINNED]
     says = TABLE[what]["says"].partition(", ")[0].strip("`")
     folder = PATHS.pristine / f"vllm-ascend-{LOCK.vllm_ascend.version}"
@@ -64,6 +56,6 @@ def test_the_pinned_sources_say_so(what: str) -> None:
         assert re.search(rf"{before}{re.escape(each)}(?![\d.]\d)", text), each
 
 
-def test_versions_of_the_vendor_are_in_order() -> None:
-    assert sorted(VERSIONS, key=order) == VERSIONS
+def test_versions_of_the_vendor_are_in_order():
+    assert sorted(ORDERED, key=order) == ORDERED
     assert order("26.0.RC1") == order("26.0.rc1")

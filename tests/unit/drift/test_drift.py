@@ -19,7 +19,7 @@ def modules(folder: Path, files: dict[str, bytes]) -> Modules:
     return Modules(write_tree(folder, files))
 
 
-def test_symbols_are_found_through_imports_and_as_attributes(tmp_path: Path) -> None:
+def test_symbols_are_found_through_imports_and_as_attributes(tmp_path):
     tree = modules(tmp_path, UPSTREAM)
     for name in ("vllm.engine:Engine.loop", "vllm.api.Engine.loop"):
         assert getattr(tree.find(name), "name", "") == "loop"
@@ -28,25 +28,20 @@ def test_symbols_are_found_through_imports_and_as_attributes(tmp_path: Path) -> 
     assert tree.find("vllm.engine.Engine.none") is None
 
 
-def test_formatting_comments_and_docstrings_are_no_drift() -> None:
+def test_formatting_comments_and_docstrings_are_no_drift():
     old = ast.parse('def f(a):\n    """Doc."""\n    return (a +\n            1)\n')
     new = ast.parse("def f(a):\n    # Why.\n    return a + 1\n")
     assert changed_lines(normalised(old), normalised(new)) == (0, 0)
 
 
-def test_what_uses_names_of_ours_ranks_first(tmp_path: Path) -> None:
+def test_what_uses_names_of_ours_ranks_first(tmp_path):
     root = make_root(tmp_path)
     series = load_series(root / "patches" / "vllm")
+    limits = b"self.limit = 1\n        self.a = 2\n        self.b = 3"
     changed = replaced(
         ENGINE,
-        (
-            b"            budget -= request.tokens\n",
-            b"            budget -= request.size\n",
-        ),
-        (
-            b"        self.limit = config.limit\n",
-            b"        self.limit = 1\n        self.a = 2\n        self.b = 3\n",
-        ),
+        (b"budget -= request.tokens", b"budget -= request.size"),
+        (b"self.limit = config.limit", limits),
     )
     old = modules(tmp_path / "old", UPSTREAM)
     new = modules(tmp_path / "new", {**UPSTREAM, "vllm/engine.py": changed})

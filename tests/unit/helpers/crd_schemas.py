@@ -1,9 +1,4 @@
-"""Schemas of custom resources, from a package of the index that has a cluster's.
-
-They are upstream's text and so not in this repository. The package (Apache-2.0) is not
-installed: one file of its sdist has the OpenAPI schemas of every kind that a cluster
-with the usual operators serves.
-"""
+"""Schemas of custom resources, which are upstream's text, from an sdist."""
 
 import gzip
 import json

@@ -37,6 +37,17 @@ CHIPS = {
     "A5": ("Ascend950PR", "NPU Name : 9579\nChip Name : Ascend950PR\n"),
 }
 """Device to the name in the table, and to what `-t board` says."""
+FORMS = {
+    "A2": "| {i}     {name}     | {health}            | 91.3   33   0    / 0 |\n"
+    "| 0             | {bus}  | 0           0    / 0     ",
+    "A3": "| 0     {name}           | {health}            | 162.6 34 0 / 0 |\n"
+    "| {i}     {i}         | {bus}  | 0           0    / 0 ",
+    "310P": "| 1       {name}           | {health}        | NA   59  0  / 0 |\n"
+    "| {i}       {i}       | {bus}    | 0            ",
+    "A5": "| {i}      | {name}      | {health}            | 195.6  56  0 / 0 |\n"
+    "|        |      | {bus}  | 0           0    / 0     ",
+}
+"""Two rows of the table, of a chip; its memory follows."""
 PROC = {
     "mounts": "shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=1048576k 0 0\n",
     "limits": "Limit                     Soft Limit           Hard Limit     Units\n"
@@ -75,23 +86,8 @@ def table(
     rows = [f"| npu-smi {version}      Version: {version}      |"]
     for i in range(2):
         bus, memory = f"0000:C{i + 1}:00.0", f"{used:<5}/ {total}"
-        if device == "A5":
-            first = (
-                f"| {i}      | {name}      | {health}            | 195.6  56  0 / 0 |"
-            )
-            second = f"|        |      | {bus}  | 0           0    / 0     {memory} |"
-        elif device == "A3":
-            first = f"| 0     {name}           | {health}            | 162.6 34 0 / 0 |"
-            second = f"| {i}     {i}         | {bus}  | 0           0    / 0 {memory} |"
-        elif device == "310P":
-            first = f"| 1       {name}           | {health}        | NA   59  0  / 0 |"
-            second = f"| {i}       {i}       | {bus}    | 0            {memory} |"
-        else:
-            first = (
-                f"| {i}     {name}     | {health}            | 91.3   33   0    / 0 |"
-            )
-            second = f"| 0             | {bus}  | 0           0    / 0     {memory} |"
-        rows += [first, second, "+=====+=====+=====+"]
+        form = FORMS[device].format(i=i, name=name, health=health, bus=bus)
+        rows += [form + f"{memory} |", "+=====+=====+=====+"]
     rows.append("| NPU     Chip | Process id | Process name | Process memory(MB) |")
     card = "1" if device == "310P" else "0"
     chip = "" if device == "A5" else "       0"
@@ -114,13 +110,11 @@ class FakeMachine:
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make a healthy one."""
         self._make_root()
         self._make_packages()
         self._make_programs()
 
     def write(self, name: str, text: str) -> Path:
-        """A file below the root."""
         path = self.folder / "root" / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -188,7 +182,6 @@ class FakeMachine:
 
     @property
     def packages(self) -> Path:
-        """Where packages are imported from."""
         return self.folder / "site"
 
     def install(self, name: str, version: str, *requires: str, below: str = "") -> Path:
@@ -202,7 +195,6 @@ class FakeMachine:
         return info
 
     def remove(self, name: str) -> None:
-        """Uninstall it."""
         for info in self.packages.glob(f"{name.replace('-', '_')}-*.dist-info"):
             shutil.rmtree(info)
 
@@ -248,7 +240,6 @@ class FakeMachine:
 
     @property
     def programs(self) -> Path:
-        """The only folder of PATH."""
         return self.folder / "bin"
 
     def npu_smi(self, info: str, device: str = "", status: int = 0) -> None:
@@ -265,7 +256,6 @@ class FakeMachine:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Only what this machine sets."""
         found = {"PYTHONPATH": str(self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
         return found | {"PATH": str(self.programs), "LANG": "C.UTF-8"} | self.variables
 

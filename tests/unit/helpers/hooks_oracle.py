@@ -1,8 +1,4 @@
-"""Where the gate and the exchange must stand, told by hand.
-
-Independent of the tools on purpose: plain `ast`, and facts about vLLM that a reader can
-check. Each check's docstring says in a sentence what must be so.
-"""
+"""Where the gate and the exchange must stand, told by hand, without our tools."""
 
 import ast
 from collections.abc import Callable
@@ -13,7 +9,6 @@ SENTINEL = "vllm/v1/fault_tolerance/engine_core_sentinel.py"
 
 
 def method(tree: ast.Module, qualified: str) -> ast.FunctionDef:
-    """Return the one method of this name."""
     owner, name = qualified.split(".")
     (cls,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == owner]
     (found,) = [
@@ -23,7 +18,6 @@ def method(tree: ast.Module, qualified: str) -> ast.FunctionDef:
 
 
 def at(body: list[str], part: str) -> int:
-    """Return the number of the one statement that holds a piece of code."""
     (found,) = [index for index, text in enumerate(body) if part in text]
     return found
 

@@ -72,7 +72,6 @@ class Device:
         self.recent: deque[Step] = deque(maxlen=RECENT)
 
     def step_seconds(self, loads: Loads) -> float:
-        """How long the step takes that starts now."""
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
@@ -104,7 +103,6 @@ class Leaving:
         return getattr(self._engine, name)
 
     def add(self, rank: int, request: SimRequest) -> None:
-        """Hands a request to a rank."""
         self._engine.add(rank, request)
         if request.index in self._after:
             self._patient.append(request)
@@ -133,7 +131,6 @@ class Leaving:
         self._gone.append(request)
 
     def update(self) -> Outcome:
-        """Ends a step."""
         outcome = self._engine.update()
         gone, self._gone = self._gone, []
         return outcome._replace(done=[*outcome.done, *gone])
@@ -273,10 +270,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
 
 
 def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
-    """What is worse than may be, and than twice the standard error of off's noise.
-
-    Noise of the policy's own is no excuse: off would have had none of it.
-    """
+    """What is worse than may be, and than twice the standard error of off's noise."""
     found = []
     for what, factor, more in (("mean", MEAN, 0.0), ("tail", TAIL, TAIL_SECONDS)):
         before = [getattr(off, what) for off in offs]
@@ -289,10 +283,7 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
 
 
 def judge(world: World, policy: str) -> tuple[Figures, Figures | None, str]:
-    """The figures of off and of a policy, and what is harm; empty if nothing is.
-
-    Before it finds harm, it runs both again with other noise.
-    """
+    """The figures of off and of a policy, and what is harm also with other noise."""
     offs, policies = [serve(world, "off")], []
     until = 5 * offs[0].end + 100
     try:

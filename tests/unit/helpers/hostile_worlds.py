@@ -169,7 +169,6 @@ def moment(world: World, rng: random.Random) -> float:
 
 
 def cost(world: World, **fields: float) -> Changes:
-    """The world with other costs."""
     return {"cost": replace(world.cost, **fields)}
 
 
@@ -237,12 +236,10 @@ def make(troubles: Sequence[str], seed: int) -> World:
 
 
 def parse(name: str) -> World:
-    """The world of a name, as `World.name` gives it."""
     seed, _, troubles = name.partition(":")
     return make([trouble for trouble in troubles.split("+") if trouble], int(seed))
 
 
 def draw(seed: int) -> World:
-    """A random world: one to five troubles."""
     rng = random.Random(f"draw {seed}")
     return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)

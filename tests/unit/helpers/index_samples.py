@@ -14,7 +14,6 @@ from balance_tools.upstream.lock import Artifact, release_of
 
 
 def make_sdist(top: str, files: Mapping[str, str | bytes]) -> bytes:
-    """A .tar.gz with `files` below the folder `top`."""
     return make_tar([file_member(f"{top}/{path}", files[path]) for path in files])
 
 
@@ -135,14 +134,13 @@ class SampleIndex:
         self.requests.append(Request(handler.path, headers["Authorization"]))
         _, kind, name, *_ = handler.path.split("/")
         if kind == "simple":
-            self._send_page(handler, name)
+            self._send(handler, self.page(name), self.content_type)
         elif kind == "files" and name in self.files:
             self._send_file(handler, name)
         else:
             handler.send_error(404)
 
     def page(self, project: str) -> bytes:
-        """A project's page, with relative links."""
         links = ""
         for name, data in self.files.items():
             release = release_of(name)
@@ -154,26 +152,27 @@ class SampleIndex:
                 links += f'<a href="../../files/{place}"{yanked}>{name}</a>'
         return f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
 
-    def _send_page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
-        body = self.page(project)
-        handler.send_response(200)
-        handler.send_header("Content-Type", self.content_type)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
     def _send_file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         faults = self.faults.get(name, [])
         fault = faults.pop(0) if faults else Fault()
         if fault.status is not None:
             handler.send_error(fault.status)
             return
-        body = self.files[name]
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body if fault.send is None else body[: fault.send])
-        handler.wfile.flush()
+        self._send(handler, self.files[name], "application/gzip", fault.send)
         if fault.stall is not None:
             self.served.set()
             fault.stall.wait()
+
+    def _send(
+        self,
+        handler: BaseHTTPRequestHandler,
+        body: bytes,
+        kind: str,
+        most: int | None = None,
+    ) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body[:most])
+        handler.wfile.flush()

@@ -5,11 +5,7 @@ ALL = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "subprocess.Popen"}
 
 
 def killer(events: set[str]) -> str:
-    """A program whose own process dies just before the n-th of these audit events.
-
-    Its arguments are n and a command of the tools; the number of all of them is the
-    last line of the output.
-    """
+    """A program that dies before the n-th of these events, else says how many came."""
     return f"""
 import os, signal, sys
 from balance_tools.__main__ import main

@@ -1,12 +1,14 @@
 """A small repository with a lock, two packages and a series, to rebase in tests."""
 
 import ast
+import json
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import index_samples
 from balance_tools.__main__ import main
@@ -75,6 +77,12 @@ class Engine(Base):
             request.abort()
         self.running.clear()
 '''
+SYNC = (
+    b"            self.active = self.sync(\n                executed,\n            )\n"
+)
+SYNC_AND_WAVE = SYNC + (
+    b"\n            if not self.active:\n                self.wave += 1\n"
+)
 QUEUE = b"class Queue(list):\n    def peek(self):\n        return self[0]\n"
 PLUGIN = b'def enabled(config):\n    """Whether it is on."""\n    return config.on\n'
 README = b"Sample.\n\nNothing else.\n"
@@ -100,7 +108,6 @@ DEFER = b'    if hasattr(config, "balance"):\n        return False\n'
 
 
 def replaced(source: bytes, *changes: tuple[bytes, bytes]) -> bytes:
-    """Replace each old text, which must occur once."""
     for old, new in changes:
         assert source.count(old) == 1, (source.count(old), old)
         source = source.replace(old, new)
@@ -115,13 +122,7 @@ WITH_GATE = replaced(
 WITH_HOLD = replaced(
     WITH_GATE, (b"            # Admit it.\n", HOLD + b"            # Admit it.\n")
 )
-WITH_EXCHANGE = replaced(
-    WITH_HOLD,
-    (
-        b"                executed,\n            )\n",
-        b"                executed,\n            )\n" + EXCHANGE,
-    ),
-)
+WITH_EXCHANGE = replaced(WITH_HOLD, (SYNC, SYNC + EXCHANGE))
 
 
 @cache
@@ -154,22 +155,25 @@ def _made_once() -> tempfile.TemporaryDirectory[str]:
 
 
 def make_sdist(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write `name`.tar.gz with these files below its top folder."""
     archive = folder / f"{name}.tar.gz"
     archive.write_bytes(index_samples.make_sdist(name, files))
     return archive
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files below a folder."""
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return folder
 
 
+def edit(patch: Path, old: str, new: str) -> None:
+    text = patch.read_text()
+    assert old in text
+    patch.write_text(text.replace(old, new))
+
+
 def make_root(folder: Path) -> Path:
-    """Copy the repository into `folder`."""
     root = folder / "root"
     shutil.copytree(_made_once().name, root)
     return root
@@ -187,6 +191,10 @@ def rebase(root: Path, *arguments: str) -> int:
     return main(["rebase", verb, "--root", str(root), *rest])
 
 
+def report(root: Path, name: str) -> Any:
+    return json.loads((root / "build" / "rebase" / name / "report.json").read_text())
+
+
 def tracked(root: Path) -> Files:
     """Everything that a rebase may change in the end."""
     files = {"upstream.toml": (root / "upstream.toml").read_bytes()}
@@ -197,7 +205,6 @@ def tracked(root: Path) -> Files:
 
 
 def patched_engine(series: Path, upstream: Path, path: str = "vllm/engine.py") -> bytes:
-    """Apply a series to a copy of a tree and return one file."""
     copy = upstream.with_name(upstream.name + ".patched")
     shutil.copytree(upstream, copy, symlinks=True)
     apply_series(load_series(series), copy)
@@ -216,10 +223,7 @@ HOOKS_STAND = {
 
 
 def misplaced(source: bytes) -> list[str]:
-    """Check the four hooks with code that shares nothing with the tools.
-
-    Returns where a hook is not, or not once, as the sample means it to be.
-    """
+    """Which of the four hooks are misplaced, by code that shares nothing with ours."""
     tree = ast.parse(source)
     (engine,) = [n for n in tree.body if getattr(n, "name", "") == "Engine"]
     assert isinstance(engine, ast.ClassDef)

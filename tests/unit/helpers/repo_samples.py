@@ -25,6 +25,10 @@ UPSTREAM = {
     "vllm/v1/core/sched/scheduler.py": "class Scheduler:\n    pass\n",
     "setup.py": "",
 }
+PATCHED = UPSTREAM["vllm/version.py"] + "four = 4\n"
+NEXT = {path: UPSTREAM[path] for path in ("vllm/__init__.py", "vllm/version.py")}
+NEXT["vllm/added.py"] = "added\n"
+"""The next release."""
 ASCEND = {"vllm_ascend/__init__.py": "", "csrc/kernel.cpp": "int main() {}\n"}
 OURS = "vllm/v1/core/sched/balance/gate.py"
 PATCH = """\
@@ -81,7 +85,6 @@ class SampleRepo:
         return Paths(self.root)
 
     def upgrade(self, files: Mapping[str, str]) -> None:
-        """Lock another vllm release with these files."""
         sdist = make_sdist("vllm-0.24.0", files)
         self.lock = replace(self.lock, vllm=self.index.add("vllm-0.24.0.tar.gz", sdist))
         self.write_lock()
@@ -107,7 +110,6 @@ class SampleRepo:
         }
 
     def vendor(self, **options: bool) -> list[str]:
-        """Run `vendor` for vllm in this process."""
         return vendor(self.paths, self.lock, ["vllm"], **options)
 
     def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
@@ -115,7 +117,6 @@ class SampleRepo:
         return self.python("-m", "balance_tools", *args, limits=limits)
 
     def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
-        """Start Python with the tools of this repository."""
         skip = shutil.ignore_patterns("__pycache__")
         for package in ("tools/balance_tools", "vllm_balance"):
             if not (self.root / package).exists():
@@ -133,7 +134,6 @@ class SampleRepo:
         )
 
     def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
-        """Run the real command line; exit status, stdout, stderr."""
         process = self.start(*args, limits=limits)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err

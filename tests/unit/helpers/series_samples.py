@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,28 +32,12 @@ def quilt(
     """Run real quilt with the project's settings, or skip the test without it."""
     if shutil.which("quilt") is None:
         pytest.skip("no quilt: install Debian's quilt")
-    return subprocess.run(
-        ["quilt", *arguments],
-        cwd=tree,
-        env={
-            **os.environ,
-            "QUILTRC": str(QUILTRC),
-            "QUILT_PATCHES": str(patches),
-            "EDITOR": "false",
-        },
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    own = {"QUILTRC": str(QUILTRC), "QUILT_PATCHES": str(patches), "EDITOR": "false"}
+    run = partial(subprocess.run, check=True, capture_output=True, text=True)
+    return run(["quilt", *arguments], cwd=tree, env=os.environ | own)
 
 
-def make_patch(
-    patches: Path,
-    tree: Path,
-    name: str,
-    changes: dict[str, bytes],
-) -> None:
-    """Add a patch on top with real quilt."""
+def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) -> None:
     patches.mkdir(parents=True, exist_ok=True)
     quilt(patches, tree, "new", name)
     for path, content in changes.items():
@@ -64,19 +49,16 @@ def make_patch(
 
 
 def pristine(tree: Path, patches: Path) -> None:
-    """Take every patch off again and remove quilt's own folder."""
     quilt(patches, tree, "pop", "-a")
     shutil.rmtree(tree / ".pc")
 
 
 def apply_series(series: Series, tree: Path) -> None:
-    """Apply a whole series to a tree."""
     for path, content in patched_files(series, tree).items():
         (tree / path).write_bytes(content)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
-    """Every file of a tree with its bytes."""
     return {
         str(path.relative_to(tree)): path.read_bytes()
         for path in sorted(tree.rglob("*"))

@@ -7,12 +7,9 @@ from balance_tools.hooks.model import Status
 from balance_tools.hooks.outcome import Sides, decide
 from balance_tools.series.apply import diff_file
 from balance_tools.series.patchfile import parse_patch
-from rebase_samples import ENGINE
+from rebase_samples import ENGINE, SYNC
+from rebase_samples import EXCHANGE as HOOK
 
-HOOK = b"            self.gate.exchange(self.active)\n"
-SYNC = (
-    b"            self.active = self.sync(\n                executed,\n            )\n"
-)
 HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
 
 
@@ -26,7 +23,7 @@ def moved(
     return verdict.status, verdict.content or b"", said[0]
 
 
-def test_a_hook_is_described_by_scope_blocks_and_neighbours() -> None:
+def test_a_hook_is_described_by_scope_blocks_and_neighbours():
     (hook,) = hooks_between(ENGINE, HOOKED)
     assert hook.scope == "Engine.loop"
     assert [step.owner.kind for step in hook.old.path] == ["While"]
@@ -35,7 +32,7 @@ def test_a_hook_is_described_by_scope_blocks_and_neighbours() -> None:
     assert hook.line == HOOKED.splitlines().index(HOOK.rstrip()) + 1
 
 
-def test_neighbours_that_changed_places_are_a_conflict() -> None:
+def test_neighbours_that_changed_places_are_a_conflict():
     wave = b"                self.wave += 1\n"
     upstream = ENGINE.replace(SYNC, b"            note()\n").replace(wave, wave + SYNC)
     status, _, said = moved(upstream)
@@ -50,9 +47,7 @@ def test_neighbours_that_changed_places_are_a_conflict() -> None:
         (b"self.active = 0\n", Status.CONFLICT),
     ],
 )
-def test_what_upstream_put_between_may_share_no_names(
-    added: bytes, status: Status
-) -> None:
+def test_what_upstream_put_between_may_share_no_names(added, status):
     upstream = ENGINE.replace(SYNC, SYNC + b"            " + added)
     found, content, said = moved(upstream)
     assert found is status
@@ -61,7 +56,7 @@ def test_what_upstream_put_between_may_share_no_names(
         assert content == upstream.replace(SYNC, SYNC + HOOK)
 
 
-def test_a_keyword_argument_is_placed_among_new_ones() -> None:
+def test_a_keyword_argument_is_placed_among_new_ones():
     old = b"def f():\n    return Stats(\n        a=1,\n        b=2,\n    )\n"
     new = old.replace(b"b=2,\n", b"b=2,\n        ours=3,\n")
     upstream = old.replace(b"b=2,\n", b"b=2,\n        theirs=4,\n")
@@ -77,7 +72,7 @@ def test_a_keyword_argument_is_placed_among_new_ones() -> None:
         HOOKED.replace(b"# 3) All-reduce.", b"# 3) All-reduce.\n            # Why."),
     ],
 )
-def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched: bytes) -> None:
+def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):
     status, content, said = moved(ENGINE, patched=patched)
     assert status is Status.CONFLICT
     assert "expected hooks that only add code" in said

@@ -6,7 +6,7 @@ from packaging.version import Version
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Work, work_root
-from balance_tools.rebase.line import Line, all_lines, derive
+from balance_tools.rebase.line import all_lines, derive
 from balance_tools.rebase.scan import releases, scan
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
@@ -27,7 +27,7 @@ def pinned() -> dict[str, bytes]:
     return {path: files[path] or b"" for path in (CORE, SCHEDULER)}
 
 
-def test_on_the_pin(pinned: dict[str, bytes]) -> None:
+def test_on_the_pin(pinned):
     for path, content in pinned.items():
         assert misplaced(path, content) == ""
 
@@ -47,8 +47,8 @@ MOVES = [
 
 @pytest.mark.parametrize(("path", "part", "length", "above"), MOVES)
 def test_the_oracle_sees_a_hook_that_is_gone_or_elsewhere(
-    pinned: dict[str, bytes], path: str, part: bytes, length: int, above: bytes
-) -> None:
+    pinned, path, part, length, above
+):
     lines = pinned[path].splitlines(keepends=True)
     start = max(i for i, line in enumerate(lines) if part in line)
     hook = b"".join(lines[start : start + length])
@@ -61,7 +61,7 @@ def test_the_oracle_sees_a_hook_that_is_gone_or_elsewhere(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
-def test_every_line_follows_from_the_pin(line: Line) -> None:
+def test_every_line_follows_from_the_pin(line):
     with exclusive(work_root(PATHS) / ".lock"):
         work, session = derive(PATHS, line)
         series = load_series(work.final_series("vllm"))
@@ -72,7 +72,7 @@ def test_every_line_follows_from_the_pin(line: Line) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # scans: a minute on two quiet cores
-def test_a_scan_places_the_lines_and_finds_a_conflict() -> None:
+def test_a_scan_places_the_lines_and_finds_a_conflict():
     version = Version(CONFLICTING)
     artifacts = [*releases(version, version), *(o.lock.vllm for o in LINES)]
     with exclusive(work_root(PATHS) / ".lock"):

@@ -36,7 +36,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def add_wheel(root: Path, label: str, tag: str, **record: Any) -> str:
-    """A wheel with nothing but a build record."""
     version = f"{VERSION}.{label}"
     path = f"dist/vllm-{version}-{tag}.whl"
     defaults = {"commit": COMMIT, "dirty": False, "arch": None, "device": None}
@@ -76,16 +75,14 @@ def build(root: Path, *arguments: str, **variables: str) -> tuple[str, str]:
         ("A5", "openeuler", "950-openeuler24.03"),
     ],
 )
-def test_the_wheel_and_the_system_say_the_base(
-    root: Path, device: str, system: str, tag: str
-) -> None:
+def test_the_wheel_and_the_system_say_the_base(root, device, system, tag):
     command, name = build(root, add_ascend(root, device), OS=system)
     assert f"/ascend/cann:9.1.0-{tag}-py3.12 " in command
     label, system = device.strip("_").lower(), tag.split("-")[1]
     assert name == f"vllm-balance:{VERSION.replace('+', '-')}.{label}-{system}"
 
 
-def test_the_manifests_name_the_image_that_is_made(root: Path) -> None:
+def test_the_manifests_name_the_image_that_is_made(root):
     """The tags are those of images of this release, on the default system."""
     named = {
         f"{name.rpartition('/')[2]}:{image['newTag']}"
@@ -98,7 +95,7 @@ def test_the_manifests_name_the_image_that_is_made(root: Path) -> None:
     assert named == {build(root, wheel)[1] for wheel in (add_ascend(root), a3)}
 
 
-def test_the_command_names_everything(root: Path) -> None:
+def test_the_command_names_everything(root):
     wheel = add_ascend(root)
     command, _ = build(root, wheel, "--pull", ENGINE="echo")
     assert command.startswith("build --file docker/Dockerfile --tag vllm-balance:")
@@ -115,7 +112,7 @@ def test_the_command_names_everything(root: Path) -> None:
     assert {"!docker", "!tests/constraints.txt"} <= set(allowed)
 
 
-def test_the_reference_wheel_needs_no_cann(root: Path) -> None:
+def test_the_reference_wheel_needs_no_cann(root):
     record = {"target": "reference", "dirty": True}
     wheel = add_wheel(root, "reference", "py3-none-any", **record)
     command, _ = build(root, wheel)
@@ -125,14 +122,14 @@ def test_the_reference_wheel_needs_no_cann(root: Path) -> None:
     assert "--platform" not in command
 
 
-def test_a_base_can_be_frozen(root: Path) -> None:
+def test_a_base_can_be_frozen(root):
     base = "example.test/ascend/cann@sha256:" + "0" * 64
     command, name = build(root, add_ascend(root, python="cp311"), BASE=base)
     assert f"BASE={base} " in command
     assert name.endswith(".a2-custom")
 
 
-def test_what_does_not_fit_is_refused(root: Path) -> None:
+def test_what_does_not_fit_is_refused(root):
     ascend = add_ascend(root)
     assert "a wheel for cp312" in build(root, add_ascend(root, python="cp310"))[0]
     assert "OS: expected ubuntu or" in build(root, ascend, OS="alpine")[0]

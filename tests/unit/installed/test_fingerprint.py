@@ -1,11 +1,9 @@
 """What a wheel says that it was made from."""
 
-from pathlib import Path
-
 from vllm_balance.fingerprint import series_sha256
 
 
-def test_the_hash_of_a_series_depends_on_order_and_bytes_alone(tmp_path: Path) -> None:
+def test_the_hash_of_a_series_depends_on_order_and_bytes_alone(tmp_path):
     patches = tmp_path / "patches" / "vllm"
     patches.mkdir(parents=True)
     (patches / "gate.patch").write_text("one\n")

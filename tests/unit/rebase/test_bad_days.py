@@ -17,22 +17,9 @@ from balance_tools.rebase.scan import releases, scan
 from balance_tools.upstream.lock import load_lock
 from index_samples import SampleIndex
 from killed import ALL, killer
-from rebase_samples import (
-    ENGINE,
-    UPSTREAM,
-    Files,
-    make_root,
-    make_sdist,
-    rebase,
-    tracked,
-)
+from rebase_samples import ENGINE, UPSTREAM, Files, make_sdist, rebase, tracked
 
 NEWER = ENGINE.replace(b"class Engine", b"LIMIT = 8\n\n\nclass Engine")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
 
 
 @pytest.fixture
@@ -42,43 +29,33 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """An sdist whose package is not at its top."""
+def index(index: SampleIndex, archive: Path, tmp_path: Path) -> SampleIndex:
+    """It has two releases of vLLM, one of another layout, and a plugin."""
     files: Files = {f"src/{path}": content for path, content in UPSTREAM.items()}
-    return make_sdist(tmp_path, "vllm-3.0", files)
-
-
-@pytest.fixture
-def index(index: SampleIndex, archive: Path, elsewhere: Path) -> SampleIndex:
-    """It has two releases of vLLM, and a plugin."""
-    for path in (archive, elsewhere):
+    for path in (archive, make_sdist(tmp_path, "vllm-3.0", files)):
         index.add(path.name, path.read_bytes())
     index.add("vllm_ascend-1.0.tar.gz", b"never read")
     return index
 
 
-def test_a_release_is_looked_up_by_its_version(root: Path, index: SampleIndex) -> None:
+def test_a_release_is_looked_up_by_its_version(root, index):
     assert rebase(root, "2.0") == 0
     assert load_lock(root / "upstream.toml").vllm.version == "2.0"
 
 
-def test_a_scan_leaves_yanked_releases_out_and_says_so(
-    index: SampleIndex, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scan_leaves_yanked_releases_out_and_says_so(index, capsys):
     index.yanked["vllm-2.0.tar.gz"] = "wrong answers"
     found = releases(Version("1.5"), Version("4.0"))
     assert [one.version for one in found] == ["3.0"]
     assert "vllm 2.0 was yanked (wrong answers); left out" in capsys.readouterr().err
 
 
-def test_a_scan_of_a_range_without_a_release(index: SampleIndex) -> None:
+def test_a_scan_of_a_range_without_a_release(index):
     with pytest.raises(ToolError, match=r"scan: no final release .* in 7\.0\.\.8\.0"):
         releases(Version("7.0"), Version("8.0"))
 
 
-def test_a_scan_goes_on_behind_a_release_of_another_layout(
-    root: Path, index: SampleIndex
-) -> None:
+def test_a_scan_goes_on_behind_a_release_of_another_layout(root, index):
     paths = Paths(root)
     found = releases(Version("2.0"), Version("3.0"))
     first, second = scan(paths, load_lock(paths.lock), found)
@@ -89,12 +66,8 @@ def test_a_scan_goes_on_behind_a_release_of_another_layout(
 
 
 def test_diff_is_asked_for_and_git_and_quilt_are_not(
-    root: Path,
-    archive: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    root, archive, tmp_path, monkeypatch, capsys
+):
     before, diff = tracked(root), str(shutil.which("diff"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert rebase(root, "--sdist", str(archive)) == 1
@@ -105,13 +78,7 @@ def test_diff_is_asked_for_and_git_and_quilt_are_not(
     assert rebase(root, "--sdist", str(archive)) == 0
 
 
-def test_the_disk_is_full_in_the_middle(
-    root: Path,
-    archive: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-
+def test_the_disk_is_full_in_the_middle(root, archive, monkeypatch, capsys):
     def fill_the_disk(*said: object) -> None:
         # The device /dev/full answers every write as a full disk does.
         Path("/dev/full").write_text("x")
@@ -125,9 +92,7 @@ def test_the_disk_is_full_in_the_middle(
 
 
 @pytest.mark.parametrize("effect", [3, 40, 70])
-def test_killed_before_the_last_step_it_begins_again(
-    root: Path, archive: Path, effect: int
-) -> None:
+def test_killed_before_the_last_step_it_begins_again(root, archive, effect):
     before = tracked(root)
     program = [sys.executable, "-c", killer(ALL), str(effect), "rebase", "bump"]
     tools = Path(__file__).resolve().parents[3] / "tools"

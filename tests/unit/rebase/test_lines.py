@@ -11,7 +11,10 @@ from balance_tools.rebase.line import all_lines, check_own, derive, find_line
 from balance_tools.wheel.plan import check_pair
 from rebase_samples import (
     ENGINE,
+    EXCHANGE,
+    SYNC_AND_WAVE,
     UPSTREAM,
+    edit,
     make_root,
     make_sdist,
     misplaced,
@@ -22,17 +25,8 @@ from rebase_samples import (
 )
 
 # Upstream rewrote the statement that the exchange stands behind.
-NEWER = replaced(
-    ENGINE,
-    (
-        b"            self.active = self.sync(\n                executed,\n"
-        b"            )\n\n"
-        b"            if not self.active:\n                self.wave += 1\n",
-        b"            self.active = self.sync(self.finish(executed))\n",
-    ),
-)
 BEHIND = b"            self.active = self.sync(self.finish(executed))\n"
-EXCHANGE = b"            self.gate.exchange(self.active)\n"
+NEWER = replaced(ENGINE, (SYNC_AND_WAVE, BEHIND))
 OWN = "patches/vllm/exchange.patch"
 
 
@@ -55,21 +49,13 @@ def line_file(root: Path, name: str = OWN) -> Path:
     return root / "lines" / "next" / name
 
 
-def edit(patch: Path, old: str, new: str) -> None:
-    text = patch.read_text()
-    assert old in text
-    patch.write_text(text.replace(old, new))
-
-
 def refusal(root: Path) -> str:
     with pytest.raises(ToolError) as caught:
         derive(Paths(root), find_line(Paths(root), "next"))
     return str(caught.value)
 
 
-def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
-    root: Path, tmp_path: Path
-) -> None:
+def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
     (tmp_path / "other").mkdir()
     assert tracked(root) == tracked(make_root(tmp_path / "other"))
     folder = root / "lines" / "next"
@@ -84,14 +70,14 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(
     assert BEHIND + EXCHANGE in patched
 
 
-def test_a_change_of_the_pin_is_derived_too(root: Path) -> None:
+def test_a_change_of_the_pin_is_derived_too(root):
     change = ("create_gate(config)", "create_gate(config, 1)")
     edit(root / "patches/vllm/gate.patch", *change)
     work, _ = derive(Paths(root), find_line(Paths(root), "next"))
     assert change[1] in (work.final_series("vllm") / "gate.patch").read_text()
 
 
-def test_a_patch_that_does_not_follow_any_more_is_named(root: Path) -> None:
+def test_a_patch_that_does_not_follow_any_more_is_named(root):
     # Upstream's new release has this statement itself.
     hook = "+            if self.gate.holds(request):\n+                break\n+\n"
     patch = root / "patches/vllm/hold.patch"
@@ -101,7 +87,7 @@ def test_a_patch_that_does_not_follow_any_more_is_named(root: Path) -> None:
     assert "tools/rebase.sh 2.0 --ascend 1.0 --line next" in said
 
 
-def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
+def test_an_own_patch_must_follow_the_one_of_the_pin(root):
     change = ("gate.exchange(self.active)", "gate.exchange(self.active, 1)")
     edit(root / "patches" / "vllm" / "exchange.patch", *change)
     said = refusal(root)
@@ -115,20 +101,20 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root: Path) -> None:
     assert change[1] in (work.final_series("vllm") / "exchange.patch").read_text()
 
 
-def test_a_patch_that_the_pin_no_longer_has_is_named(root: Path) -> None:
+def test_a_patch_that_the_pin_no_longer_has_is_named(root):
     line_file(root).rename(line_file(root, "patches/vllm/other.patch"))
     assert "patches/vllm/series: expected other.patch" in refusal(root)
     with pytest.raises(ToolError, match="expected a line, found none; there are next"):
         find_line(Paths(root), "none")
 
 
-def test_our_lines_follow_the_pin() -> None:
+def test_our_lines_follow_the_pin():
     paths = Paths.find()
     for line in all_lines(paths):
         check_own(paths, line, line.own_patches())
 
 
-def test_our_lines_say_which_plugin_they_have() -> None:
+def test_our_lines_say_which_plugin_they_have():
     paths = Paths.find()
     locks = {line.name: line.lock for line in all_lines(paths)}
     check_pair(locks["0.30"])

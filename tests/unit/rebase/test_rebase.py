@@ -1,8 +1,6 @@
 """A rebase moves the series, or stops at the place where a person must decide."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +11,16 @@ from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import (
     ASCEND,
     ENGINE,
+    SYNC_AND_WAVE,
     UPSTREAM,
     Files,
-    make_root,
+    edit,
     make_sdist,
     misplaced,
     patched_engine,
     rebase,
     replaced,
+    report,
     tracked,
     write_tree,
 )
@@ -35,20 +35,7 @@ NEWER = replaced(
     ),
 )
 # Upstream rewrote the statement that a hook stands behind, and the one after it.
-CONFLICTING = replaced(
-    ENGINE,
-    (
-        b"            self.active = self.sync(\n                executed,\n"
-        b"            )\n\n"
-        b"            if not self.active:\n                self.wave += 1\n",
-        b"            self.finish(executed)\n",
-    ),
-)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
+CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, b"            self.finish(executed)\n"))
 
 
 def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
@@ -56,15 +43,11 @@ def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
     return make_sdist(folder, f"vllm-{version}", files)
 
 
-def report(root: Path, name: str) -> Any:
-    return json.loads((root / "build" / "rebase" / name / "report.json").read_text())
-
-
 def statuses(root: Path, name: str) -> dict[str, str]:
     return {p["name"]: p["status"] for p in report(root, name)["patches"]}
 
 
-def test_series_and_lock_move_together(root: Path, tmp_path: Path) -> None:
+def test_series_and_lock_move_together(root, tmp_path):
     before = tracked(root)
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
     lock = load_lock(root / "upstream.toml")
@@ -90,14 +73,14 @@ def test_series_and_lock_move_together(root: Path, tmp_path: Path) -> None:
     assert after == before
 
 
-def test_the_pinned_version_is_a_no_op(root: Path) -> None:
+def test_the_pinned_version_is_a_no_op(root):
     before = tracked(root)
     assert rebase(root, "1.0") == 0
     assert tracked(root) == before
     assert set(statuses(root, "1.0").values()) == {"untouched"}
 
 
-def test_a_folder_gives_a_series_but_no_lock(root: Path, tmp_path: Path) -> None:
+def test_a_folder_gives_a_series_but_no_lock(root, tmp_path):
     before = tracked(root)
     tree = write_tree(tmp_path / "fork", {**UPSTREAM, "vllm/engine.py": NEWER})
     assert rebase(root, "fork", "--sdist", str(tree)) == 0
@@ -107,8 +90,8 @@ def test_a_folder_gives_a_series_but_no_lock(root: Path, tmp_path: Path) -> None
 
 
 def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    root, tmp_path, capsys
+):
     before = tracked(root)
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 5
     said = capsys.readouterr().err
@@ -133,24 +116,20 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
     exchange = "            self.gate.exchange(True)\n"
     file.write_text(clean.replace(hook, hook + exchange))
     assert rebase(root, "continue") == 0
-    (patch,) = [
-        p for p in report(root, "2.0")["patches"] if p["name"] == "exchange.patch"
-    ]
-    assert patch["status"] == "content-changed"
+    patch = report(root, "2.0")["patches"][2]
+    assert (patch["name"], patch["status"]) == ("exchange.patch", "content-changed")
     assert [(h["how"], h["scope"]) for h in patch["hooks"]] == [("hand", "Engine.loop")]
     assert f"+{exchange}" in (root / "patches/vllm/exchange.patch").read_text()
 
 
-def test_skip_leaves_the_patch_out(root: Path, tmp_path: Path) -> None:
+def test_skip_leaves_the_patch_out(root, tmp_path):
     rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
     assert rebase(root, "skip") == 0
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
     assert not (root / "patches/vllm/exchange.patch").exists()
 
 
-def test_one_bump_at_a_time_and_abort_goes_back(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_bump_at_a_time_and_abort_goes_back(root, tmp_path, capsys):
     before, archive = tracked(root), str(sdist(tmp_path, "2.0", CONFLICTING))
     assert rebase(root, "--sdist", archive) == 5
     assert rebase(root, "--sdist", archive) == 1
@@ -165,14 +144,12 @@ def test_one_bump_at_a_time_and_abort_goes_back(
 
 
 @pytest.mark.parametrize("verb", ["continue", "skip", "abort"])
-def test_without_a_bump_there_is_nothing_to_go_on_with(
-    verb: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_bump_there_is_nothing_to_go_on_with(verb, root, capsys):
     assert rebase(root, verb) == 1
     assert "expected a bump in progress, found none" in capsys.readouterr().err
 
 
-def test_the_script_knows_the_verbs_and_takes_all_else_for_a_bump() -> None:
+def test_the_script_knows_the_verbs_and_takes_all_else_for_a_bump():
     script = (Path(__file__).parents[3] / "tools" / "rebase.sh").read_text()
     (verbs,) = [line for line in script.splitlines() if line.endswith(") ;;")]
     words = {word.strip(" ')") for word in verbs.removesuffix(") ;;").split("|")}
@@ -181,27 +158,22 @@ def test_the_script_knows_the_verbs_and_takes_all_else_for_a_bump() -> None:
 
 
 @pytest.mark.parametrize("version", ["../1", "", "1 0"])
-def test_what_is_no_version_is_refused(
-    version: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_version_is_refused(version, root, capsys):
     assert rebase(root, "bump", version) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: version: expected a release such as 0.30.0")
 
 
-def test_a_series_that_does_not_fit_its_own_lock_is_refused(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    patch = root / "patches/vllm/hold.patch"
-    patch.write_text(
-        patch.read_text().replace("             # Admit", "             # Take")
+def test_a_series_that_does_not_fit_its_own_lock_is_refused(root, tmp_path, capsys):
+    edit(
+        root / "patches/vllm/hold.patch", "             # Admit", "             # Take"
     )
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 1
     assert "hold.patch: vllm/engine.py, hunk 1, line" in capsys.readouterr().err
     assert rebase(root, "abort") == 1  # nothing is in progress
 
 
-def test_the_other_package_alone_can_move(root: Path, tmp_path: Path) -> None:
+def test_the_other_package_alone_can_move(root, tmp_path):
     plugin = b"# Newer.\n" + ASCEND["vllm_ascend/plugin.py"]
     files = {**ASCEND, "vllm_ascend/plugin.py": plugin}
     archive = make_sdist(tmp_path, "vllm_ascend-2.0", files)

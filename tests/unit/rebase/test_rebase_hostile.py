@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rebase_samples import (
     ENGINE,
+    EXCHANGE,
+    SYNC,
     UPSTREAM,
     WITH_EXCHANGE,
     Files,
-    make_root,
     misplaced,
     patched_engine,
     rebase,
     replaced,
+    report,
     tracked,
     write_tree,
 )
 from series_samples import make_patch
 
-SYNC = (
-    b"            self.active = self.sync(\n                executed,\n            )\n"
-)
 LOOP = ENGINE[ENGINE.index(b"    def loop(") : ENGINE.index(b"    def schedule(")]
 SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sync(")]
 
@@ -36,84 +32,50 @@ def engine(*changes: tuple[bytes, bytes]) -> Files:
     return {**UPSTREAM, "vllm/engine.py": replaced(ENGINE, *changes)}
 
 
-def moved_module() -> Files:
-    files = {**UPSTREAM, "vllm/core/engine.py": ENGINE}
-    del files["vllm/engine.py"]
-    return files
-
-
-def deleted() -> Files:
-    files = dict(UPSTREAM)
-    del files["vllm/engine.py"]
-    return files
+WITHOUT = {path: text for path, text in UPSTREAM.items() if text is not ENGINE}
+"""Upstream's files, but for the engine."""
 
 
 # name: (upstream, patch that stops, its status, part of what is said)
 REFUSED: dict[str, tuple[Files, str, str, str]] = {
     "anchor duplicated": (
         engine((SYNC, SYNC + b"            self.note()\n" + SYNC)),
-        "exchange.patch",
-        "conflict",
-        "occurs 2 times in Engine.loop",
+        *("exchange.patch", "conflict", "occurs 2 times in Engine.loop"),
     ),
     "function renamed": (
         engine((b"    def loop(self):", b"    def run_loop(self):")),
-        "exchange.patch",
-        "target-deleted",
-        "Engine.loop does not exist any more",
+        *("exchange.patch", "target-deleted", "Engine.loop does not exist any more"),
     ),
     "moved to a new module": (
-        moved_module(),
-        "gate.patch",
-        "target-deleted",
-        "vllm/engine.py is gone",
+        {**WITHOUT, "vllm/core/engine.py": ENGINE},
+        *("gate.patch", "target-deleted", "vllm/engine.py is gone"),
     ),
     "function gone": (
         engine((LOOP, b"")),
-        "exchange.patch",
-        "target-deleted",
-        "Engine.loop does not exist any more",
+        *("exchange.patch", "target-deleted", "Engine.loop does not exist any more"),
     ),
-    "file deleted": (deleted(), "gate.patch", "target-deleted", "engine.py is gone"),
+    "file deleted": (WITHOUT, "gate.patch", "target-deleted", "engine.py is gone"),
     "no longer Python": (
         engine((b"class Engine(Base):", b"class Engine(Base:")),
-        "gate.patch",
-        "conflict",
-        "not valid Python",
+        *("gate.patch", "conflict", "not valid Python"),
     ),
     "put on one line": (
-        engine(
-            (
-                b"        self.running = []\n        self.waiting",
-                b"        self.running = []; self.waiting",
-            )
-        ),
-        "gate.patch",
-        "conflict",
-        "formats this code otherwise",
+        engine((b"running = []\n        self.waiting", b"running = []; self.waiting")),
+        *("gate.patch", "conflict", "formats this code otherwise"),
     ),
 }
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
-
-
-def report(root: Path) -> Any:
-    return json.loads((root / "build/rebase/hostile/report.json").read_text())
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_clear_place_is_refused_with_the_reason(
-    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    name, root, tmp_path, capsys
+):
     files, patch, status, reason = REFUSED[name]
     before = tracked(root)
     tree = write_tree(tmp_path / "hostile", files)
     code = rebase(root, "hostile", "--sdist", str(tree))
     said = capsys.readouterr().err
-    found = report(root)
+    found = report(root, "hostile")
     assert (found["patches"][-1]["name"], found["status"]) == (patch, status), said
     assert code == found["exit_code"] != 0
     assert reason in said
@@ -157,7 +119,7 @@ PLACED: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) -> None:
+def test_what_is_clear_is_placed_right(name, root, tmp_path):
     upstream = PLACED[name]()
     tree = write_tree(tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": upstream})
     assert rebase(root, "hostile", "--sdist", str(tree)) == 0
@@ -168,12 +130,8 @@ def test_what_is_clear_is_placed_right(name: str, root: Path, tmp_path: Path) ->
     assert patched.startswith(upstream[:3])
 
 
-def test_a_link_is_never_written_through(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = {**UPSTREAM, "vllm/real.py": ENGINE}
-    del files["vllm/engine.py"]
-    tree = write_tree(tmp_path / "hostile", files)
+def test_a_link_is_never_written_through(root, tmp_path, capsys):
+    tree = write_tree(tmp_path / "hostile", {**WITHOUT, "vllm/real.py": ENGINE})
     (tree / "vllm/engine.py").symlink_to("real.py")
     assert rebase(root, "hostile", "--sdist", str(tree)) == 6
     assert "engine.py is gone in vllm 1.0, or a sym" in capsys.readouterr().err
@@ -182,14 +140,12 @@ def test_a_link_is_never_written_through(
     assert (repo / "engine.py").is_symlink()
 
 
-def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
-    root: Path, tmp_path: Path
-) -> None:
+def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
     tree = write_tree(
         tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE}
     )
     assert rebase(root, "hostile", "--sdist", str(tree)) == 3
-    assert report(root)["status"] == "already-upstream"
+    assert report(root, "hostile")["status"] == "already-upstream"
     for _ in range(2):
         assert rebase(root, "skip") == 3
     assert rebase(root, "skip") == 0
@@ -197,24 +153,14 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(
     assert series.read_text() == ""
 
 
-def test_merged_verbatim_at_another_place_is_a_conflict(
-    root: Path, tmp_path: Path
-) -> None:
-    hook = b"            self.gate.exchange(self.active)\n"
-    files = engine(
-        (
-            b"            executed = self.step()\n",
-            b"            executed = self.step()\n" + hook,
-        )
-    )
-    tree = write_tree(tmp_path / "hostile", files)
+def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
+    step = b"            executed = self.step()\n"
+    tree = write_tree(tmp_path / "hostile", engine((step, step + EXCHANGE)))
     assert rebase(root, "hostile", "--sdist", str(tree)) == 5
-    assert report(root)["status"] == "conflict"
+    assert report(root, "hostile")["status"] == "conflict"
 
 
-def test_a_patch_that_takes_code_out_is_a_conflict(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):
     dropped = b"            scheduled.append(request)\n"
     old = write_tree(tmp_path / "old", UPSTREAM)
     patches = root / "patches/vllm"

@@ -1,7 +1,6 @@
 """The canonical writer equals real quilt, byte for byte."""
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,8 @@ from balance_tools.series.apply import export_series, load_series
 from series_samples import make_patch, pristine
 
 
-def bodies(patches: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in patches.glob("*.patch")}
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path: Path, seed: int) -> None:
+def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path, seed):
     """Equal lines around an insertion leave several valid diffs; quilt's counts."""
     chance = random.Random(seed)
     old = [chance.choice(["pass", "}", "", "if x:"]) for _ in range(40)]
@@ -27,4 +22,5 @@ def test_repeated_lines_are_cut_as_quilt_cuts_them(tmp_path: Path, seed: int) ->
     (tree / "f.py").write_text("\n".join(old) + "\n")
     make_patch(patches, tree, "p.patch", {"f.py": ("\n".join(new) + "\n").encode()})
     pristine(tree, patches)
-    assert export_series(load_series(patches), tree) == bodies(patches)
+    written = {path.name: path.read_bytes() for path in patches.glob("*.patch")}
+    assert export_series(load_series(patches), tree) == written

@@ -7,23 +7,14 @@ import pytest
 from balance_tools.series.apply import load_series
 from balance_tools.series.lint import Limits, lint_series
 from balance_tools.series.patchfile import ADDED, REMOVED
-from rebase_samples import sample
-
-NO_LIMITS: Limits = {}
+from rebase_samples import edit, sample
 
 
-def lint(patches: Path, tree: Path, limits: Limits = NO_LIMITS) -> list[str]:
-    return lint_series(load_series(patches), limits, tree)
-
-
-def edit(patch: Path, old: str, new: str) -> None:
-    text = patch.read_text()
-    assert old in text
-    patch.write_text(text.replace(old, new))
+def lint(patches: Path, tree: Path, limits: Limits | None = None) -> list[str]:
+    return lint_series(load_series(patches), limits or {}, tree)
 
 
 def only_first(patches: Path) -> Path:
-    """Leave one patch in the series."""
     (patches / "series").write_text("gate.patch\n")
     for name in ("hold", "exchange"):
         (patches / f"{name}.patch").unlink()
@@ -35,7 +26,7 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
     return sample(tmp_path)
 
 
-def test_the_sample_is_clean(made: tuple[Path, Path]) -> None:
+def test_the_sample_is_clean(made):
     assert lint(*made, {ADDED: 10, REMOVED: 0}) == []
 
 
@@ -53,9 +44,7 @@ def test_the_sample_is_clean(made: tuple[Path, Path]) -> None:
         (" from vllm.q", "-from vllm.queue import Queue\n+from vllm.q", "as quilt"),
     ],
 )
-def test_a_broken_rule_is_one_sentence(
-    made: tuple[Path, Path], old: str, new: str, problem: str
-) -> None:
+def test_a_broken_rule_is_one_sentence(made, old, new, problem):
     patches, tree = made
     edit(only_first(patches), old, new)
     found = lint(patches, tree)
@@ -63,12 +52,12 @@ def test_a_broken_rule_is_one_sentence(
     assert all(str(patches) in line for line in found)
 
 
-def test_more_lines_than_the_limits_are_refused(made: tuple[Path, Path]) -> None:
+def test_more_lines_than_the_limits_are_refused(made):
     found = lint(*made, {ADDED: 5, REMOVED: 0})
     assert any("adds 6 lines, at most 5" in line for line in found)
 
 
-def test_stray_and_numbered_files_are_refused(made: tuple[Path, Path]) -> None:
+def test_stray_and_numbered_files_are_refused(made):
     patches, tree = made
     (patches / "gate.patch").rename(patches / "01-gate.patch")
     (patches / "series").write_text("01-gate.patch\n")

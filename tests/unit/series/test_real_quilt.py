@@ -32,7 +32,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     return series, patches, tree
 
 
-def test_push_is_exact_refresh_changes_nothing_pop_restores(made: Made) -> None:
+def test_push_is_exact_refresh_changes_nothing_pop_restores(made):
     series, patches, tree = made
     pristine = contents(tree)
     for patch in series.patches:
@@ -49,7 +49,7 @@ def test_push_is_exact_refresh_changes_nothing_pop_restores(made: Made) -> None:
     assert {path: (tree / path).read_bytes() for path in series.paths} == pushed
 
 
-def test_the_series_keeps_the_rules_in_place(made: Made) -> None:
+def test_the_series_keeps_the_rules_in_place(made):
     series, _, tree = made
     name = series.directory.name
     assert lint_series(series, LIMITS[name], tree) == []

@@ -1,7 +1,5 @@
 """Loading and exact application of a patch series."""
 
-from pathlib import Path
-
 import pytest
 
 from balance_tools.errors import ToolError
@@ -10,24 +8,23 @@ from rebase_samples import ENGINE, sample
 from series_samples import HEADER, apply_series, contents, make_patch, pristine
 
 
-def test_missing_directory_is_a_series_without_patches(tmp_path: Path) -> None:
+def test_missing_directory_is_a_series_without_patches(tmp_path):
     series = load_series(tmp_path / "none")
     assert series.patches == ()
     apply_series(series, tmp_path)
 
 
-def test_header_fields_are_parsed(tmp_path: Path) -> None:
+def test_header_fields_are_parsed(tmp_path):
     patches, _ = sample(tmp_path)
     header = load_series(patches).patches[0].header
     assert header.relies_on == (("pkg.other:helper",), ("pkg.other:Engine.step",))
     assert header.get("Removal-Plan") == "when the sample is no longer needed"
-    assert (header.get("description") or "").splitlines()[
-        1
-    ].strip() == "Continued on a second line."
+    _, more = (header.get("description") or "").splitlines()
+    assert more.strip() == "Continued on a second line."
     assert header.raw == HEADER.encode()
 
 
-def test_mismatch_in_the_last_patch_changes_nothing(tmp_path: Path) -> None:
+def test_mismatch_in_the_last_patch_changes_nothing(tmp_path):
     patches, tree = sample(tmp_path)
     engine = tree / "vllm" / "engine.py"
     engine.write_bytes(ENGINE.replace(b"if not self.active", b"if self.active is None"))
@@ -41,12 +38,11 @@ def test_mismatch_in_the_last_patch_changes_nothing(tmp_path: Path) -> None:
     assert contents(tree) == before
 
 
-def test_one_line_of_offset_is_refused(tmp_path: Path) -> None:
+def test_one_line_of_offset_is_refused(tmp_path):
     patches, tree = sample(tmp_path)
     (tree / "vllm" / "engine.py").write_bytes(b"# moved\n" + ENGINE)
-    with pytest.raises(
-        ToolError, match=r"gate\.patch: vllm/engine\.py, hunk 1, line 1"
-    ):
+    says = r"gate\.patch: vllm/engine\.py, hunk 1, line 1"
+    with pytest.raises(ToolError, match=says):
         apply_series(load_series(patches), tree)
 
 
@@ -60,7 +56,7 @@ def test_one_line_of_offset_is_refused(tmp_path: Path) -> None:
         (b"a\nb\nc\nd\ne\nf\ng\nh\n", b"a\nx\nc\nd\ne\nf\ny\nh\n"),
     ],
 )
-def test_bytes_are_exact(tmp_path: Path, old: bytes, new: bytes) -> None:
+def test_bytes_are_exact(tmp_path, old, new):
     tree, patches = tmp_path / "tree", tmp_path / "patches"
     tree.mkdir()
     (tree / "f").write_bytes(old)
@@ -83,7 +79,7 @@ def test_bytes_are_exact(tmp_path: Path, old: bytes, new: bytes) -> None:
         ("Binary files a/x and b/x differ\n", "expected hunks"),
     ],
 )
-def test_malformed_patch_is_named(tmp_path: Path, body: str, message: str) -> None:
+def test_malformed_patch_is_named(tmp_path, body, message):
     (tmp_path / "series").write_text("bad.patch\n")
     (tmp_path / "bad.patch").write_text("diff -u x x\n" + body)
     with pytest.raises(ToolError, match=message) as caught:
@@ -100,7 +96,7 @@ def test_malformed_patch_is_named(tmp_path: Path, body: str, message: str) -> No
         ("gate.patch\ngate.patch", "another patch"),
     ],
 )
-def test_bad_series_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_series_line_is_named(tmp_path, line, message):
     patches, _ = sample(tmp_path)
     (patches / "series").write_text(line + "\n")
     with pytest.raises(ToolError, match=message):

@@ -19,7 +19,7 @@ def git_apply(*options: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def test_it_adds_few_lines_to_few_files_and_removes_none() -> None:
+def test_it_adds_few_lines_to_few_files_and_removes_none():
     rows = [line.split("\t") for line in git_apply("--numstat").splitlines()]
     added = {file: int(number) for number, _, file in rows}
     assert {removed for _, removed, _ in rows} == {"0"}
@@ -32,7 +32,7 @@ def test_it_adds_few_lines_to_few_files_and_removes_none() -> None:
 @pytest.mark.skipif(
     not PRISTINE.exists(), reason="no vLLM 0.33.0: run `tools/rebase.sh line 0.33`"
 )
-def test_it_applies_to_the_release(tmp_path: Path) -> None:
+def test_it_applies_to_the_release(tmp_path):
     for file in re.findall(r"^--- a/(.*)$", PATCH.read_text(), re.MULTILINE):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PRISTINE / file, tmp_path / file)

@@ -31,8 +31,6 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("child", child.pid, flush=True)
 """
-
-
 LOSES_ITS_PORT = """
 import pathlib
 tries = pathlib.Path("tries")
@@ -42,9 +40,7 @@ if len(tries.read_text()) <= {lost}:
 """
 
 
-def test_a_server_that_lost_a_port_is_started_once_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_lost_a_port_is_started_once_more(tmp_path, capsys):
     with Imposter(tmp_path, LOSES_ITS_PORT.format(lost=1) + WEB_SERVER):
         pass
     assert (tmp_path / "tries").read_text() == "||"
@@ -53,8 +49,8 @@ def test_a_server_that_lost_a_port_is_started_once_more(
 
 @pytest.mark.parametrize(("error", "tries"), [("EADDRINUSE", "||"), ("ENOENT", "|")])
 def test_a_server_that_fails_twice_or_otherwise_is_an_error(
-    tmp_path: Path, error: str, tries: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, error, tries, capsys
+):
     program = LOSES_ITS_PORT.format(lost=2).replace("EADDRINUSE", error) + WEB_SERVER
     with (
         pytest.raises(RuntimeError, match="exited with 1"),
@@ -65,7 +61,7 @@ def test_a_server_that_fails_twice_or_otherwise_is_an_error(
     assert error in capsys.readouterr().err, "the end of its log"
 
 
-def test_orphans_are_ended_and_reported(tmp_path: Path) -> None:
+def test_orphans_are_ended_and_reported(tmp_path):
     server = Imposter(tmp_path, SLEEPER + WEB_SERVER)
     with pytest.raises(AssertionError, match="left processes behind"), server:
         pass
@@ -73,9 +69,7 @@ def test_orphans_are_ended_and_reported(tmp_path: Path) -> None:
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
-def test_the_log_is_shown_when_the_body_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_is_shown_when_the_body_fails(tmp_path, capsys):
     program = "print('up and running', flush=True)" + WEB_SERVER
     with pytest.raises(ZeroDivisionError), Imposter(tmp_path, program):
         _ = 1 / 0

@@ -6,13 +6,7 @@ import pytest
 
 from balance_tools.errors import ToolError
 from balance_tools.upstream.pristine import extract_sdist
-from index_samples import (
-    Member,
-    file_member,
-    make_sdist,
-    make_tar,
-    special_member,
-)
+from index_samples import Member, file_member, make_sdist, make_tar, special_member
 
 
 @pytest.fixture
@@ -29,9 +23,7 @@ def contents(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_of_a_file_only_content_and_executability_are_kept(
-    archive: Path, dest: Path
-) -> None:
+def test_of_a_file_only_content_and_executability_are_kept(archive, dest):
     script, text = file_member("t/run", "x"), file_member("t/text", "x")
     script[0].mode, text[0].mode = 0o6777, 0o666
     script[0].uid = text[0].gid = 12345
@@ -58,9 +50,7 @@ ESCAPES: dict[str, list[Member]] = {
 
 
 @pytest.mark.parametrize("members", ESCAPES.values(), ids=ESCAPES.keys())
-def test_an_archive_that_leaves_its_folder_is_refused(
-    members: list[Member], archive: Path, dest: Path, tmp_path: Path
-) -> None:
+def test_an_archive_that_leaves_its_folder_is_refused(members, archive, dest, tmp_path):
     archive.write_bytes(make_tar([file_member("t/fine.py", ""), *members]))
     with pytest.raises(ToolError) as caught:
         extract_sdist(archive, dest)
@@ -70,28 +60,24 @@ def test_an_archive_that_leaves_its_folder_is_refused(
     assert contents(tmp_path) == ["pristine", "vllm-1.tar.gz"]
 
 
-def test_two_top_folders_are_refused(archive: Path, dest: Path) -> None:
+def test_two_top_folders_are_refused(archive, dest):
     archive.write_bytes(make_tar([file_member("a/f", ""), file_member("b/f", "")]))
     with pytest.raises(ToolError, match=r"expected one top folder .*found a, b"):
         extract_sdist(archive, dest)
 
 
 @pytest.mark.parametrize("damage", ["cut", "rubbish", "empty"])
-def test_a_broken_archive_is_refused(damage: str, archive: Path, dest: Path) -> None:
+def test_a_broken_archive_is_refused(damage, archive, dest):
     whole = make_sdist("t", {"f": bytes(range(256)) * 40})
-    archive.write_bytes(
-        {
-            "cut": whole[: len(whole) // 2],
-            "rubbish": b"not an archive",
-            "empty": b"",
-        }[damage]
-    )
+    cut = whole[: len(whole) // 2]
+    contents_of = {"cut": cut, "rubbish": b"not an archive", "empty": b""}
+    archive.write_bytes(contents_of[damage])
     with pytest.raises(ToolError, match="expected an archive that can be unpacked"):
         extract_sdist(archive, dest)
     assert contents(dest.parent) == []
 
 
-def test_what_an_interrupted_run_left_is_replaced(archive: Path, dest: Path) -> None:
+def test_what_an_interrupted_run_left_is_replaced(archive, dest):
     partial = dest.with_name(".vllm-1.partial")
     partial.mkdir(parents=True)
     (partial / "old").write_text("")

@@ -37,7 +37,6 @@ class Case:
         return str(caught.value)
 
     def pip(self, **settings: str) -> None:
-        """Set variables of pip: `find_links`."""
         for name, value in settings.items():
             self.patch.setenv(f"PIP_{name.upper()}", value)
 
@@ -63,21 +62,19 @@ def case(index: SampleIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Case(index, index.add(NAME, DATA), Paths(tmp_path), monkeypatch)
 
 
-def test_a_file_is_found_through_relative_links(case: Case) -> None:
+def test_a_file_is_found_through_relative_links(case):
     assert case.get() == DATA == case.cached.read_bytes()
     assert case.left() == {NAME}
 
 
-def test_a_cached_file_needs_no_network(case: Case) -> None:
+def test_a_cached_file_needs_no_network(case):
     case.get()
     case.index.stop()
     assert case.get() == DATA
     assert case.downloads == 1
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_in_the_cache_is_fetched_again(case, capsys):
     case.get()
     case.cached.write_bytes(DATA[:-1] + b"?")
     assert case.get() == DATA
@@ -85,7 +82,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 
 
 @pytest.mark.parametrize("hashes", [False, True])
-def test_a_wrong_hash_is_refused(hashes: bool, case: Case) -> None:
+def test_a_wrong_hash_is_refused(hashes, case):
     case.index.hashes = hashes
     message = case.refusal(sha256="0" * 64)
     assert message.startswith(f"{NAME}: expected")
@@ -97,33 +94,31 @@ def test_a_wrong_hash_is_refused(hashes: bool, case: Case) -> None:
 
 
 @pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
-def test_a_wrong_size_is_refused(size: int, case: Case) -> None:
+def test_a_wrong_size_is_refused(size, case):
     assert f"it offers {len(DATA)} bytes" in case.refusal(size=size)
 
 
-def test_a_transfer_that_breaks_off_is_tried_again_from_the_start(case: Case) -> None:
-    case.fails(Fault(send=100_000), Fault(send=0))
-    assert case.get() == DATA
-    assert case.downloads == 3
+@pytest.mark.parametrize(
+    ("faults", "downloads", "says"),
+    [
+        ([{"send": 100_000}, {"send": 0}], 3, ""),
+        ([{"send": 100_000}] * 3, 3, " broke off"),
+        ([{"status": 503}, {"status": 502}], 3, ""),
+        ([{"status": 403}], 1, "it answered 403"),
+    ],
+)
+def test_what_breaks_off_is_asked_for_again_from_the_start(
+    faults, downloads, says, case
+):
+    case.fails(*(Fault(**fault) for fault in faults))
+    if says:
+        assert says in case.refusal()
+    else:
+        assert case.get() == DATA
+    assert case.downloads == downloads
 
 
-def test_a_transfer_that_keeps_breaking_off_is_an_error(case: Case) -> None:
-    case.fails(*[Fault(send=100_000)] * 3)
-    assert " broke off" in case.refusal()
-
-
-def test_a_server_in_trouble_is_asked_again(case: Case) -> None:
-    case.fails(Fault(status=503), Fault(status=502))
-    assert case.get() == DATA
-
-
-def test_a_file_that_is_refused_is_not_asked_for_again(case: Case) -> None:
-    case.fails(Fault(status=403))
-    assert "it answered 403" in case.refusal()
-    assert case.downloads == 1
-
-
-def test_an_index_that_is_down_is_named_by_its_setting(case: Case) -> None:
+def test_an_index_that_is_down_is_named_by_its_setting(case):
     case.index.stop()
     message = case.refusal()
     assert f"index-url ({case.index.url}): no connection" in message
@@ -131,12 +126,12 @@ def test_an_index_that_is_down_is_named_by_its_setting(case: Case) -> None:
     assert "\n" not in message
 
 
-def test_another_source_helps_when_the_first_fails(case: Case) -> None:
+def test_another_source_helps_when_the_first_fails(case):
     case.pip(index_url="http://127.0.0.1:9/simple", extra_index_url=case.index.url)
     assert case.get() == DATA
 
 
-def test_find_links_may_be_a_folder(case: Case, tmp_path: Path) -> None:
+def test_find_links_may_be_a_folder(case, tmp_path):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / NAME).write_bytes(DATA)
@@ -147,7 +142,7 @@ def test_find_links_may_be_a_folder(case: Case, tmp_path: Path) -> None:
         case.cached.unlink()
 
 
-def test_an_index_may_be_a_folder(case: Case, tmp_path: Path) -> None:
+def test_an_index_may_be_a_folder(case, tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / NAME).write_bytes(DATA)
     page = tmp_path / "simple" / "vllm" / "index.html"
@@ -160,14 +155,14 @@ def test_an_index_may_be_a_folder(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["find-links", "index-url"])
-def test_a_folder_that_is_not_there_is_an_error(setting: str, case: Case) -> None:
+def test_a_folder_that_is_not_there_is_an_error(setting, case):
     case.index.stop()
     case.pip(retries="0", **{setting.replace("-", "_"): "file:///does/not/exist"})
     said = f"{setting} (file:///does/not/exist): there is no such folder"
     assert said in case.refusal()
 
 
-def test_a_login_is_used_and_never_shown(case: Case) -> None:
+def test_a_login_is_used_and_never_shown(case):
     case.pip(index_url=case.index.url.replace("http://", "http://me:s%40cret@"))
     case.get()
     login = "Basic " + base64.b64encode(b"me:s@cret").decode()
@@ -177,12 +172,12 @@ def test_a_login_is_used_and_never_shown(case: Case) -> None:
     assert "cret" not in case.refusal()
 
 
-def test_an_answer_that_is_no_page_is_an_error(case: Case) -> None:
+def test_an_answer_that_is_no_page_is_an_error(case):
     case.index.content_type = "text/plain"
     assert "not a page of the simple API" in case.refusal()
 
 
-def test_a_proxy_of_pip_is_used(case: Case) -> None:
+def test_a_proxy_of_pip_is_used(case):
     # A proxy gets the whole URL as the path; our index does not know that path.
     case.pip(index_url="http://elsewhere.invalid/simple")
     case.pip(proxy=f"http://127.0.0.1:{case.index.port}")

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,34 +14,22 @@ def wheel(tags: str) -> Artifact:
     return replace(ASCEND, filename=f"vllm_ascend-0.23.0-{tags}.whl")
 
 
-def committed() -> Lock:
-    return load_lock(Paths.find().lock)
+def test_the_committed_lock_is_canonical_and_names_no_place():
+    path = Paths.find().lock
+    assert dump_lock(load_lock(path)) == path.read_text()
+    assert "://" not in path.read_text()
 
 
-def test_the_committed_lock_is_canonical() -> None:
-    assert dump_lock(committed()) == Paths.find().lock.read_text()
-
-
-def test_the_committed_lock_names_no_place() -> None:
-    assert "://" not in Paths.find().lock.read_text()
+WHEELS = tuple(
+    wheel(f"cp{python}-cp{python}-manylinux_2_34_{arch}")
+    for python, arch in ((310, "x86_64"), (311, "aarch64"))
+)
 
 
 @pytest.mark.parametrize(
-    "lock",
-    [
-        Lock(SDIST, ASCEND),
-        Lock(
-            SDIST,
-            ASCEND,
-            ASCEND,
-            (
-                wheel("cp310-cp310-manylinux_2_34_x86_64"),
-                wheel("cp311-cp311-manylinux_2_34_aarch64"),
-            ),
-        ),
-    ],
+    "lock", [Lock(SDIST, ASCEND), Lock(SDIST, ASCEND, ASCEND, WHEELS)]
 )
-def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock: Lock) -> None:
+def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock):
     text = dump_lock(lock)
     assert parse_lock(text) == lock
     assert dump_lock(parse_lock(text)) == text
@@ -62,7 +49,7 @@ def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock: Lock) ->
         ("[vllm]", "[vllm", "expected TOML"),
     ],
 )
-def test_a_lock_that_is_wrong_is_refused(old: str, new: str, says: str) -> None:
+def test_a_lock_that_is_wrong_is_refused(old, new, says):
     text = dump_lock(Lock(SDIST, ASCEND))
     assert old in text
     with pytest.raises(ToolError, match=says) as caught:
@@ -70,14 +57,13 @@ def test_a_lock_that_is_wrong_is_refused(old: str, new: str, says: str) -> None:
     assert str(caught.value).startswith("upstream.toml: ")
 
 
-def test_a_missing_lock_is_named(tmp_path: Path) -> None:
+def test_a_missing_lock_is_named(tmp_path):
     with pytest.raises(ToolError, match=r"nowhere\.toml: expected the lock"):
         load_lock(tmp_path / "nowhere.toml")
 
 
-def test_a_kernel_wheel_that_is_not_locked_is_refused() -> None:
-    wheels = (wheel("cp310-cp310-manylinux_2_34_x86_64"),)
-    lock = Lock(SDIST, ASCEND, ASCEND, wheels)
-    assert lock.kernel_wheel("cp310", "x86_64") == wheels[0]
+def test_a_kernel_wheel_that_is_not_locked_is_refused():
+    lock = Lock(SDIST, ASCEND, ASCEND, WHEELS[:1])
+    assert lock.kernel_wheel("cp310", "x86_64") == WHEELS[0]
     with pytest.raises(ToolError, match="cp310 on aarch64, found cp310-cp310-many"):
         lock.kernel_wheel("cp310", "aarch64")

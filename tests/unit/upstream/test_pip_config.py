@@ -25,9 +25,7 @@ def locations() -> list[tuple[str, str]]:
     return [(one.setting, one.location) for one in sources_of(pip_options())]
 
 
-def test_the_configuration_of_pip_is_read(
-    pip: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configuration_of_pip_is_read(pip, monkeypatch):
     pip.write_text(
         "[global]\nindex-url = http://one/\nfind-links = /wheels\n"
         "[download]\nextra-index-url =\n    http://two/\n    file:///three\n"
@@ -39,7 +37,7 @@ def test_the_configuration_of_pip_is_read(
     assert locations() == found[:1]
 
 
-def test_a_configuration_that_pip_cannot_read_is_an_error(pip: Path) -> None:
+def test_a_configuration_that_pip_cannot_read_is_an_error(pip):
     pip.write_text("no section\n")
     with pytest.raises(ToolError, match="expected it to read its configuration"):
         pip_options()
@@ -53,6 +51,6 @@ def test_a_configuration_that_pip_cannot_read_is_an_error(pip: Path) -> None:
         ("/opt/wheels", "/opt/wheels"),
     ],
 )
-def test_what_is_shown_of_a_source_holds_no_secret(location: str, shown: str) -> None:
+def test_what_is_shown_of_a_source_holds_no_secret(location, shown):
     assert without_secrets(location) == shown
     assert str(Source("index-url", location)) == f"index-url ({shown})"

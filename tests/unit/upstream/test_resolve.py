@@ -31,32 +31,24 @@ def releases(index: SampleIndex) -> Lock:
 
 
 @pytest.mark.parametrize("hashes", [False, True])
-def test_versions_become_a_lock(
-    hashes: bool, index: SampleIndex, releases: Lock
-) -> None:
+def test_versions_become_a_lock(hashes, index, releases):
     index.hashes = hashes
     assert resolve("0.23.0", "0.23.0.post1", Index()) == releases
 
 
-def test_a_release_without_any_wheels_has_no_kernels(
-    index: SampleIndex, releases: Lock
-) -> None:
+def test_a_release_without_any_wheels_has_no_kernels(index, releases):
     lock = resolve("0.23.0", "0.24.0rc1", Index())
     assert (lock.kernel_sdist, lock.kernel_wheels) == (None, ())
 
 
-def test_a_version_that_is_not_there_is_named_with_those_that_are(
-    index: SampleIndex, releases: Lock
-) -> None:
+def test_a_version_that_is_not_there_is_named_with_those_that_are(index, releases):
     with pytest.raises(ToolError, match=r"^vllm 0\.29\.0: .* are 0\.22\.0, 0\.23\.0"):
         resolve("0.29.0", "0.23.0", Index())
     with pytest.raises(ToolError, match=r"^vllm: expected a version, found 'new'"):
         resolve("new", "0.23.0", Index())
 
 
-def test_a_yanked_release_is_refused_with_the_reason(
-    index: SampleIndex, releases: Lock
-) -> None:
+def test_a_yanked_release_is_refused_with_the_reason(index, releases):
     index.yanked["vllm-0.23.0.tar.gz"] = "wrong outputs"
     says = r"^vllm 0\.23\.0: .* it was yanked \(wrong outputs\); .* with --sdist$"
     with pytest.raises(ToolError, match=says):
@@ -64,8 +56,8 @@ def test_a_yanked_release_is_refused_with_the_reason(
 
 
 def test_a_source_that_is_down_is_an_error_even_if_another_answers(
-    releases: Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    releases, monkeypatch
+):
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(ToolError, match=r"^extra-index-url .* no connection"):

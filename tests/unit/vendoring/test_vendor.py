@@ -4,21 +4,14 @@ from pathlib import Path
 import pytest
 
 from balance_tools.errors import ToolError
-from repo_samples import ASCEND, OURS, UPSTREAM, SampleRepo
-
-PATCHED = "one = 1\ntwo = 2\nthree = 3\nfour = 4\n"
-NEXT = {
-    "vllm/__init__.py": "",
-    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
-    "vllm/added.py": "added\n",
-}
+from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM
 
 
 def times(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_the_tree_is_upstream_patched_with_our_files_in_it(repo: SampleRepo) -> None:
+def test_the_tree_is_upstream_patched_with_our_files_in_it(repo):
     (line,) = repo.vendor()
     assert line.startswith("vllm 0.23.0: 3 files, 1 patches, 1 files of ours")
     assert repo.tree() == {
@@ -29,7 +22,7 @@ def test_the_tree_is_upstream_patched_with_our_files_in_it(repo: SampleRepo) -> 
     }
 
 
-def test_the_command_makes_both_packages_and_git_sees_nothing(repo: SampleRepo) -> None:
+def test_the_command_makes_both_packages_and_git_sees_nothing(repo):
     code, out, _ = repo.run("vendor")
     assert code == 0
     assert [line.split(":")[0] for line in out.splitlines()] == [
@@ -42,7 +35,7 @@ def test_the_command_makes_both_packages_and_git_sees_nothing(repo: SampleRepo) 
     assert repo.git("status", "--porcelain") == ""
 
 
-def test_a_second_run_touches_nothing_and_asks_nobody(repo: SampleRepo) -> None:
+def test_a_second_run_touches_nothing_and_asks_nobody(repo):
     repo.run("vendor")
     repo.index.stop()
     before = times(repo.root / "vllm"), times(repo.paths.pristine)
@@ -55,7 +48,7 @@ def test_a_second_run_touches_nothing_and_asks_nobody(repo: SampleRepo) -> None:
     assert (times(repo.root / "vllm"), times(repo.paths.pristine)) == before
 
 
-def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None:
+def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo):
     repo.vendor()
     before = repo.tree()
     repo.upgrade({**NEXT, "vllm/version.py": "zero = 0\n"})
@@ -64,7 +57,7 @@ def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo: SampleRepo) -> None
     assert repo.tree() == before
 
 
-def test_files_of_the_user_and_edits_of_ours_survive(repo: SampleRepo) -> None:
+def test_files_of_the_user_and_edits_of_ours_survive(repo):
     repo.write("vllm/before.py", "before\n")
     repo.vendor()
     repo.write(OURS, "# edited\n")
@@ -78,7 +71,7 @@ def test_files_of_the_user_and_edits_of_ours_survive(repo: SampleRepo) -> None:
     assert (repo.root / "vllm/new/link.py").readlink() == Path("mine.py")
 
 
-def test_byte_code_is_not_kept(repo: SampleRepo) -> None:
+def test_byte_code_is_not_kept(repo):
     repo.vendor()
     repo.write("vllm/__pycache__/version.cpython-311.pyc", "stale")
     assert repo.vendor() == ["vllm 0.23.0: up to date"]
@@ -87,7 +80,7 @@ def test_byte_code_is_not_kept(repo: SampleRepo) -> None:
     assert not (repo.root / "vllm/__pycache__").exists()
 
 
-def test_a_tracked_file_that_upstream_has_is_refused(repo: SampleRepo) -> None:
+def test_a_tracked_file_that_upstream_has_is_refused(repo):
     repo.write("vllm/version.py", "ours\n")
     repo.git("add", "-f", "vllm/version.py")
     with pytest.raises(ToolError) as caught:
@@ -99,14 +92,14 @@ def test_a_tracked_file_that_upstream_has_is_refused(repo: SampleRepo) -> None:
     }
 
 
-def test_a_materialised_file_that_becomes_tracked_is_refused(repo: SampleRepo) -> None:
+def test_a_materialised_file_that_becomes_tracked_is_refused(repo):
     repo.vendor()
     repo.git("add", "-f", "vllm/version.py")
     with pytest.raises(ToolError, match=r"^vllm/version\.py: .*git rm --cached"):
         repo.vendor()
 
 
-def test_a_file_of_the_user_that_upstream_adds_is_refused(repo: SampleRepo) -> None:
+def test_a_file_of_the_user_that_upstream_adds_is_refused(repo):
     repo.vendor()
     repo.write("vllm/added.py", "mine\n")
     repo.upgrade(NEXT)
@@ -119,9 +112,7 @@ def test_a_file_of_the_user_that_upstream_adds_is_refused(repo: SampleRepo) -> N
 
 
 @pytest.mark.parametrize("mine", ["vllm/added.py/mine.py", "vllm/sub"])
-def test_a_file_where_upstream_has_a_folder_is_refused(
-    mine: str, repo: SampleRepo
-) -> None:
+def test_a_file_where_upstream_has_a_folder_is_refused(mine, repo):
     repo.vendor()
     repo.write(mine, "mine\n")
     repo.upgrade({**NEXT, "vllm/sub/file.py": ""})
@@ -131,9 +122,7 @@ def test_a_file_where_upstream_has_a_folder_is_refused(
 
 
 @pytest.mark.parametrize("new_release", [False, True])
-def test_an_edit_of_upstreams_file_is_refused(
-    new_release: bool, repo: SampleRepo
-) -> None:
+def test_an_edit_of_upstreams_file_is_refused(new_release, repo):
     repo.vendor()
     repo.write("vllm/version.py", "edited\n")
     if new_release:
@@ -150,7 +139,7 @@ def test_an_edit_of_upstreams_file_is_refused(
     assert repo.read("vllm/version.py") == PATCHED
 
 
-def test_an_edit_that_went_into_a_patch_is_no_edit(repo: SampleRepo) -> None:
+def test_an_edit_that_went_into_a_patch_is_no_edit(repo):
     repo.vendor()
     repo.write("vllm/version.py", PATCHED.replace("four = 4", "four = 5"))
     patch = repo.read("patches/vllm/four.patch")
@@ -162,7 +151,7 @@ def test_an_edit_that_went_into_a_patch_is_no_edit(repo: SampleRepo) -> None:
 @pytest.mark.parametrize(
     "manifest", [None, "", "{}", '{"format": 2, "files": 3, "inputs": {}}']
 )
-def test_a_lost_manifest_costs_nothing(manifest: str | None, repo: SampleRepo) -> None:
+def test_a_lost_manifest_costs_nothing(manifest, repo):
     repo.vendor()
     before = repo.tree()
     file = repo.root / "vllm/.vendor.json"
@@ -178,7 +167,7 @@ def test_a_lost_manifest_costs_nothing(manifest: str | None, repo: SampleRepo) -
     assert "v1/core/sched/scheduler.py" not in repo.tree()
 
 
-def test_a_changed_pristine_tree_is_not_used(repo: SampleRepo) -> None:
+def test_a_changed_pristine_tree_is_not_used(repo):
     repo.vendor()
     pristine = repo.paths.pristine / "vllm-0.23.0" / "vllm"
     (pristine / "version.py").write_text("changed\n")
@@ -189,7 +178,7 @@ def test_a_changed_pristine_tree_is_not_used(repo: SampleRepo) -> None:
     assert "extra.py" not in repo.tree()
 
 
-def test_what_a_build_reads_is_unpacked_again_after_a_clean(repo: SampleRepo) -> None:
+def test_what_a_build_reads_is_unpacked_again_after_a_clean(repo):
     repo.vendor()
     shutil.rmtree(repo.paths.pristine)
     assert repo.vendor() == ["vllm 0.23.0: up to date"]

@@ -8,14 +8,9 @@ import pytest
 
 from index_samples import Fault
 from killed import COPIES, killer
-from repo_samples import OURS, SampleRepo
+from repo_samples import NEXT, OURS, PATCHED, SampleRepo
 
 MINE = "vllm/mine.py"
-NEXT = {
-    "vllm/__init__.py": "",
-    "vllm/version.py": "one = 1\ntwo = 2\nthree = 3\n",
-    "vllm/added.py": "added\n",
-}
 COMMAND = ("vendor", "--only", "vllm")
 
 
@@ -28,14 +23,10 @@ def upgrade(repo: SampleRepo) -> SampleRepo:
     return repo
 
 
-def is_old(repo: SampleRepo) -> bool:
-    return "added.py" not in repo.tree() and "v1/core/sched/scheduler.py" in repo.tree()
-
-
 def check_new(repo: SampleRepo) -> None:
     assert repo.tree() == {
         "__init__.py": "",
-        "version.py": "one = 1\ntwo = 2\nthree = 3\nfour = 4\n",
+        "version.py": PATCHED,
         "added.py": "added\n",
         "mine.py": "mine\n",
         "v1/core/sched/balance/gate.py": "# ours\n",
@@ -50,9 +41,7 @@ def killed(repo: SampleRepo, at: int) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(900)
-def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
-    upgrade: SampleRepo,
-) -> None:
+def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(upgrade):
     saved = upgrade.root.with_name("saved")
     subprocess.run(["cp", "-a", str(upgrade.root), str(saved)], check=True)
     code, out = killed(upgrade, 0)
@@ -73,7 +62,7 @@ def test_after_kill_9_before_any_change_of_a_file_the_next_run_succeeds(
     assert half > 0
 
 
-def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) -> None:
+def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade):
     release = threading.Event()
     upgrade.index.faults[upgrade.lock.vllm.filename] = [Fault(send=100, stall=release)]
     process = upgrade.start(*COMMAND)
@@ -84,12 +73,14 @@ def test_ctrl_c_in_a_download_is_one_line_and_status_130(upgrade: SampleRepo) ->
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[1:] == ["interrupted: run the same command again to go on"]
-    assert is_old(upgrade)
+    tree = upgrade.tree()
+    assert "added.py" not in tree
+    assert "v1/core/sched/scheduler.py" in tree
     assert upgrade.run(*COMMAND)[0] == 0
     check_new(upgrade)
 
 
-def test_a_second_run_waits_for_the_first(upgrade: SampleRepo) -> None:
+def test_a_second_run_waits_for_the_first(upgrade):
     release = threading.Event()
     upgrade.index.faults[upgrade.lock.vllm.filename] = [Fault(send=100, stall=release)]
     upgrade.env["PIP_RETRIES"] = "1"

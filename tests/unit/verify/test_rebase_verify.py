@@ -48,7 +48,7 @@ def setup(root: Path) -> Setup:
     return Setup("one, two", Path(sys.executable), root, (), {"WHERE": "here"})
 
 
-def test_a_file_gives_a_result_for_each_test_and_a_log(tmp_path: Path) -> None:
+def test_a_file_gives_a_result_for_each_test_and_a_log(tmp_path):
     write_tree(tmp_path, {"tests/test_a.py": SAMPLE})
     found = run_file(setup(tmp_path), "tests/test_a.py", tmp_path / "logs")
     assert found == {
@@ -73,9 +73,7 @@ SLEEPS = b"import time\n\ndef test_a():\n    time.sleep(600)\n"
         (SLEEPS, 3, "(no end after 3 s)"),
     ],
 )
-def test_a_file_without_results_is_a_failure(
-    tmp_path: Path, text: bytes, seconds: float, said: str
-) -> None:
+def test_a_file_without_results_is_a_failure(tmp_path, text, seconds, said):
     write_tree(tmp_path, {"test_a.py": text})
     found = run_file(setup(tmp_path), "test_a.py", tmp_path, seconds)
     assert found == {f"test_a.py::{said}": FAILED}
@@ -104,10 +102,10 @@ def test_a():
 """
 
 
-def test_a_terminated_run_ends_what_it_started(tmp_path: Path) -> None:
+def test_a_terminated_run_ends_what_it_started(tmp_path):
     write_tree(tmp_path, {"test_a.py": WAITS})
-    tools = Path(__file__).resolve().parents[3] / "tools"
-    environment = {**os.environ, "PYTHONPATH": str(tools)}
+    tools = str(Path(__file__).resolve().parents[3] / "tools")
+    environment = os.environ | {"PYTHONPATH": tools}
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     while not (tmp_path / "pid").is_file():
@@ -120,7 +118,7 @@ def test_a_terminated_run_ends_what_it_started(tmp_path: Path) -> None:
     assert not Path(f"/proc/{started}").exists()
 
 
-def test_what_ran_on_the_same_is_not_run_again(tmp_path: Path) -> None:
+def test_what_ran_on_the_same_is_not_run_again(tmp_path):
     runs: list[str] = []
 
     def run() -> dict[str, str]:
@@ -132,9 +130,7 @@ def test_what_ran_on_the_same_is_not_run_again(tmp_path: Path) -> None:
     assert len(runs) == 2
 
 
-def test_tests_of_touched_modules_are_selected_through_helpers_too(
-    tmp_path: Path,
-) -> None:
+def test_tests_of_touched_modules_are_selected_through_helpers_too(tmp_path):
     tree = write_tree(
         tmp_path / "tree",
         {
@@ -155,7 +151,7 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(
     assert (tmp_path / "copy/pyproject.toml").is_file()
 
 
-def test_only_what_passes_without_the_patches_can_newly_fail() -> None:
+def test_only_what_passes_without_the_patches_can_newly_fail():
     plain = {"a": PASSED, "b": FAILED, "c": SKIPPED, "d": PASSED}
     off = {"a": PASSED, "b": FAILED, "c": FAILED, "d": SKIPPED, "new": FAILED}
     on = {"a": FAILED, "b": PASSED, "c": SKIPPED}
