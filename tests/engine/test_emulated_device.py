@@ -35,7 +35,6 @@ def prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_calibration_recovers_the_device(tmp_path, moe_model):
     options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]
     rng = random.Random(1)  # so that the load of the ranks varies
@@ -54,7 +53,6 @@ def test_calibration_recovers_the_device(tmp_path, moe_model):
     assert found.phi.value == pytest.approx(0, abs=0.1)
 
 
-@pytest.mark.timeout(600)
 def test_a_small_cache_preempts(tmp_path, moe_model):
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [

@@ -19,7 +19,7 @@ from hanging_device import CALL, FOLDER, GLOO, KERNEL
 from vllm_balance.doctor.hang import report
 from vllm_balance.doctor.lines import Line
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 HANGS_S = 9

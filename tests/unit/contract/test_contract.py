@@ -57,7 +57,6 @@ def test_each_relied_on_symbol_that_is_gone_is_refused_by_name(pin, tmp_path):
         assert all(names[0] in one for names, one in zip(relied_on, said, strict=True))
 
 
-@pytest.mark.timeout(600)
 def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     """A module and a function that are gone, a changed signature, and a variable."""
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
