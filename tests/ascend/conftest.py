@@ -3,6 +3,7 @@
 Run them inside it, as `make test-ascend` does: `build/ascend/run pytest tests/ascend`.
 """
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -109,7 +110,7 @@ def tiny_model(name: str, folder: Path) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny model by its name, and what Hugging Face writes with it.
 
-    With `int8.SUFFIX` behind its name the model is quantised.
+    With one of `int8.SUFFIXES` behind its name the model is quantised.
     """
     folder, made = tmp_path_factory.mktemp("models"), {}
 
@@ -117,14 +118,18 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         from hugging_face import samples
 
         if name not in made:
-            kind = name.removesuffix(int8.SUFFIX)
+            kind, suffix = name[:-8], name[-8:]
+            if suffix not in int8.SUFFIXES:
+                kind = name
             makers = {"deepseek": rounded_samples, "eagle3": lambda _: []}
             model, write = tiny_model(kind, folder), makers.get(kind, samples)
             if kind == name:
                 made[name] = (model, write(model))
             else:
-                how = {"margin": int8.MARGIN, "change": int8.quantise_in_place}
-                made[name] = (int8.quantise(model), write(model, **how))
+                bits = int8.SUFFIXES[suffix]
+                change = functools.partial(int8.quantise_in_place, bits=bits)
+                told = write(model, margin=int8.MARGIN, change=change)
+                made[name] = (int8.quantise(model, bits), told)
         return made[name]
 
     return find

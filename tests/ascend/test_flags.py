@@ -27,6 +27,7 @@ A3 = {"EMULATOR_DEVICE_TYPE": "A3", "EMULATOR_SOC": "Ascend910_9391"}
 FUSED_CALL = "_C_ascend::dispatch_ffn_combine"
 LATENT_CALL = "npu::npu_fused_infer_attention_score_v2"
 QUANTISED_CALL = "npu::npu_quant_matmul"
+FOUR_BITS = "_C_ascend::grouped_matmul_swiglu_quant_v2"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,23 @@ MODES = {
         IN_GRAPHS,
         [REPLAY, UPDATE, "npu::npu_moe_distribute_dispatch_v2", "HcclAlltoAllV"],
         environment=A3,
+    ),
+    "W4A8, EAGLE3, graphs": Mode(
+        "deepseek in int4", IN_GRAPHS, [REPLAY, UPDATE, FOUR_BITS], draft="eagle3"
+    ),
+    "W4A8, MTP, graphs, A3": Mode(
+        "deepseek in int4",
+        IN_GRAPHS,
+        [REPLAY, UPDATE, FOUR_BITS, "npu::npu_moe_distribute_dispatch_v2"],
+        environment=A3,
+        draft="mtp",
+    ),
+    "W4A8, MTP, graphs, fused MC2, A3": Mode(
+        "deepseek in int4",
+        [*IN_GRAPHS, *FUSED],
+        [REPLAY, UPDATE, FUSED_CALL],
+        environment=A3,
+        draft="mtp",
     ),
     "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
     "EAGLE3, graphs": Mode("deepseek", IN_GRAPHS, [REPLAY, UPDATE], draft="eagle3"),
