@@ -93,6 +93,7 @@ def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
     text = EXPERTS | shape | {"moe_intermediate_size": 96, "num_experts": 8}
     text |= {"vocab_size": vocabulary, "rope_parameters": rotary}
+    text["norm_topk_prob"] = True  # as Hugging Face does, and does not write
     vision = {
         **{"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
         **{"out_hidden_size": shape["hidden_size"], "num_position_embeddings": 64},
