@@ -41,7 +41,6 @@ class Mode:
         environment: of the server.
         draft: how drafts are made; three each time.
         tensor: tensor parallel ranks.
-        concurrency: of the clients.
     """
 
     model: str
@@ -50,7 +49,6 @@ class Mode:
     environment: dict[str, str] = field(default_factory=dict)
     draft: str | None = None
     tensor: int = 1
-    concurrency: int = 16
 
 
 def slow(name: str):
@@ -102,14 +100,12 @@ MODES = {
     "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
     "EAGLE3, graphs": Mode("deepseek", IN_GRAPHS, [REPLAY, UPDATE], draft="eagle3"),
     "fused MC2, A3": Mode("moe", [*EAGER, *FUSED], [FUSED_CALL], environment=A3),
-    # With more, ranks have unequal numbers of tokens: docs/reference-platform.md.
     "flashcomm1": Mode(
         "moe",
         EAGER,
         ["HcclReduceScatter"],
         environment={"VLLM_ASCEND_ENABLE_FLASHCOMM1": "1"},
         tensor=2,
-        concurrency=1,
     ),
 }
 FAST = (
@@ -134,9 +130,8 @@ def test_it_serves_and_is_balanced(name, models, counts, tmp_path):
         options += ["--speculative-config", json.dumps(speculation)]
     environment = ENVIRONMENT | mode.environment
     with Server(tmp_path, folder, *options, environment=environment) as server:
-        assert_equal(server, expected, concurrency=mode.concurrency)
-        if mode.concurrency > 1:  # else all requests are one rank's
-            assert_the_gate_decided(server, 2, holds=False)
+        assert_equal(server, expected, concurrency=16)
+        assert_the_gate_decided(server, 2, holds=False)
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     found = set(counts.read_text().splitlines())
     for what in mode.done:

@@ -61,7 +61,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
         t, s = query.shape[0], key.shape[0]
         unseen = torch.ones(t, s, dtype=torch.bool, device=query.device)
         scores = scores.masked_fill(unseen.triu(s - t + 1), float("-inf"))
-    out = torch.einsum("hts,shd->thd", scores.softmax(-1), v)
+    weights = scores.softmax(-1).nan_to_num(0)  # where a query sees no key
+    out = torch.einsum("hts,shd->thd", weights, v)
     return out.to(query.dtype), scores.logsumexp(-1).t()[..., None]
 
 
