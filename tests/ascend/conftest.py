@@ -3,6 +3,7 @@
 Run them inside it, as `make test-ascend` does: `build/ascend/run pytest tests/ascend`.
 """
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -110,7 +111,7 @@ def tiny_model(name: str, folder: Path) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny model by its name, and what Hugging Face writes with it.
 
-    With `int8.SUFFIX` behind its name the model is quantised.
+    With `int8.SUFFIX` and the bits behind its name the model is quantised.
     """
     folder, made = tmp_path_factory.mktemp("models"), {}
 
@@ -118,15 +119,16 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         from hugging_face import samples
 
         if name not in made:
-            kind = name.removesuffix(int8.SUFFIX)
+            kind, _, bits = name.partition(int8.SUFFIX)
             makers = {"deepseek": rounded_samples, "GLM-5": sparse_samples}
             makers["eagle3"] = lambda _: []
             model, write = tiny_model(kind, folder), makers.get(kind, samples)
-            if kind == name:
+            if not bits:
                 made[name] = (model, write(model))
             else:
-                how = {"margin": int8.MARGIN, "change": int8.quantise_in_place}
-                made[name] = (int8.quantise(model), write(model, **how))
+                change = functools.partial(int8.quantise_in_place, bits=int(bits))
+                told = write(model, margin=int8.MARGIN, change=change)
+                made[name] = (int8.quantise(model, int(bits)), told)
         return made[name]
 
     return find

@@ -29,6 +29,7 @@ LATENT_CALL = "npu::npu_fused_infer_attention_score_v2"
 INDEXER_CALL = "npu::npu_lightning_indexer"
 SPARSE_CALL = "_C_ascend::npu_sparse_flash_attention"
 QUANTISED_CALL = "npu::npu_quant_matmul"
+FOUR_BITS = "_C_ascend::grouped_matmul_swiglu_quant_v2"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Mode:
         environment: of the server.
         draft: how drafts are made; three each time.
         tensor: tensor parallel ranks.
-        concurrency: of the clients.
     """
 
     model: str
@@ -51,7 +51,6 @@ class Mode:
     environment: dict[str, str] = field(default_factory=dict)
     draft: str | None = None
     tensor: int = 1
-    concurrency: int = 16
 
 
 def slow(name: str):
@@ -90,17 +89,32 @@ MODES = {
         [REPLAY, UPDATE, "npu::npu_moe_distribute_dispatch_v2", "HcclAlltoAllV"],
         environment=A3,
     ),
+    "W4A8, EAGLE3, graphs": Mode(
+        "deepseek in int4", IN_GRAPHS, [REPLAY, UPDATE, FOUR_BITS], draft="eagle3"
+    ),
+    "W4A8, MTP, graphs, A3": Mode(
+        "deepseek in int4",
+        IN_GRAPHS,
+        [REPLAY, UPDATE, FOUR_BITS, "npu::npu_moe_distribute_dispatch_v2"],
+        environment=A3,
+        draft="mtp",
+    ),
+    "W4A8, MTP, graphs, fused MC2, A3": Mode(
+        "deepseek in int4",
+        [*IN_GRAPHS, *FUSED],
+        [REPLAY, UPDATE, FUSED_CALL],
+        environment=A3,
+        draft="mtp",
+    ),
     "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
     "EAGLE3, graphs": Mode("deepseek", IN_GRAPHS, [REPLAY, UPDATE], draft="eagle3"),
     "fused MC2, A3": Mode("moe", [*EAGER, *FUSED], [FUSED_CALL], environment=A3),
-    # With more, ranks have unequal numbers of tokens: docs/reference-platform.md.
     "flashcomm1": Mode(
         "moe",
         EAGER,
         ["HcclReduceScatter"],
         environment={"VLLM_ASCEND_ENABLE_FLASHCOMM1": "1"},
         tensor=2,
-        concurrency=1,
     ),
 }
 FAST = (
@@ -125,9 +139,8 @@ def test_it_serves_and_is_balanced(name, models, counts, tmp_path):
         options += ["--speculative-config", json.dumps(speculation)]
     environment = ENVIRONMENT | mode.environment
     with Server(tmp_path, folder, *options, environment=environment) as server:
-        assert_equal(server, expected, concurrency=mode.concurrency)
-        if mode.concurrency > 1:  # else all requests are one rank's
-            assert_the_gate_decided(server, 2, holds=False)
+        assert_equal(server, expected, concurrency=16)
+        assert_the_gate_decided(server, 2, holds=False)
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     found = set(counts.read_text().splitlines())
     for what in mode.done:

@@ -1,4 +1,4 @@
-"""Emulated operators on integers of eight bits, against float64 in plain torch."""
+"""Emulated operators on integers, against float64 in plain torch."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from test_operators import npu
 
 GROUPS = ([3, 0, 4, 1], [0, 0, 0, 8], [0, 5, 0, 0], [0, 0, 0, 0])
-ROWS, INNER, COLUMNS = 8, 7, 10
+ROWS, INNER, COLUMNS = 8, 6, 16
 OPERATORS = torch.ops._C_ascend
 
 
@@ -130,6 +130,38 @@ def test_first_half_of_experts(groups, experts):
         activation_scale=unit,
         group_index=numbers,
         quant_mode=1,
+    )
+    assert_quantised(found, scale, swiglu(made))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_four_bits(groups, parts, experts):
+    """With a scale for each column, or each column of a half of the rows."""
+    x, unit, _, _ = experts
+    whole = torch.randint(-8, 8, (4, INNER, COLUMNS), dtype=torch.int8)
+    units = torch.rand(4, parts, COLUMNS) / 90
+    numbers = whole * units.repeat_interleave(INNER // parts, 1).double()
+    made, _ = by_row((x, unit, numbers, torch.ones(4, COLUMNS)), groups)
+    packed = (whole[..., ::2] & 15 | whole[..., 1::2] << 4).view(torch.int32)
+    bits, bias = units.view(torch.int32).long(), 8 * numbers.sum(1).float()
+    x, unit, packed, bits, bias = npu(x, unit, packed, bits, bias)
+    common = {"group_list": torch.tensor(groups, device="npu"), "group_list_type": 1}
+    (found,) = torch_npu.npu_grouped_matmul(
+        *([x], [packed]),
+        scale=[bits],
+        bias=[bias],
+        per_token_scale=[unit],
+        output_dtype=torch.bfloat16,
+        group_type=0,
+        split_item=2,
+        **common,
+    )
+    assert_close(found.cpu(), made.bfloat16(), rtol=1e-2, atol=1e-6)
+    found, scale = OPERATORS.grouped_matmul_swiglu_quant_v2(
+        *(x, [packed], [bits.squeeze(1)], unit),
+        weight_assist_matrix=[bias],
+        **common,
     )
     assert_quantised(found, scale, swiglu(made))
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import int8
 from conftest import GRAPHS, REPLAY, UPDATE, counted, program
 
 OFFLINE = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
@@ -73,11 +72,16 @@ def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", slow("GLM-4.7"), slow("MiniMax-M2")])
+TEXT = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+OTHERS = ("GLM-4.7", "MiniMax-M2", "Qwen3-VL")
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", *map(slow, OTHERS)])
 def test_graphs(name, models, counts):
     """Of several sizes; each step of decodes alone is one replay."""
     model, given = models(name)
-    found, _ = run(model, [s.prompt for s in given], dtype="float32", **GRAPHS)
+    options = {**GRAPHS, **(TEXT if name == "Qwen3-VL" else {})}
+    found, _ = run(model, [s.prompt for s in given], dtype="float32", **options)
     assert found == [list(s.tokens) for s in given]
     done = counted(counts)
     assert done[UPDATE] == 2 * done[REPLAY] > 60  # attention of two layers
@@ -130,17 +134,19 @@ def test_mla_in_pieces(models):
 @pytest.mark.parametrize(
     ("name", "graphs", "drafts"),
     [
-        ("moe", True, 0),
-        slow("moe", False, 0),
-        slow("deepseek", False, 0),
-        slow("deepseek", True, 3),
+        ("moe in int8", True, 0),
+        slow("moe in int8", False, 0),
+        slow("deepseek in int8", False, 0),
+        slow("deepseek in int8", True, 3),
+        slow("moe in int4", False, 0),
+        ("deepseek in int4", True, 3),
     ],
 )
-def test_int8(name, graphs, drafts, models, counts):
-    """W8A8, against Hugging Face's model with the same arithmetic."""
-    model, given = models(name + int8.SUFFIX)
+def test_integers(name, graphs, drafts, models, counts):
+    """W8A8 and W4A8, against Hugging Face's model with the same arithmetic."""
+    model, given = models(name)
     options = dict(GRAPHS if graphs else EAGER)
-    if name == "deepseek":
+    if "deepseek" in name:
         options |= WHOLE
     if drafts:
         speculation = {"method": "mtp", "num_speculative_tokens": drafts}
@@ -149,5 +155,7 @@ def test_int8(name, graphs, drafts, models, counts):
     assert found == [list(s.tokens) for s in given]
     done = counted(counts)
     assert done["npu::npu_quant_matmul"] > 100
+    four = done["_C_ascend::grouped_matmul_swiglu_quant_v2"]
+    assert (four > 30) == name.endswith("int4")
     assert (done[REPLAY] > 30) == graphs
     assert (accepted > 100) == bool(drafts)

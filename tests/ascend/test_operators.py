@@ -61,6 +61,24 @@ def test_grouped_matmul_takes_running_sums():
     assert_close(out.cpu(), golden)
 
 
+def test_queries_that_see_no_key_get_zeros():
+    """As those with which flashcomm1 makes ranks equal: of three, the last sees one."""
+    q, k, v = torch.randn(3, 2, 8), torch.randn(1, 128, 8), torch.randn(1, 128, 8)
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        *npu(q, k, v),
+        num_heads=2,
+        num_key_value_heads=1,
+        input_layout="TND",
+        sparse_mode=3,
+        block_size=128,
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+        actual_seq_lengths=[3],
+        actual_seq_lengths_kv=[1],
+    )
+    assert torch.equal(out.cpu()[:2], torch.zeros(2, 2, 8))
+    assert_close(out.cpu()[2], v[0, :1].expand(2, 8))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
 def test_histogram(dtype):
     """As `bincount` has it; PyTorch's kernel for the CPU refuses integers."""

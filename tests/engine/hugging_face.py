@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 MARGIN = 5e-4
 """Least lead of the best token, in standard deviations of the logits.
@@ -46,7 +46,7 @@ def samples(
     model = _load(folder, attention)
     change(model)
     draw = random.Random(7)
-    vocabulary = range(FIRST_TEXT_TOKEN, model.config.vocab_size)
+    vocabulary = range(FIRST_TEXT_TOKEN, model.config.get_text_config().vocab_size)
 
     def sample(start: tuple[int, ...], length: int) -> Sample:
         tokens = None
@@ -70,9 +70,11 @@ def continuations(
 
 def _load(folder: Path, attention: str | None = None) -> torch.nn.Module:
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(
+    (name,) = transformers.AutoConfig.from_pretrained(folder).architectures
+    model = getattr(transformers, name).from_pretrained(
         folder, dtype=torch.float32, attn_implementation=attention
-    ).eval()
+    )
+    model.eval()
     model.generation_config.eos_token_id = None  # full length
     return model
 

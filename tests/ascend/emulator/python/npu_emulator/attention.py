@@ -71,7 +71,8 @@ def attend(
         scores = scores.masked_fill(unseen.triu(s - t + 1), float("-inf"))
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
-    out = torch.einsum("hts,shd->thd", scores.softmax(-1), v)
+    weights = scores.softmax(-1).nan_to_num(0)  # where a query sees no key
+    out = torch.einsum("hts,shd->thd", weights, v)
     return out.to(query.dtype), scores.logsumexp(-1).t()[..., None]
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from .quantised import TYPES, groups, product, quantise, scaled
+from .quantised import TYPES, groups, product, quantise, scaled_product
 from .registry import operator, require, require_defaults
 
 COUNTS = 1
@@ -146,7 +146,8 @@ def grouped_matmul(
 ):
     """Rows of each expert, in order, times its weight; zeros after the last.
 
-    Of integers it is the bare product as int32, or that times both scales.
+    Of integers it is the bare product as int32, or that times both scales; a bias
+    belongs to weights of four bits.
     """
     name = "npu_grouped_matmul"
     require_defaults(name, rest)
@@ -155,18 +156,22 @@ def grouped_matmul(
     rows, weights = x[0], weight[0]
     kind = rows.dtype if output_dtype is None else TYPES[output_dtype]
     integers = rows.dtype == torch.int8
-    require(integers == (weights.dtype == torch.int8), name, "integers times others")
+    four = weights.dtype == torch.int32
+    require(integers == (four or weights.dtype == torch.int8), name, weights.dtype)
     require(integers or not (scale or output_dtype), name, "scales of numbers")
-    require(not integers or (kind != torch.int8 and not bias), name, "int8 or a bias")
-    out = torch.zeros(rows.shape[0], weights.shape[-1], dtype=kind, device=rows.device)
+    require(not integers or (kind != torch.int8 and bool(bias) == four), name, kind)
+    columns = (scale[0] if four else weights).shape[-1]
+    out = torch.zeros(rows.shape[0], columns, dtype=kind, device=rows.device)
     for expert, part in groups(group_list, group_list_type == COUNTS, rows.shape[0]):
-        if integers:
+        own = bias and bias[0][expert]
+        if kind == torch.int32:
             made = product(rows[part], weights[expert])
-            if kind != torch.int32:
-                made = scaled(made, scale[0][expert], per_token_scale[0][part])
+        elif integers:
+            scales = (scale[0][expert], per_token_scale[0][part])
+            made = scaled_product(rows[part], weights[expert], *scales, own)
         else:
             made = rows[part] @ weights[expert]
             if bias:
-                made += bias[0][expert].to(rows.dtype)
+                made += own.to(rows.dtype)
         out[part] = made.to(kind)
     return [out]

@@ -8,7 +8,7 @@ import ctypes
 import torch
 
 from .layers import swiglu
-from .quantised import UNLIMITED, activated, product, quantise, scaled
+from .quantised import UNLIMITED, activated, quantise, scaled_product
 from .registry import operator, require, require_defaults
 
 INFO = 128
@@ -225,7 +225,6 @@ def dispatch_ffn_combine(
     integers have scales, and tokens are quantised.
     """
     name = "dispatch_ffn_combine"
-    require(not any(t.numel() for t in (*bias1, *bias2)), name, "a bias")
     require(swiglu_limit in UNLIMITED, name, f"swiglu_limit={swiglu_limit}")
     ids = expert_idx
     if x_active_mask is not None:
@@ -237,18 +236,22 @@ def dispatch_ffn_combine(
     lengths = [t.shape[0] for t in tokens]
     tokens, choices, shares = map(torch.cat, (tokens, choices, shares))
     first, second = map(_by_expert, (weight1, weight2))
-    integers = first[0].dtype == torch.int8
+    four, integers = first[0].dtype == torch.int32, not first[0].is_floating_point()
     require(integers == any(t.numel() for t in (*scale1, *scale2)), name, "scales")
+    require(four == any(t.numel() for t in (*bias1, *bias2)), name, "a bias")
     if integers:
-        scales = [_scales_by_expert(s, len(first)) for s in (scale1, scale2)]
+        parts = [scale1, scale2, *((bias1, bias2) if four else ())]
+        halves = [_by_expert_flat(p, len(first)) for p in parts]
     added = torch.zeros_like(tokens, dtype=torch.float32)
     for local, (up, down) in enumerate(zip(first, second, strict=True)):
         token, choice = (choices == rank * len(first) + local).nonzero(as_tuple=True)
         expert_token_nums.view(-1)[local] = token.numel()
         if integers:
             rows, unit = quantise(tokens[token])
-            rows, unit = activated(scaled(product(rows, up), scales[0][local], unit))
-            made = scaled(product(rows, down), scales[1][local], unit)
+            own = [half[local] for half in halves]
+            made = scaled_product(rows, up, own[0], unit, *own[2:3])
+            rows, unit = activated(made)
+            made = scaled_product(rows, down, own[1], unit, *own[3:])
         else:
             made = swiglu(tokens[token] @ up) @ down
         added.index_add_(0, token, made.float() * shares[token, choice][:, None])
@@ -264,7 +267,6 @@ def _by_expert(weights):
     return [matrix for w in weights for matrix in (w if w.dim() == 3 else [w])]
 
 
-def _scales_by_expert(scales, experts):
-    """One row for each expert, of bits of float32 in integers of 64 bits."""
-    numbers = [s.int().view(torch.float32).flatten() for s in scales]
-    return torch.cat(numbers).view(experts, -1)
+def _by_expert_flat(tensors, experts):
+    """One row for each expert of its scales, or of a bias."""
+    return torch.cat([t.flatten() for t in tensors]).view(experts, -1)

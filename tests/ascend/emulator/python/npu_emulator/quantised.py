@@ -1,4 +1,4 @@
-"""Products of integers of eight bits: quantised tokens with quantised weights."""
+"""Products of integers: tokens of eight bits with weights of eight or of four."""
 
 import torch
 
@@ -33,6 +33,34 @@ def product(x, weight):
 def scaled(made, scale, token_scale):
     """A product of integers as a number, by the scales of its column and its row."""
     return made.float() * scale.float() * token_scale.float()[..., None]
+
+
+def unpacked(weight):
+    """The integers of four bits of which an int32 holds eight, the lowest first."""
+    shifts = torch.arange(0, 32, 4, device=weight.device)
+    return ((weight[..., None] >> shifts & 15 ^ 8) - 8).flatten(-2)
+
+
+def numbers(scales):
+    """Those whose bits are in integers of 64 bits, which other scales are not."""
+    return scales.int().view(torch.float32) if scales.dtype == torch.int64 else scales
+
+
+def scaled_product(x, weight, scale, token_scale, bias=None):
+    """Of one expert, times the scales.
+
+    A weight of four bits meets tokens that are less by eight, and the bias is what they
+    miss; its scales are one for each column, or for each column of a group of rows.
+    """
+    scale = numbers(scale)
+    if weight.dtype != torch.int32:
+        return scaled(product(x, weight), scale, token_scale)
+    weight = unpacked(weight).double()
+    scale = scale.view(-1, weight.shape[-1]).double()
+    parts = (len(scale), -1)
+    x, weight = (x.double() - 8).unflatten(1, parts), weight.unflatten(0, parts)
+    made = torch.einsum("tgk,gkn,gn->tn", x, weight, scale) + bias
+    return (made * token_scale[..., None]).float()
 
 
 def groups(group_list, is_counts, room):
@@ -124,20 +152,47 @@ def dequant_swiglu_quant(
     return activated(made, clamp_limit)
 
 
-def _grouped_swiglu(x, weight, weight_scale, x_scale, group_list, limit):
-    """Rows of each expert times its weight, SwiGLU, quantised; no offsets."""
-    columns = weight_scale[0].shape[-1]
-    made = torch.zeros(x.shape[0], columns, dtype=torch.float32, device=x.device)
-    for expert, rows in groups(group_list, False, x.shape[0]):
-        raw = product(x[rows], weight[expert])
-        made[rows] = scaled(raw, weight_scale[expert], x_scale[rows])
-    return *activated(made, limit), torch.zeros(0, device=x.device)
-
-
 @operator("_C_ascend::grouped_matmul_swiglu_quant_weight_nz")
 def grouped_matmul_swiglu_quant(
     x, weight, weight_scale, x_scale, group_list, *, swiglu_limit=0.0, **rest
 ):
-    """The first half of experts, of rows in their order; running sums."""
+    """The first half of experts, of rows in their order; running sums, no offsets."""
     require_defaults("grouped_matmul_swiglu_quant_weight_nz", rest)
-    return _grouped_swiglu(x, weight, weight_scale, x_scale, group_list, swiglu_limit)
+    lists = ([weight], [weight_scale], x_scale, group_list)
+    made = grouped_matmul_swiglu_quant_v2(x, *lists, swiglu_limit=swiglu_limit)
+    return *made, torch.zeros(0, device=x.device)
+
+
+@operator("_C_ascend::grouped_matmul_swiglu_quant_v2")
+def grouped_matmul_swiglu_quant_v2(
+    x,
+    weight,
+    weight_scale,
+    x_scale,
+    group_list,
+    smooth_scale=None,
+    weight_assist_matrix=None,
+    bias=None,
+    dequant_mode=0,
+    dequant_dtype=0,
+    quant_mode=0,
+    quant_dtype=0,
+    transpose_weight=False,
+    group_list_type=0,
+    tuning_config=(),
+    swiglu_limit=0.0,
+):
+    """Rows of each expert times its weight, SwiGLU, quantised."""
+    name = "grouped_matmul_swiglu_quant_v2"
+    modes = (dequant_mode, dequant_dtype, quant_mode, quant_dtype, transpose_weight)
+    require(not any(modes), name, f"modes {modes}")
+    require(smooth_scale is None and bias is None, name, "smooth scales or a bias")
+    require(len(weight) == 1, name, "several weights")
+    assist = weight_assist_matrix and weight_assist_matrix[0]
+    scales = weight_scale[0]
+    shape = (x.shape[0], scales.shape[-1])
+    made = torch.zeros(shape, dtype=torch.float32, device=x.device)
+    for expert, rows in groups(group_list, group_list_type == 1, x.shape[0]):
+        more = (x_scale[rows], None if assist is None else assist[expert])
+        made[rows] = scaled_product(x[rows], weight[0][expert], scales[expert], *more)
+    return activated(made, swiglu_limit)

@@ -108,9 +108,8 @@ def sparse_flash_attention(
         indices = indices.masked_fill(indices < 0, end).clamp(max=end)
         chosen = seen.new_zeros((seen.shape[0], end + 1))
         chosen = chosen.scatter(1, indices, True)[:, :end] & seen
-        attended, _ = attend(
+        out[rows], _ = attend(
             *(asked[rows], torch.cat((keys, rope), -1), values, scale_value),
             seen=chosen,
         )
-        out[rows] = attended.masked_fill(~chosen.any(1)[:, None, None], 0)
     return out, none, none
