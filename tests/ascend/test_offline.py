@@ -112,7 +112,7 @@ def test_mla_and_drafts(name, method, count, graphs, models, counts):
     found, accepted = run(model, [s.prompt for s in given], dtype="float32", **options)
     assert found == [list(s.tokens) for s in given]
     assert (accepted > 100) == bool(count)
-    assert (counted(counts)[REPLAY] > 30) == graphs
+    assert (counted(counts)[REPLAY] > 20) == graphs
 
 
 @pytest.mark.slow
