@@ -92,13 +92,6 @@ MODES = {
     "W4A8, EAGLE3, graphs": Mode(
         "deepseek in int4", IN_GRAPHS, [REPLAY, UPDATE, FOUR_BITS], draft="eagle3"
     ),
-    "W4A8, MTP, graphs, A3": Mode(
-        "deepseek in int4",
-        IN_GRAPHS,
-        [REPLAY, UPDATE, FOUR_BITS, "npu::npu_moe_distribute_dispatch_v2"],
-        environment=A3,
-        draft="mtp",
-    ),
     "W4A8, MTP, graphs, fused MC2, A3": Mode(
         "deepseek in int4",
         [*IN_GRAPHS, *FUSED],
