@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import architectures
-import int8
+import integers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -111,7 +111,7 @@ def tiny_model(name: str, folder: Path) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny model by its name, and what Hugging Face writes with it.
 
-    With `int8.SUFFIX` and the bits behind its name the model is quantised.
+    With `integers.SUFFIX` and the bits behind its name the model is quantised.
     """
     folder, made = tmp_path_factory.mktemp("models"), {}
 
@@ -119,16 +119,16 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         from hugging_face import samples
 
         if name not in made:
-            kind, _, bits = name.partition(int8.SUFFIX)
+            kind, _, bits = name.partition(integers.SUFFIX)
             makers = {"deepseek": rounded_samples, "GLM-5": sparse_samples}
             makers["eagle3"] = lambda _: []
             model, write = tiny_model(kind, folder), makers.get(kind, samples)
             if not bits:
                 made[name] = (model, write(model))
             else:
-                change = functools.partial(int8.quantise_in_place, bits=int(bits))
-                told = write(model, margin=int8.MARGIN, change=change)
-                made[name] = (int8.quantise(model, int(bits)), told)
+                change = functools.partial(integers.quantise_in_place, bits=int(bits))
+                told = write(model, margin=integers.MARGIN, change=change)
+                made[name] = (integers.quantise(model, int(bits)), told)
         return made[name]
 
     return find
