@@ -25,9 +25,11 @@ LATENT = {
 
 
 def glm4_moe(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """GLM-4.7."""
+    """GLM-4.7, with a layer more for MTP."""
+    shape = shape | {"num_hidden_layers": 3}
     config = transformers.Glm4MoeConfig(
         vocab_size=vocabulary,
+        num_nextn_predict_layers=1,
         partial_rotary_factor=0.5,
         **GLM,
         **shape,

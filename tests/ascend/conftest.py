@@ -99,7 +99,7 @@ def tiny_model(name: str, folder: Path) -> Path:
     sys.modules["tiny_models"] = module  # where transformers looks for a class
     spec.loader.exec_module(module)
     for other, make in architectures.MODELS.items():
-        end = module.with_mtp if other == "GLM-5" else module.randomised
+        end = module.with_mtp if other in ("GLM-4.7", "GLM-5") else module.randomised
         module.MODELS[other] = lambda vocabulary, make=make, end=end: end(
             make(vocabulary, module.SHAPE)
         )
