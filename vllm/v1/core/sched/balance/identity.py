@@ -68,8 +68,6 @@ def check_same_identity(
         RuntimeError: it has another identity than the front-end; says in what.
     """
     found = ready_message.get("data_parallel_balance", _STOCK)
-    if isinstance(found, str):  # of a version that sent nothing but the policy
-        found = {"policy": found, "ttft_budget": None, "code": "unknown (older)"}
     expected = _identity(parallel_config)
     if reason := difference(engine, found, "the front-end", expected):
         raise RuntimeError(reason)
