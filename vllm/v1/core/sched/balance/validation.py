@@ -63,7 +63,9 @@ def check_balance_scheduler(
             `schedule()` instead of calling `super().schedule()`, or the engine
             does not run the data parallel loop.
     """
-    from vllm import envs  # not at the top, because of vllm.config
+    # Not at the top, because of vllm.config.
+    from vllm import envs
+    from vllm.logger import init_logger
 
     policy = vllm_config.parallel_config.data_parallel_balance
     if policy == "off":
@@ -93,6 +95,17 @@ def check_balance_scheduler(
             f"{_FLAG} {policy}: the scheduler {name} has a schedule() of its own that "
             "does not ask the balance gate, so the flag would do nothing. Use a "
             "scheduler that calls super().schedule(), or remove the flag."
+        )
+    # vllm-ascend 0.23 on instances that only prefill: its copy without preemption.
+    if getattr(scheduler, "_disable_preemption", False):
+        init_logger(__name__).warning(
+            "%s %s: on this prefill instance the scheduler of vllm-ascend does not ask "
+            "the balance gate, so nothing is held and each exchange is in vain. The "
+            "dispatch works without it: use %s off with --data-parallel-dispatch "
+            "prefixes.",
+            _FLAG,
+            policy,
+            _FLAG,
         )
 
 

@@ -1,0 +1,1 @@
+"""The part of Mooncake that the plugin's P/D connector imports."""
