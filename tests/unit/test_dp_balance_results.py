@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from vllm.benchmarks.dp_balance import recommend, simulate
@@ -50,6 +51,13 @@ def test_advice_respects_the_ttft_budget():
     slow_start = result("x", 50.0, 50.0, steady_p99_ttft_ms=9000)
     assert "balance cap" in advise([OFF, slow_start, result("cap", 90.0, 90.0)], 2000)
     assert advise([OFF, slow_start], 2000).startswith("Leave it off: every policy")
+
+
+def test_no_advice_from_sessions_that_all_begin_or_end_the_run():
+    few = result("x", 50.0, 50.0, first_turn=2, steady_duration=1e9)
+    assert "Use" in advise([OFF, few], None)
+    without = replace(few.runs[0], steady_mean_e2el_ms=None)
+    assert advise([OFF, PolicyResult("x", [without] * 2)], None).startswith("No advice")
 
 
 def test_no_policy_is_advised_whose_throughput_falls():

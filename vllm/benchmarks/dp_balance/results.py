@@ -68,7 +68,8 @@ beginning and the end of a run weigh more than what lies between."""
 def unsteady(results: Sequence[PolicyResult]) -> str | None:
     """Why a longer run may say something else, if no policy has a steady part."""
     turns = [result.mean("turns") or 0.0 for result in results]
-    if max(turns) >= LEAST_TURNS:
+    steady = [result.mean("steady_mean_e2el_ms") for result in results]
+    if max(turns) >= LEAST_TURNS and None not in steady:
         return None
     best = results[turns.index(max(turns))].runs[0]
     said = (

@@ -115,21 +115,16 @@ def read_trace(
 def _parse(
     path: Path, text: str, count_tokens: CountTokens | None, options: TimedTrace
 ) -> Trace:
-    chunk_size, is_dated = 16, False
+    chunk_size = 16
     notes: list[str] = []
     head = text.lstrip().partition("\n")[0]
     separator = max(",;\t", key=head.count)
     names = [name.strip(' "\r') for name in head.split(separator)]
     columns = next((each for each in (_AZURE, _BURSTGPT) if {*each} <= {*names}), None)
     if columns is not None:
-        is_dated = columns is _AZURE
         rows = _csv_rows(path, text.lstrip(), separator, columns, options)
     else:
         rows, chunk_size, notes = _json_rows(path, text, count_tokens, options)
-    if is_dated and options.sec_multiplier is not None:
-        raise UsageError(
-            f"--timed-trace-sec-multiplier: the times of {path} are dates."
-        )
     served = [row for row in rows if row.output_len]
     if failed := len(rows) - len(served):
         notes.append(f"left out {failed} of {len(rows)} requests, which have no answer")
@@ -221,6 +216,10 @@ def _csv_rows(
     options: TimedTrace,
 ) -> list[TraceRow]:
     """The rows; those of requests that failed have no output tokens."""
+    if columns is _AZURE and options.sec_multiplier is not None:
+        raise UsageError(
+            f"--timed-trace-sec-multiplier: the times of {path} are dates."
+        )
     rows, zones = [], set()
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     names = [name.strip() for name in next(reader)]
