@@ -80,6 +80,11 @@ def refuse_unused(args: argparse.Namespace) -> None:
             "it needs a --dataset-path",
         ),
         (
+            args.dataset_name != "timed_trace",
+            ("self_timed",),
+            "only supported with --dataset-name timed_trace",
+        ),
+        (
             timed,
             ("request_rate", "burstiness"),
             "requests are sent at the times of the trace; leave it out, or give "
@@ -119,11 +124,6 @@ def workload_from(args: argparse.Namespace, slots: int) -> Workload:
     """The requests that the options describe, for so many places on all ranks."""
     if args.dataset_name == "timed_trace" and args.dataset_path is None:
         raise UsageError("--dataset-name timed_trace: give its --dataset-path.")
-    if args.self_timed is not None and args.dataset_name != "timed_trace":
-        raise UsageError(
-            "--self-timed/--no-self-timed is only supported with --dataset-name "
-            "timed_trace."
-        )
     num_prompts = args.num_prompts
     if num_prompts is None and args.dataset_path is None:
         in_flight = max(slots, args.max_concurrency or 0)
