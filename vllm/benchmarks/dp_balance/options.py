@@ -224,7 +224,7 @@ def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
         if name not in changes:
             raise UsageError(
                 f"{args.calibration}: {name} is not known ({why}); calibrate under a "
-                f"load that has them, or give it with --cost {name}=SECONDS."
+                f"load that varies, or give it with --cost {name}=SECONDS."
             )
     for warning in found.warnings(limits):
         print(f"warning: {warning}", file=sys.stderr)

@@ -84,7 +84,7 @@ NOTES = {
     "c": "the prompt tokens of prefilling steps hardly vary; taken as 0, its cost is "
     "in b",
     "a": "the number of decodes hardly varies; taken as 0, its cost is in t0",
-    "b": "too few steps prefill",
+    "b": "too few steps prefill, or all alike",
 }
 """Constants in the order in which they are given up, and why."""
 NEEDED = {"a": "no step decodes", "b": "no step prefills"}
