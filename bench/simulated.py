@@ -14,7 +14,6 @@ of its runs is missing; all of them take about an hour on two cores. `grids.py` 
 import argparse
 import hashlib
 import json
-import math
 import multiprocessing
 import platform
 import signal
@@ -87,8 +86,8 @@ def execute(task: Task) -> tuple[str, Figures]:
     finally:
         adaptive._FIRST_TOKENS = own
     found = measure(run)
-    figures = {name: round(getattr(found, name), 3) for name in MEASURED}
-    if math.isnan(found.steady_output_throughput):  # all were sent at the start
+    figures = {name: round(getattr(found, name) or 0.0, 3) for name in MEASURED}
+    if found.steady_output_throughput is None:  # all were sent at the start
         figures["steady_output_throughput"] = figures["output_throughput"]
     figures["goodput"] = round(goodput(run), 4)
     prompts = sum(request.prompt_len for request in run.requests)

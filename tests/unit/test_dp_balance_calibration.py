@@ -1,18 +1,23 @@
 """Calibration recovers known constants, and says what the data cannot tell."""
 
 import argparse
+import gzip
 import json
+import math
 import random
 import re
 from dataclasses import asdict, replace
+from datetime import datetime, timedelta
 
 import pytest
-from vllm.benchmarks.dp_balance import recommend
+from vllm.benchmarks.dp_balance import calibrate, recommend
+from vllm.benchmarks.dp_balance import simulate as simulate_command
 from vllm.benchmarks.dp_balance.calibration import Calibration
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.results import write_json
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
@@ -122,6 +127,33 @@ def test_lines_are_read(tmp_path, changes):
     assert len(read_server_logs([path], 2).samples) == 3
 
 
+def test_torn_lines_are_left_out_and_counted(tmp_path, capsys):
+    text = server_log(9, 30.0, 0.03) + "\n12-31 10:00:00 Iteration(9"
+    for whole, torn in (
+        ("12-31", "13-31"),
+        (": 30.00 ms", ": 30.0.1 ms"),  # of the same step
+        ("Iteration(4): 1 context", "Iteration(4): 1 con"),
+        ("30.00 ms", "0.00 ms"),  # of the next
+    ):
+        text = text.replace(whole, torn, 1)
+    (path := tmp_path / "server.log").write_text(text)
+    assert len(read_server_logs([path], 2).samples) == 6
+    said = capsys.readouterr().err
+    assert "left out 4 lines that are torn" in said
+    assert "left out 1 steps that were not logged by 2 ranks" in said
+    assert "left out 1 steps that took 0 ms" in said
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, lambda data: data.decode().encode("utf-16")]
+)
+def test_logs_as_people_have_them(pack, tmp_path):
+    (path := tmp_path / "server.log").write_bytes(
+        pack(server_log(3, 30.0, 0.03).encode())
+    )
+    assert len(read_server_logs([path], 2).samples) == 3
+
+
 def test_another_number_of_ranks_is_refused(tmp_path):
     (path := tmp_path / "server.log").write_text(server_log(9, 30.0, 0.03))
     with pytest.raises(UsageError, match="most steps were logged by 2 ranks, not by 4"):
@@ -131,6 +163,34 @@ def test_another_number_of_ranks_is_refused(tmp_path):
 def test_time_of_the_host_between_steps_is_measured(tmp_path):
     (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
     assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
+
+
+CLOCK = re.compile(r"12-31 10:(\d\d):(\d\d)")
+
+
+def shifted(text: str, at: int, jump: timedelta) -> str:
+    """The log, `jump` later from second `at` on; after nine seconds it is New Year."""
+
+    def stamp(match: re.Match[str]) -> str:
+        seconds = 60 * int(match[1]) + int(match[2])
+        clock = datetime(2025, 12, 31, 23, 59, 51) + timedelta(seconds=seconds)
+        return f"{clock + jump if seconds >= at else clock:%m-%d %H:%M:%S}"
+
+    return CLOCK.sub(stamp, text)
+
+
+@pytest.mark.parametrize(("jump", "steps"), [(0, 450), (-3600, 2000), (3600, 2000)])
+def test_time_of_the_host_where_clocks_jump(jump, steps, tmp_path):
+    text = shifted(server_log(steps, 30.0, 0.037), 15, timedelta(seconds=jump))
+    (path := tmp_path / "server.log").write_text(text)
+    found = read_server_logs([path], 2).host_seconds
+    assert found == pytest.approx(0.007, abs=1.5 / steps)
+
+
+def test_a_short_log_tells_no_time_of_the_host_and_says_so(tmp_path, capsys):
+    (path := tmp_path / "server.log").write_text(server_log(150, 30.0, 0.037))
+    assert read_server_logs([path], 2).host_seconds == 0.0
+    assert "the time between steps is not known" in capsys.readouterr().err
 
 
 def test_experts_are_recovered():
@@ -166,6 +226,28 @@ def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used():
     assert costs[0] == pytest.approx(costs[1], rel=0.02)
 
 
+DROPPED = {"a": "decodes", "b": "prefill"}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
+    samples = samples_of(scenario(cost(0.3)))
+    without = [one._replace(**{DROPPED[name]: (0.0,) * 4}) for one in samples]
+    found = fit(without)
+    assert math.isnan(getattr(found, name).value)
+    calibrate.print_fit(found)
+    assert re.search(rf"^{name} +- +\?", capsys.readouterr().out, re.M)
+    document = {"format": "dp-balance calibrate", "format_version": 1}
+    write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
+    options = f"--num-prompts 40 --output-len 9 -dp 4 --policy off --calibration {path}"
+    parser = argparse.ArgumentParser()
+    simulate_command.add_cli_args(parser)
+    with pytest.raises(UsageError, match=f"{name} is not known .no step"):
+        simulate_command.main(parser.parse_args(options.split()))
+    given = [*options.split(), "--cost", f"{name}=1e-4"]
+    simulate_command.main(parser.parse_args(given))
+
+
 def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
     found = lone("uniform:100:900")
     path = tmp_path / "mine.json"
@@ -174,7 +256,8 @@ def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
     assert len(Calibration.read(path).costs) == 2
     parser = argparse.ArgumentParser()
     recommend.add_cli_args(parser)
-    options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4"
+    options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4 "
+    options += "--max-num-seqs 8"
     arguments = [*options.split(), "--calibration", str(path)]
     recommend.main(parser.parse_args(arguments))
     printed = capsys.readouterr()
@@ -185,4 +268,4 @@ def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
     assert f"requests end {low:.0f}% earlier" in printed.out.replace(" .", ".") or (
         "Leave it off" in printed.out
     ), "the advice rests on the least gain"
-    assert "--max-num-seqs 32: the calibration saw at most" in printed.err
+    assert "--max-num-seqs 8: the calibration saw at most" in printed.err

@@ -1,11 +1,19 @@
 """What `vllm bench dp-balance` writes: advice, tables and files."""
 
 import json
+import math
+from dataclasses import replace
 
+import pytest
 from vllm.benchmarks.dp_balance import recommend, simulate
 from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
-from vllm.benchmarks.dp_balance.results import PolicyResult, read_json
+from vllm.benchmarks.dp_balance.results import (
+    PolicyResult,
+    read_json,
+    table_rows,
+    write_json,
+)
 
 from test_dp_balance_input import run
 
@@ -16,12 +24,11 @@ SMALL = [
 ]
 
 
-def result(policy: str, *e2e_ms: float, ttft_p99_ms: float = 1000.0) -> PolicyResult:
-    fields = dict.fromkeys(Metrics.__dataclass_fields__, 100.0)
-    runs = [
-        Metrics(**fields | {"mean_e2el_ms": e2e, "p99_ttft_ms": ttft_p99_ms})  # type: ignore[arg-type]
-        for e2e in e2e_ms
-    ]
+def result(policy: str, *e2e_ms: float, **figures: float | None) -> PolicyResult:
+    """Of requests that are sent for 100 s."""
+    every = dict.fromkeys(Metrics.__dataclass_fields__, 100.0) | figures
+    names = ("mean_e2el_ms", "steady_mean_e2el_ms")
+    runs = [Metrics(**every | dict.fromkeys(names, e2e)) for e2e in e2e_ms]  # type: ignore[arg-type]
     return PolicyResult(policy, runs)
 
 
@@ -41,9 +48,100 @@ def test_advice_is_to_leave_it_off_when_the_gain_is_small_or_chance():
 
 
 def test_advice_respects_the_ttft_budget():
-    slow_start = result("x", 50.0, 50.0, ttft_p99_ms=9000)
+    slow_start = result("x", 50.0, 50.0, steady_p99_ttft_ms=9000)
     assert "balance cap" in advise([OFF, slow_start, result("cap", 90.0, 90.0)], 2000)
     assert advise([OFF, slow_start], 2000).startswith("Leave it off: every policy")
+
+
+def test_no_advice_from_sessions_that_all_begin_or_end_the_run():
+    few = result("x", 50.0, 50.0, first_turn=2, steady_duration=1e9)
+    assert "Use" in advise([OFF, few], None)
+    without = replace(few.runs[0], steady_mean_e2el_ms=None)
+    assert advise([OFF, PolicyResult("x", [without] * 2)], None).startswith("No advice")
+
+
+def test_no_policy_is_advised_whose_throughput_falls():
+    fewer = result("x", 50.0, 50.0, steady_output_throughput=90.0)
+    assert "balance cap" in advise([OFF, fewer, result("cap", 90.0, 90.0)], None)
+    assert advise([OFF, fewer], None).startswith("Leave it off: with every policy")
+
+
+def test_throughput_of_an_open_loop_is_that_of_the_whole_run():
+    """Requests may be sent in a short part of it."""
+    opened = {"first_turn": 0, "steady_output_throughput": 1.0}
+    off = result("off", 100.0, **opened)
+    best = result("x", 50.0, **opened | {"steady_output_throughput": 2.2})
+    assert "tok/s" not in advise([off, best], None)
+    assert table_rows([off, best])[2][-1] == "+0.0%"
+    assert table_rows([off, best])[2][2] == "-"
+    closed = result("x", 50.0, 50.0, steady_output_throughput=250.0)
+    assert "output tok/s +150%" in advise([OFF, closed], None)
+
+
+SHORT = "-dp 2 --max-num-seqs 4 --input-len 600 --output-len 20 --num-seeds 1 "
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--num-prompts 8", "give --num-prompts 64 or more"),
+        ("--num-prompts 1 --output-len 1", "give --num-prompts 64 or more"),
+        ("--num-prompts 3 --request-rate 100", "a longer window of the trace"),
+        ("--num-prompts 999 --request-rate 1000", "fewer per second if the ranks"),
+    ],
+)
+def test_no_advice_and_no_figure_where_nothing_is_steady(
+    options, what, capsys, tmp_path
+):
+    saved = f"--policy align --save-result --result-dir {tmp_path} --result-filename r"
+    run(recommend, *SHORT.split(), *options.split(), *saved.split())
+    printed = capsys.readouterr().out
+    assert "No advice, because nothing is steady" in printed
+    assert what in printed
+    assert "nan" not in printed
+    document = json.loads((tmp_path / "r").read_text(), parse_constant=pytest.fail)
+    assert document["scenario"]["traffic"]["request_rate"] in (None, 100.0, 1000.0)
+    run(simulate, *SHORT.split(), *options.split())
+    assert what in capsys.readouterr().err
+
+
+def test_advice_holds_for_a_longer_run(capsys):
+    """All that is in flight is sent at once: with align it waits, once, for nothing."""
+    options = "-dp 4 --max-num-seqs 128 --input-len 600 --output-len 20 --num-seeds 1"
+    for longer in ("", " --num-prompts 12000"):
+        run(recommend, *(options + longer).split(), "--policy", "align")
+        assert capsys.readouterr().out.splitlines()[-1].startswith("Leave it off")
+
+
+def test_prompts_follow_what_is_in_flight(capsys, tmp_path):
+    options = "--output-len 1 --input-len 9 --policy off --save-result --result-dir"
+    for more, wanted in (("", 2048), (" -dp 8 --max-num-seqs 64", 4096)):
+        run(
+            simulate,
+            *options.split(),
+            str(tmp_path),
+            "--result-filename",
+            "r",
+            *more.split(),
+        )
+        document = read_json(tmp_path / "r", "simulate")
+        assert document["results"][0]["runs"][0]["completed"] == wanted  # type: ignore[index]
+
+
+def test_json_has_null_for_what_is_no_number(tmp_path):
+    write_json(tmp_path / "r", {"a": [math.nan, {"b": math.inf}], "c": (1.5,)})
+    assert json.loads((tmp_path / "r").read_text()) == {
+        "a": [None, {"b": None}],
+        "c": [1.5],
+    }
+
+
+def test_answers_of_one_token_have_no_time_per_token(capsys):
+    few = "-dp 2 --max-num-seqs 4 --num-prompts 64 --num-seeds 1 --output-len 1"
+    run(recommend, *few.split(), "--input-len", "uniform:9:4000", "--policy", "cap")
+    printed = capsys.readouterr().out
+    assert "nan" not in printed
+    assert printed.splitlines()[2].split()[3] == "-"
 
 
 def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):

@@ -3,9 +3,11 @@
 """`calibrate`: the constants of the cost model of a server that runs."""
 
 import argparse
+import math
 from dataclasses import asdict
 from pathlib import Path
 
+from .arguments import MOST_RANKS, whole
 from .errors import UsageError
 from .options import add_result_args, save_result
 from .results import print_table
@@ -26,17 +28,13 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         help="Log of `vllm serve --enable-logging-iteration-details` under load, one "
         "per node. Identifies all constants if the load varies.",
     )
-    parser.add_argument("--data-parallel-size", "-dp", type=int, required=True)
+    ranks = whole(2, MOST_RANKS)
+    parser.add_argument("--data-parallel-size", "-dp", type=ranks, required=True)
     add_result_args(parser)
 
 
 def main(args: argparse.Namespace) -> None:
     """Fits, prints the constants with their confidence, and saves them if asked to."""
-    if args.data_parallel_size < 2:
-        raise UsageError(
-            f"--data-parallel-size {args.data_parallel_size}: ranks wait for each "
-            "other only if there are 2 or more."
-        )
     samples, host_seconds = read_server_logs(args.server_log, args.data_parallel_size)
     if len(samples) < MIN_STEPS:
         raise UsageError(
@@ -63,9 +61,12 @@ def print_fit(fitted: Fit) -> None:
     rows = [["constant", "value", "±", "unit", "meaning"]]
     for name, meaning, factor, unit in UNITS:
         estimate = getattr(fitted, name)
-        value = f"{estimate.value * factor:.4g}"
-        is_known = name == "phi" or not estimate.note
-        width = f"{estimate.half_width * factor:.2g}" if is_known else "?"
+        value, width = (
+            f"{number * factor:.{digits}g}" if math.isfinite(number) else "-"
+            for number, digits in ((estimate.value, 4), (estimate.half_width, 2))
+        )
+        if estimate.note and name != "phi":
+            width = "?"
         rows.append([name, value, width, unit, f"   {meaning}"])
     print_table(rows)
     print(

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Reads the file that `calibrate` saves: cost models, and the load they rest on."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ class Calibration(NamedTuple):
     """What is used of a fit; see `step_time.fit.Fit`."""
 
     costs: Sequence[CostModel]
+    unknown: Mapping[str, str]
+    """By name, why the load does not tell a constant that every run needs."""
     ranks: int
     most_decodes: float
     most_prefill: float
@@ -34,7 +37,15 @@ class Calibration(NamedTuple):
         try:
             fitted = document["fit"]
             costs = [CostModel(**cost) for cost in fitted["costs"]]
-            return cls(costs, *(fitted[name] for name in cls._fields[1:]))
+            unknown = {
+                name: fitted[name]["note"]
+                for name in ("a", "b")
+                if fitted[name]["value"] is None
+            }
+            figures = [fitted[name] for name in cls._fields[2:]]
+            if not costs or not all(0 <= figure < math.inf for figure in figures):
+                raise TypeError
+            return cls(costs, unknown, *figures)
         except (KeyError, TypeError):
             raise UsageError(f"{path}: has no cost model.") from None
 

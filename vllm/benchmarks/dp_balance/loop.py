@@ -52,6 +52,8 @@ class Run(NamedTuple):
     steps: Sequence[StepTotals]
     last_sent: float
     """Virtual seconds at which the last request was sent."""
+    first_turn: int
+    """Requests that a closed loop sends at once, if there are; 0 of an open loop."""
 
 
 def run(
@@ -113,7 +115,7 @@ def run(
             _end_wave(engine, controller)
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return Run(requests, totals, clients.last_sent)
+    return Run(requests, totals, clients.last_sent, clients.first_turn)
 
 
 def _end_wave(engine: Engine, controller: Controller | None) -> None:

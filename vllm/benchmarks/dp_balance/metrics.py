@@ -2,16 +2,20 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The figures of a run."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .loop import Run, StepTotals
+from .requests.request import SimRequest
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Named as `vllm bench serve` names them in its saved results, where it does."""
+    """Named as `vllm bench serve` names them in its saved results, where it does.
+
+    A figure is None where there is none: no time per output token of answers that have
+    one.
+    """
 
     duration: float
     """Seconds from the first request sent to the last token."""
@@ -22,17 +26,24 @@ class Metrics:
     total_output_tokens: int
     output_throughput: float
     """Output tokens per second, of the whole run."""
-    steady_output_throughput: float
+    steady_output_throughput: float | None
     """The same until the last request was sent: without the final drain, which a
-    closed loop of a server never has. NaN if that is the start."""
+    closed loop of a server never has. None if that is the start."""
+    first_turn: int
+    """Requests that a closed loop sends at once, if there are; 0 of an open loop."""
+    steady_mean_e2el_ms: float | None
+    """Without the first and the last turn: those requests are sent to an empty server,
+    and end on one that empties. In an open loop of all."""
+    steady_p99_ttft_ms: float | None
+    """Of the same."""
     mean_ttft_ms: float
     median_ttft_ms: float
     p99_ttft_ms: float
-    mean_tpot_ms: float
-    median_tpot_ms: float
-    p99_tpot_ms: float
-    median_itl_ms: float
-    p99_itl_ms: float
+    mean_tpot_ms: float | None
+    median_tpot_ms: float | None
+    p99_tpot_ms: float | None
+    median_itl_ms: float | None
+    p99_itl_ms: float | None
     mean_e2el_ms: float
     balance_ratio: float
     """Mean over maximum of the ranks' tokens in a step, averaged over time."""
@@ -40,11 +51,25 @@ class Metrics:
     prefill_steps: int
     """Steps in which any rank prefilled."""
 
+    @property
+    def turns(self) -> float:
+        """How many mean requests last as long as requests are sent."""
+        return self.steady_duration / (1e-3 * self.mean_e2el_ms)
+
+    @property
+    def compared_throughput(self) -> float | None:
+        """Output tokens per second: in a closed loop the steady ones.
+
+        In an open loop requests may be sent in a short part of the run, so it is that
+        of the whole.
+        """
+        if self.first_turn:
+            return self.steady_output_throughput
+        return self.output_throughput
+
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ordered values do not exceed; NaN of none."""
-    if not ordered:
-        return math.nan
+    """The value that `share` of the ordered values do not exceed."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
@@ -61,6 +86,9 @@ def measure(run: Run) -> Metrics:
         if request.output_len > 1
     )
     itl = sorted((step.seconds, step.decodes) for step in steps if step.decodes)
+    steady = sorted(requests, key=lambda request: request.sent)
+    steady = steady[run.first_turn : len(steady) - run.first_turn]
+    steady_ttft = sorted(request.first_token - request.sent for request in steady)
     busy = sum(step.seconds for step in steps)
     return Metrics(
         duration=duration,
@@ -70,37 +98,49 @@ def measure(run: Run) -> Metrics:
         total_output_tokens=output,
         output_throughput=output / duration,
         steady_output_throughput=_steady_throughput(steps, start, run.last_sent),
+        first_turn=run.first_turn,
+        steady_mean_e2el_ms=1e3 * _mean_e2el(steady) if steady else None,
+        steady_p99_ttft_ms=1e3 * percentile(steady_ttft, 0.99) if steady else None,
         mean_ttft_ms=1e3 * _mean(ttft),
         median_ttft_ms=1e3 * percentile(ttft, 0.5),
         p99_ttft_ms=1e3 * percentile(ttft, 0.99),
-        mean_tpot_ms=1e3 * _mean(tpot),
-        median_tpot_ms=1e3 * percentile(tpot, 0.5),
-        p99_tpot_ms=1e3 * percentile(tpot, 0.99),
-        median_itl_ms=1e3 * _weighted_percentile(itl, 0.5),
-        p99_itl_ms=1e3 * _weighted_percentile(itl, 0.99),
-        mean_e2el_ms=1e3 * _mean([r.done - r.sent for r in requests]),
+        mean_tpot_ms=1e3 * _mean(tpot) if tpot else None,
+        median_tpot_ms=1e3 * percentile(tpot, 0.5) if tpot else None,
+        p99_tpot_ms=1e3 * percentile(tpot, 0.99) if tpot else None,
+        median_itl_ms=1e3 * _weighted_percentile(itl, 0.5) if itl else None,
+        p99_itl_ms=1e3 * _weighted_percentile(itl, 0.99) if itl else None,
+        mean_e2el_ms=1e3 * _mean_e2el(requests),
         balance_ratio=sum(step.balance * step.seconds for step in steps) / busy,
         steps=len(steps),
         prefill_steps=sum(step.prefill > 0 for step in steps),
     )
 
 
+def _mean_e2el(requests: Sequence[SimRequest]) -> float:
+    return _mean([request.done - request.sent for request in requests])
+
+
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+    return sum(values) / len(values)
 
 
-def _steady_throughput(steps: Iterable[StepTotals], start: float, end: float) -> float:
+def _steady_throughput(
+    steps: Iterable[StepTotals], start: float, end: float
+) -> float | None:
     if end <= start:
-        return math.nan
+        return None
     return sum(step.tokens for step in steps if step.end <= end) / (end - start)
 
 
 def _weighted_percentile(ordered: Sequence[tuple[float, int]], share: float) -> float:
-    """Percentile of values that each occur as often as their weight says."""
+    """Percentile of values that each occur as often as their weight says.
+
+    There is a value.
+    """
     threshold = share * sum(weight for _, weight in ordered)
     reached = 0
     for value, weight in ordered:
         reached += weight
         if reached >= threshold:
             return value
-    return math.nan
+    return ordered[-1][0]

@@ -8,13 +8,21 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
 from .calibration import Calibration
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
-from .requests.trace_options import add_trace_args, traffic_from, workload_from
+from .requests.trace_options import (
+    LEAST_PROMPTS,
+    TURNS,
+    add_trace_args,
+    refuse_unused,
+    traffic_from,
+    workload_from,
+)
 from .requests.workload import LENGTH_HELP
 from .results import FORMAT_VERSION, versions, write_json
 from .scenario import Scenario
@@ -27,13 +35,16 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenarios_from` reads."""
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
-    add("--data-parallel-size", "-dp", type=int, default=4)
-    add("--max-num-seqs", type=int, default=32)
-    add("--max-num-batched-tokens", type=int, default=4096)
+    add("--data-parallel-size", "-dp", type=whole(2, MOST_RANKS), default=4)
+    add("--max-num-seqs", type=whole(1, 65_536), default=32)
+    tokens = whole(1, MOST_TOKENS)
+    add("--max-num-batched-tokens", type=tokens, default=4096)
     text = "Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
-    add("--num-gpu-blocks", type=int, help=text + "Default: it never fills.")
+    text += "Default: it never fills."
+    add("--num-gpu-blocks", type=whole(2, 10**9), help=text)
     text = "Drafts of a request in each step. Default: no speculation."
-    add("--num-speculative-tokens", "--spec-tokens", type=int, default=0, help=text)
+    drafts = whole(0, 64)
+    add("--num-speculative-tokens", "--spec-tokens", type=drafts, default=0, help=text)
     text = "With speculation, for each draft the chance that it and those before it "
     text += "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6."
     add("--synthetic-acceptance-rates", metavar="RATE,...", help=text)
@@ -47,20 +58,25 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "often), keeps sessions together, or knows all; or TensorRT-LLM's two.",
     )
     text = "Default: one per rank, as of `vllm serve`."
-    add("--api-server-count", "-asc", type=int, help=text)
+    add("--api-server-count", "-asc", type=whole(1, MOST_RANKS), help=text)
 
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     add = load.add_argument
-    text = "Default: 2048, or as many as the dataset has."
-    add("--num-prompts", type=int, help=text)
+    requests = whole(1, MOST_REQUESTS)
+    text = (
+        f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as many as "
+    )
+    add("--num-prompts", type=requests, help=text + "the dataset has.")
     add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
     add("--tokenizer", help="Counts the tokens of the dataset's prompts.")
     text = "Requests in flight. Default: as many as all ranks can run; without limit "
-    add("--max-concurrency", type=int, help=text + "if there is a --request-rate.")
+    text += "if there is a --request-rate."
+    add("--max-concurrency", type=requests, help=text)
     text = "Requests per second on average (default: inf)."
-    add("--request-rate", type=float, default=float("inf"), help=text)
-    add("--burstiness", type=float, default=1.0)
+    rate = real(1e-6, 1e6, endless=True)
+    add("--request-rate", type=rate, default=float("inf"), help=text)
+    add("--burstiness", type=real(1e-3, 1e6), default=1.0)
     add_trace_args(load)
 
     add = parser.add_argument_group("step time").add_argument
@@ -80,7 +96,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     yes_or_no = argparse.BooleanOptionalAction
     add("--async-scheduling", action=yes_or_no, default=False, help=text)
     add("--seed", type=int, default=0)
-    add("--num-seeds", type=int, default=1, help="Runs per policy.")
+    add("--num-seeds", type=whole(1, 1000), default=1, help="Runs per policy.")
+    parser.set_defaults(default_of=parser.get_default)
 
 
 def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
@@ -161,8 +178,9 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         _acceptance_rates(args),
     )
     api_servers = args.api_server_count
-    workload = workload_from(args)
-    traffic = traffic_from(args, limits.ranks * limits.max_num_seqs)
+    refuse_unused(args)
+    slots = limits.ranks * limits.max_num_seqs
+    workload, traffic = workload_from(args, slots), traffic_from(args, slots)
     frontend = Frontend(
         api_servers=limits.ranks if api_servers is None else api_servers
     )
@@ -181,7 +199,7 @@ def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
         rates = tuple(map(float, text.split(","))) if text is not None else ()
     except ValueError:
         rates = None
-    if drafts < 0 or rates is None or len(rates) != drafts:
+    if rates is None or len(rates) != drafts:
         raise UsageError(
             f"--num-speculative-tokens {drafts} --synthetic-acceptance-rates {text}: "
             "give a rate for each draft, with commas between them."
@@ -202,6 +220,12 @@ def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
     if args.calibration is None:
         return [replace(PRESETS[args.cost_preset], **changes)]
     found = Calibration.read(args.calibration)
+    for name, why in found.unknown.items():
+        if name not in changes:
+            raise UsageError(
+                f"{args.calibration}: {name} is not known ({why}); calibrate under a "
+                f"load that varies, or give it with --cost {name}=SECONDS."
+            )
     for warning in found.warnings(limits):
         print(f"warning: {warning}", file=sys.stderr)
     costs = found.costs[-1:] if "phi" in changes else found.costs

@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Policies by name: those of the balance package, and baselines to compare with."""
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
 
@@ -48,6 +50,10 @@ BASELINES = (*(f"{name}-N" for name in _WITH_N), "trtllm")
 """Rules of other systems, N in steps or slots; see `rivals`."""
 
 
+MOST = 1_000_000
+"""Of a parameter, in steps, requests or seconds."""
+
+
 class PolicySpec(NamedTuple):
     """A policy as named on the command line, `NAME[:PARAMETER=NUMBER,...]`."""
 
@@ -68,9 +74,11 @@ class PolicySpec(NamedTuple):
             try:
                 number = float(value)
             except ValueError:
+                number = math.nan
+            if not 0 <= number <= MOST:
                 raise UsageError(
-                    f"--policy {text}: {item} is not PARAMETER=NUMBER."
-                ) from None
+                    f"--policy {text}: {item} is not PARAMETER=NUMBER, 0 to {MOST}."
+                )
             parameters[parameter] = int(number) if number.is_integer() else number
         return cls(name, parameters)
 
@@ -78,6 +86,15 @@ class PolicySpec(NamedTuple):
     def ttft_budget(self) -> float | None:
         """Seconds that the ranks must know too; None if there is no budget."""
         return self.parameters.get("ttft_budget")
+
+
+def _refuse_fractions(
+    takes: Callable[..., object], parameters: Mapping[str, float]
+) -> None:
+    for name, parameter in inspect.signature(takes).parameters.items():
+        value = parameters.get(name, 0)
+        if parameter.annotation is int and not isinstance(value, int):
+            raise ValueError(f"{name} must be a whole number, not {value}")
 
 
 def make_controller(text: str) -> Controller | None:
@@ -88,14 +105,16 @@ def make_controller(text: str) -> Controller | None:
     """
     name, parameters = PolicySpec.parse(text)
     kind, _, number = name.rpartition("-")
-    steps = int(number) if number.isdecimal() else 0
+    steps = int(number) if number.isdecimal() and len(number) < 7 else 0
     try:
         if name in POLICIES:
+            _refuse_fractions(POLICIES[name][1], parameters)
             return create_policy(name, parameters)
         if name == "trtllm":
-            its = cast("dict[str, int]", parameters)  # it checks them
-            return AttentionDpBalance(**its)
+            _refuse_fractions(AttentionDpBalance, parameters)
+            return AttentionDpBalance(**cast("dict[str, int]", parameters))
         if kind in _WITH_N and steps:
+            _refuse_fractions(_WITH_N[kind], parameters)
             return _WITH_N[kind](steps, **parameters)
     except TypeError:
         raise UsageError(f"--policy {text}: {name} has no such parameters.") from None
@@ -104,7 +123,7 @@ def make_controller(text: str) -> Controller | None:
     if name != "off":
         names = ", ".join(OWN + BASELINES)
         raise UsageError(
-            f"--policy {text}: unknown; choose from {names} (N is 1 or more)."
+            f"--policy {text}: unknown; choose from {names} (N is 1 to 999999)."
         )
     if parameters:
         raise UsageError(f"--policy {text}: {name} has no such parameters.")

@@ -6,6 +6,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
+from .arguments import real
 from .errors import UsageError
 from .options import (
     add_policy_arg,
@@ -15,7 +16,7 @@ from .options import (
     policies_from,
 )
 from .policies import OWN, PolicySpec
-from .results import PolicyResult
+from .results import PolicyResult, unsteady
 from .simulate import compare_from
 
 WORTHWHILE = 0.02
@@ -27,38 +28,50 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
 
     The measure is the mean time from sending a request to its last token: in a closed
     loop it falls as throughput rises (Little's law), and in an open one, where
-    throughput is given, it weighs a later start against faster tokens.
+    throughput is given, it weighs a later start against faster tokens. The first
+    and the last turn of a closed loop are not counted, and a policy with fewer tokens
+    per second is none: in a longer run its requests would end later.
     One of the results is of "off".
     """
+    if why := unsteady(results):
+        return f"No advice, because {why}"
     off = next(result for result in results if result.policy == "off")
     candidates = [result for result in results if result is not off]
     if ttft_budget_ms is not None:
-        kept = [r for r in candidates if r.mean("p99_ttft_ms") <= ttft_budget_ms]
+        p99 = "steady_p99_ttft_ms"
+        kept = [r for r in candidates if r.figure(p99) <= ttft_budget_ms]
         if not kept:
             return (
                 "Leave it off: every policy exceeds the TTFT budget of "
                 f"{ttft_budget_ms:.0f} ms at the 99th percentile (off: "
-                f"{off.mean('p99_ttft_ms'):.0f} ms)."
+                f"{off.figure(p99):.0f} ms)."
             )
         candidates = kept
-    best = min(candidates, key=lambda result: result.mean("mean_e2el_ms"))
-    gains = [-gain for gain in best.gains("mean_e2el_ms", off)]
+    throughput = "compared_throughput"
+    lasting = [r for r in candidates if (r.gain(throughput, off) or 0) > -WORTHWHILE]
+    if not lasting:
+        return "Leave it off: with every policy there are fewer output tok/s."
+    e2e = "steady_mean_e2el_ms"
+    best = min(lasting, key=lambda result: result.figure(e2e))
+    gains = [-gain for gain in best.gains(e2e, off)]
     gain = statistics.fmean(gains)
     margin = (max(gains) - min(gains)) / 2  # between seeds
     if gain < WORTHWHILE or gain < margin:
         return (
             f"Leave it off: with the best policy, {best.policy}, requests end "
-            f"{gain:.1%} earlier on average (±{margin:.1%} between seeds), which is "
-            "too little to matter."
+            f"{abs(gain):.1%} {'later' if gain < 0 else 'earlier'} on average "
+            f"(±{margin:.1%} between seeds), which is too little to matter."
         )
-    throughput = statistics.fmean(best.gains("steady_output_throughput", off))
-    rate = "" if abs(throughput) < WORTHWHILE else f", output tok/s {throughput:+.0%}"
+    more = best.gain(throughput, off) or 0
+    rate = "" if abs(more) < WORTHWHILE else f", output tok/s {more:+.0%}"
+    was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))
+    has_none = was is None or is_now is None
+    tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
+    ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     return (
         f"Use --data-parallel-balance {best.policy}: requests end {gain:.0%} earlier "
-        f"on average (±{margin:.0%} between seeds){rate}, TPOT "
-        f"{off.mean('mean_tpot_ms'):.0f} → {best.mean('mean_tpot_ms'):.0f} ms, median "
-        f"TTFT {off.mean('median_ttft_ms') / 1e3:.2f} → "
-        f"{best.mean('median_ttft_ms') / 1e3:.2f} s."
+        f"on average (±{margin:.0%} between seeds){rate}{tpot}, median TTFT "
+        f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
     )
 
 
@@ -67,8 +80,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     add_policy_arg(parser, OWN)
     parser.add_argument(
         "--ttft-budget-ms",
-        type=float,
-        default=None,
+        type=real(0, 1e9, above=True),
         help="What the 99th percentile of the time to first token must not exceed.",
     )
     add_scenario_args(parser)

@@ -3,6 +3,7 @@
 """Results as a table and as a JSON file that says how they came about."""
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import UsageError
+from .files import read_text
 from .fingerprint import policies_fingerprint
 from .metrics import Metrics
 
@@ -25,16 +27,67 @@ class PolicyResult:
     policy: str
     runs: Sequence[Metrics]
 
-    def mean(self, name: str) -> float:
-        """Mean over the seeds of a figure of `Metrics`."""
-        return statistics.fmean(getattr(run, name) for run in self.runs)
+    def mean(self, name: str) -> float | None:
+        """Mean over the seeds of a figure of `Metrics`; None if a run has none."""
+        return _mean([getattr(run, name) for run in self.runs])
 
     def gains(self, name: str, off: "PolicyResult") -> list[float]:
-        """Per seed: how much greater the figure is than with off, as a share."""
-        return [
-            getattr(mine, name) / getattr(theirs, name) - 1
+        """Per seed: how much greater the figure is than with off, as a share.
+
+        Empty if a run has none.
+        """
+        pairs = [
+            (getattr(mine, name), getattr(theirs, name))
             for mine, theirs in zip(self.runs, off.runs, strict=True)
         ]
+        if any(mine is None or not theirs for mine, theirs in pairs):
+            return []
+        return [mine / theirs - 1 for mine, theirs in pairs]
+
+    def figure(self, name: str) -> float:
+        """As `mean`, of a figure that every steady run has."""
+        mean = self.mean(name)
+        assert mean is not None, name
+        return mean
+
+    def gain(self, name: str, off: "PolicyResult") -> float | None:
+        """Mean of `gains`; None if there are none."""
+        return _mean(self.gains(name, off))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+LEAST_TURNS = 3.0
+"""Requests must be sent for so many times as long as one takes on average: before, the
+beginning and the end of a run weigh more than what lies between."""
+
+
+def unsteady(results: Sequence[PolicyResult]) -> str | None:
+    """Why a longer run may say something else, if no policy has a steady part."""
+    turns = [result.mean("turns") or 0.0 for result in results]
+    steady = [result.mean("steady_mean_e2el_ms") for result in results]
+    if max(turns) >= LEAST_TURNS and None not in steady:
+        return None
+    best = results[turns.index(max(turns))].runs[0]
+    said = (
+        f"nothing is steady: {best.completed} requests are sent within "
+        f"{best.steady_duration:.3g} s, and one takes {best.mean_e2el_ms / 1e3:.3g} s "
+        "on average; give "
+    )
+    if best.first_turn:
+        return f"{said}--num-prompts {8 * best.first_turn} or more."
+    return (
+        f"{said}more of them (--num-prompts, or a longer window of the trace), or "
+        "fewer per second if the ranks cannot keep up."
+    )
+
+
+def cell(value: float | None, form: str = "{:+.1%}") -> str:
+    """A figure as text; "-" if there is none."""
+    return "-" if value is None else form.format(value)
 
 
 TABLE = (
@@ -59,10 +112,13 @@ def table_rows(results: Sequence[PolicyResult]) -> list[list[str]]:
         cells = [result.policy]
         for title, name, form in TABLE:
             value = result.mean(name)
-            cells.append(form.format(value / 1e3 if title.endswith(" s") else value))
+            if name == "steady_output_throughput" and not result.runs[0].first_turn:
+                value = None  # of an open loop it may be a short window
+            if value is not None and title.endswith(" s"):
+                value /= 1e3
+            cells.append(cell(value, form))
         if off is not None:
-            gains = result.gains("steady_output_throughput", off)
-            cells.append(f"{statistics.fmean(gains):+.1%}")
+            cells.append(cell(result.gain("compared_throughput", off)))
         rows.append(cells)
     return rows
 
@@ -93,15 +149,25 @@ def versions() -> dict[str, str]:
     }
 
 
+def _strict(value: object) -> object:
+    """The value with None for each number that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Writes the document.
+    """Writes the document; what is no number or has no limit is null.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(_strict(document), indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
@@ -113,8 +179,10 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
         UsageError: the file cannot be read, or is of another kind or version.
     """
     try:
-        document: dict[str, object] = dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        document: dict[str, object] = dict(json.loads(read_text(path)))
+    except UsageError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
     found = [document.get(key) for key in ("format", "format_version")]
     if found != [f"dp-balance {kind}", FORMAT_VERSION]:

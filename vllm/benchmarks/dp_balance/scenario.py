@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
+from .errors import UsageError
 from .front_end.api_servers import Dispatcher
 from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
 from .loop import Run, StepRecord, run
@@ -63,6 +64,25 @@ def make_engine(
     )
 
 
+MOST_STEPS = 1e8
+"""Of a run, which takes hours."""
+
+
+def _refuse_endless(scenario: Scenario, requests: Sequence[SimRequest]) -> None:
+    limits, most = scenario.limits, scenario.traffic.max_concurrency
+    slots = limits.ranks * limits.max_num_seqs
+    prompts = sum(request.prompt_len for request in requests)
+    answers = sum(request.output_len for request in requests)
+    steps = prompts / (limits.ranks * limits.max_num_batched_tokens)
+    steps += answers / min(slots, most or slots)
+    if steps > MOST_STEPS:
+        raise UsageError(
+            f"--num-prompts {len(requests)}: {prompts + answers} tokens need some "
+            f"{steps:.1g} steps, and a run takes at most {MOST_STEPS:.0g}; give fewer "
+            "or shorter requests."
+        )
+
+
 def simulate(
     scenario: Scenario,
     policy: str,
@@ -82,6 +102,7 @@ def simulate(
     requests = scenario.workload.requests(
         random.Random(f"lengths {seed}"), count_tokens
     )
+    _refuse_endless(scenario, requests)
     if rates := scenario.limits.acceptance_rates:
         for request in requests:
             drafts = random.Random(seed * len(requests) + request.index)

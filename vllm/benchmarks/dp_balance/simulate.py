@@ -4,7 +4,7 @@
 
 import argparse
 import json
-import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from .options import (
 )
 from .policies import OWN
 from .requests.traces import CountTokens
-from .results import PolicyResult, print_table, table_rows
+from .results import PolicyResult, cell, print_table, table_rows, unsteady
 from .scenario import Scenario, simulate_and_measure
 
 
@@ -46,17 +46,27 @@ class Comparison(NamedTuple):
     """With other cost models that the calibration cannot tell from this one, in which
     the best policy gains more."""
 
-    def gains(self) -> dict[str, float]:
+    def gains(self) -> dict[str, float | None]:
         """By policy, how much earlier requests end than with off.
 
-        A share of the mean; less than 0 if they end later.
+        A share of the mean; less than 0 if they end later, None if nothing is steady.
         """
         off = next((found for found in self.results if found.policy == "off"), None)
-        return {} if off is None else {
-            found.policy: -statistics.fmean(found.gains("mean_e2el_ms", off))
+        if off is None:
+            return {}
+        later = {
+            found.policy: found.gain("steady_mean_e2el_ms", off)
             for found in self.results
             if found is not off
-        }  # fmt: skip
+        }
+        return {name: None if gain is None else -gain for name, gain in later.items()}
+
+    @property
+    def most(self) -> float:
+        """The gain of the best policy."""
+        return max(
+            (gain for gain in self.gains().values() if gain is not None), default=0.0
+        )
 
     def show(self) -> None:
         """Prints the table, and how much gains depend on what is not known."""
@@ -71,7 +81,7 @@ class Comparison(NamedTuple):
         )
         for policy, gain in self.gains().items():
             ends = [gain, *(other.gains()[policy] for other in self.others)]
-            print(f"  {policy}: {' to '.join(f'{end:+.1%}' for end in ends)}")
+            print(f"  {policy}: {' to '.join(map(cell, ends))}")
 
     def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
         """As `save_result`, with `more` parts of the document."""
@@ -90,43 +100,44 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
     """
-    if args.num_seeds < 1:
-        raise UsageError(f"--num-seeds {args.num_seeds}: give 1 or more.")
     seeds = range(args.seed, args.seed + args.num_seeds)
     found = []
+    count_tokens = _token_counter(args)
+
+    def figures(scenario: Scenario, policy: str, seed: int) -> Metrics:
+        """Those of one run, with a progress bar."""
+        with tqdm(
+            desc=f"{policy}, seed {seed}",
+            total=scenario.workload.num_prompts,
+            unit="req",
+            # None: no bar unless standard error is a terminal.
+            disable=True if args.disable_tqdm else None,
+        ) as bar:
+            watched = {"count_tokens": count_tokens, "on_done": bar.update}
+            return simulate_and_measure(scenario, policy, seed, **watched)
+
     for scenario in scenarios_from(args):
         results = [
-            PolicyResult(policy, [_figures(args, scenario, policy, s) for s in seeds])
+            PolicyResult(policy, [figures(scenario, policy, seed) for seed in seeds])
             for policy in policies
         ]
         found.append(Comparison(scenario, seeds, results))
-    least, *others = sorted(
-        found, key=lambda each: max(each.gains().values(), default=0)
-    )
+    least, *others = sorted(found, key=lambda each: each.most)
     return least._replace(others=others)
-
-
-def _figures(
-    args: argparse.Namespace, scenario: Scenario, policy: str, seed: int
-) -> Metrics:
-    """The figures of one run, with a progress bar."""
-    with tqdm(
-        desc=f"{policy}, seed {seed}",
-        total=scenario.workload.num_prompts,
-        unit="req",
-        # None: no bar unless standard error is a terminal.
-        disable=True if args.disable_tqdm else None,
-    ) as bar:
-        watched = {"count_tokens": _token_counter(args), "on_done": bar.update}
-        return simulate_and_measure(scenario, policy, seed, **watched)
 
 
 def _token_counter(args: argparse.Namespace) -> CountTokens | None:
     if args.tokenizer is None or args.dataset_path is None:
         return None
-    from vllm.tokenizers import get_tokenizer
+    try:
+        from vllm.tokenizers import get_tokenizer
 
-    tokenizer = get_tokenizer(args.tokenizer)
+        tokenizer = get_tokenizer(args.tokenizer)
+    except Exception as error:  # of any of its libraries
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UsageError(
+            f"--tokenizer {args.tokenizer}: cannot be loaded ({reason})."
+        ) from None
     return lambda prompt: len(tokenizer.encode(prompt))
 
 
@@ -134,4 +145,6 @@ def main(args: argparse.Namespace) -> None:
     """Compares the policies, prints the table, and saves it if asked to."""
     comparison = compare_from(args, policies_from(args))
     comparison.show()
+    if why := unsteady(comparison.results):
+        print(f"warning: {why}", file=sys.stderr)
     comparison.save(args, "simulate")

@@ -33,10 +33,6 @@ class RankLimits:
     are accepted."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise UsageError(f"--data-parallel-size {self.ranks}: give 1 or more.")
-        if self.max_num_seqs < 1:
-            raise UsageError(f"--max-num-seqs {self.max_num_seqs}: give 1 or more.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: less than "

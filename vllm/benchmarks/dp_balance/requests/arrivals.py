@@ -28,24 +28,6 @@ class ClientTraffic:
     rate_multiplier: float = 1.0
     """So many times faster than the trace, if requests bring their times."""
 
-    def __post_init__(self) -> None:
-        if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise UsageError(
-                f"--max-concurrency {self.max_concurrency}: no request could ever be "
-                "sent; give 1 or more."
-            )
-        if not self.request_rate > 0:
-            raise UsageError(
-                f"--request-rate {self.request_rate}: give a number above 0, or inf."
-            )
-        if not 0 < self.burstiness < float("inf"):
-            raise UsageError(f"--burstiness {self.burstiness}: give a number above 0.")
-        if not 0 < self.rate_multiplier < float("inf"):
-            raise UsageError(
-                f"--timed-trace-rate-multiplier {self.rate_multiplier}: give a number "
-                "above 0."
-            )
-
     def due_times(
         self, requests: Sequence[SimRequest], rng: random.Random
     ) -> list[float]:
@@ -53,8 +35,8 @@ class ClientTraffic:
         if self.self_timed:
             if any(math.isnan(request.due) for request in requests):
                 raise UsageError(
-                    "--self-timed: the dataset has no times; leave it out and give a "
-                    "--request-rate or --max-concurrency."
+                    "--dataset-name timed_trace or --self-timed: the dataset has no "
+                    "times; give --dataset-name custom, or --no-self-timed."
                 )
             return [request.due / self.rate_multiplier for request in requests]
         if self.request_rate == float("inf"):
@@ -74,10 +56,6 @@ class Frontend:
     """Further delay of a request, uniform from 0 to this."""
     api_servers: int = 1
     """Requests are shared out among them at random."""
-
-    def __post_init__(self) -> None:
-        if self.api_servers < 1:
-            raise UsageError(f"--api-server-count {self.api_servers}: give 1 or more.")
 
 
 class Clients:
@@ -105,7 +83,13 @@ class Clients:
         self._server_free = [0.0] * frontend.api_servers
         self.last_sent = 0.0
         """Seconds at which the last request so far was sent."""
-        for _ in range(traffic.max_concurrency or len(first)):
+        at_once = traffic.max_concurrency or len(first)
+        if len(first) < len(requests):
+            at_once = min(at_once, len(first))
+        is_paced = traffic.self_timed or traffic.request_rate != float("inf")
+        self.first_turn = 0 if is_paced and at_once >= len(first) else at_once
+        """Requests that a closed loop sends at once, if there are; else 0."""
+        for _ in range(at_once):
             self._begin(0.0)
 
     def _begin(self, now: float) -> None:

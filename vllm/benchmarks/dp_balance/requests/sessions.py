@@ -8,11 +8,13 @@ output tokens, API time, think time, and the hash ids as runs: so many of the re
 before, then pairs of the first and how many. What sub-agents send is left out.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from ..arguments import MOST_TOKENS
 from ..errors import UsageError
 
 MOST_THINK_SECONDS = 60.0
@@ -72,14 +74,22 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
                 _, prompt, output, _, think, kept, runs = request
                 begun = _first(ids.ranges, kept)
                 ids = Runs((*begun, *(range(a, a + count) for a, count in runs)))
+            if not math.isfinite(think):
+                raise ValueError(f"think time {think}")
             pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
+            if len(ids) > MOST_TOKENS:
+                raise ValueError(f"{len(ids)} hash ids")
             turns.append((prompt, max(1, output), pause if turns else None, ids))
-        size = int(item["block_size"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(
             f"{where}: request {number} of the session cannot be read ({error!r}); "
             "expected in, out, think_time and hash_ids."
         ) from None
+    size = item["block_size"]
+    if type(size) is not int or not 1 <= size <= MOST_TOKENS:
+        raise UsageError(
+            f"{where}: block_size is {size!r:.40}; expected the tokens of a hash id."
+        )
     return size, turns
 
 

@@ -3,13 +3,21 @@
 """The command line options that say which requests are sent, and when."""
 
 import argparse
+import math
 from dataclasses import fields
 from pathlib import Path
 
+from ..arguments import MOST_REQUESTS, MOST_TOKENS, real, whole
 from ..errors import UsageError
 from .arrivals import ClientTraffic
-from .traces import TimedTrace
+from .traces import LONGEST, TimedTrace
 from .workload import Workload
+
+LEAST_PROMPTS, TURNS = 2048, 8
+"""Requests of a run by default: the least, and for each in flight. All that are in
+flight are sent at once, and it takes some turns until that is forgotten."""
+
+_OF_TRACES = tuple(f"timed_trace_{field.name}" for field in fields(TimedTrace))
 
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
@@ -28,39 +36,98 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     text = "Whether requests are sent at the times of the trace. Default: yes with "
     text += "--dataset-name timed_trace."
     add("--self-timed", action=argparse.BooleanOptionalAction, help=text)
-    add("--timed-trace-chunk-hash-size", type=int)
-    add("--timed-trace-sec-multiplier", type=float)
+    add("--timed-trace-chunk-hash-size", type=whole(1, MOST_TOKENS))
+    add("--timed-trace-sec-multiplier", type=real(1e-12, 1e12))
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         option = f"--timed-trace-label-{name.replace('_', '-')}"
         add(option, default=name, help="Name in JSON lines.")
-    for option, default, text in (
-        ("start", 0.0, "Seconds into the trace at which the window begins."),
-        ("duration", float("inf"), "Seconds. --num-prompts limits the requests too."),
-        ("rate-multiplier", 1.0, "Replays the trace so many times faster."),
-    ):
-        add(f"--timed-trace-{option}", type=float, default=default, help=text)
+    text = "Seconds into the trace at which the window begins."
+    add("--timed-trace-start", type=real(0, LONGEST), default=0.0, help=text)
+    text = "Seconds. --num-prompts limits the requests too."
+    seconds = real(0, LONGEST, above=True, endless=True)
+    add("--timed-trace-duration", type=seconds, default=float("inf"), help=text)
+    text = "Replays the trace so many times faster."
+    times = real(1e-6, 1e6)
+    add("--timed-trace-rate-multiplier", type=times, default=1.0, help=text)
     text = "Share of each drawn prompt that is the beginning of a text that it has in "
     text += "common with others."
-    add("--prefix-share", type=float, default=0.0, help=text)
-    add("--num-prefixes", type=int, default=8, help="Of these texts.")
+    add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
+    texts = whole(1, MOST_REQUESTS)
+    add("--num-prefixes", type=texts, default=8, help="Of these texts.")
     text = "Tokens with which the prompts of all sessions of a trace begin."
-    add("--session-shared-tokens", type=int, default=0, help=text)
+    shared = whole(0, MOST_TOKENS)
+    add("--session-shared-tokens", type=shared, default=0, help=text)
     text = "So many first requests of each session of a trace. Default: all."
-    add("--session-turns", type=int, help=text)
+    add("--session-turns", type=whole(1, MOST_REQUESTS), help=text)
 
 
-def workload_from(args: argparse.Namespace) -> Workload:
-    """The requests that the options describe."""
+def refuse_unused(args: argparse.Namespace) -> None:
+    """Refuses options that would be ignored beside the others.
+
+    Raises:
+        UsageError: one was given that changes nothing.
+    """
+    timed = _is_self_timed(args)
+    for is_useless, names, what_to_do in (
+        (
+            args.dataset_path is not None,
+            ("input_len", "output_len", "prefix_share", "num_prefixes"),
+            "the dataset has its own; leave it out",
+        ),
+        (
+            args.dataset_path is None,
+            ("tokenizer", "session_turns", "session_shared_tokens", *_OF_TRACES),
+            "it needs a --dataset-path",
+        ),
+        (
+            args.dataset_name != "timed_trace",
+            ("self_timed",),
+            "only supported with --dataset-name timed_trace",
+        ),
+        (
+            timed,
+            ("request_rate", "burstiness"),
+            "requests are sent at the times of the trace; leave it out, or give "
+            "--no-self-timed",
+        ),
+        (
+            not timed,
+            ("timed_trace_rate_multiplier",),
+            "requests are not sent at the times of a trace; give a --request-rate",
+        ),
+        (args.request_rate == math.inf, ("burstiness",), "give a --request-rate, too"),
+        (args.prefix_share == 0, ("num_prefixes",), "give a --prefix-share, too"),
+        (
+            args.calibration is not None,
+            ("cost_preset",),
+            "the constants are of --calibration; leave one of the two out",
+        ),
+        (
+            not args.save_result,
+            ("result_dir", "result_filename"),
+            "nothing is saved; give --save-result, too",
+        ),
+    ):
+        for name in names if is_useless else ():
+            if (given := getattr(args, name)) != args.default_of(name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {given}: {what_to_do}.")
+
+
+def _is_self_timed(args: argparse.Namespace) -> bool:
+    if args.self_timed is None:
+        return bool(args.dataset_name == "timed_trace")
+    return bool(args.self_timed)
+
+
+def workload_from(args: argparse.Namespace, slots: int) -> Workload:
+    """The requests that the options describe, for so many places on all ranks."""
     if args.dataset_name == "timed_trace" and args.dataset_path is None:
         raise UsageError("--dataset-name timed_trace: give its --dataset-path.")
-    if args.self_timed is not None and args.dataset_name != "timed_trace":
-        raise UsageError(
-            "--self-timed/--no-self-timed is only supported with --dataset-name "
-            "timed_trace."
-        )
     num_prompts = args.num_prompts
     if num_prompts is None and args.dataset_path is None:
-        num_prompts = 2048
+        in_flight = max(slots, args.max_concurrency or 0)
+        num_prompts = min(MOST_REQUESTS, max(LEAST_PROMPTS, TURNS * in_flight))
     names = [field.name for field in fields(TimedTrace)]
     how = {name: getattr(args, f"timed_trace_{name}") for name in names}
     return Workload(
@@ -81,9 +148,7 @@ def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
 
     That is a closed loop over all slots unless something else is asked for.
     """
-    self_timed = args.self_timed
-    if self_timed is None:
-        self_timed = args.dataset_name == "timed_trace"
+    self_timed = _is_self_timed(args)
     concurrency = args.max_concurrency
     if concurrency is None and args.request_rate == float("inf") and not self_timed:
         concurrency = slots

@@ -2,21 +2,29 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Reads traces of real traffic: when requests came, their lengths, what they share.
 
-Formats are told apart by their first line: the CSV of Azure's LLM inference traces and
-of BurstGPT, the JSON lines of Mooncake and of Qwen-Bailian (and what resembles them),
-sessions of agents, a result that `vllm bench serve` saved, and its custom dataset.
+Formats are told apart by their names of columns: the CSV of Azure's LLM inference
+traces and of BurstGPT, the JSON lines of Mooncake and of Qwen-Bailian (and what
+resembles them), sessions of agents, a result that `vllm bench serve` saved, and its
+custom dataset.
 """
 
 import csv
+import functools
+import io
 import json
+import math
 import random
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..arguments import MOST_TOKENS
 from ..errors import UsageError
+from ..files import read_text
 from .sessions import session_turns
 
 CountTokens = Callable[[str], int]
@@ -71,25 +79,11 @@ class TimedTrace:
     duration: float = float("inf")
     """Seconds that the window lasts."""
 
-    def __post_init__(self) -> None:
-        if self.chunk_hash_size is not None and self.chunk_hash_size < 1:
-            raise UsageError(
-                f"--timed-trace-chunk-hash-size {self.chunk_hash_size}: give 1 or more."
-            )
-        if self.sec_multiplier is not None and not self.sec_multiplier > 0:
-            raise UsageError(
-                f"--timed-trace-sec-multiplier {self.sec_multiplier}: give a number "
-                "above 0."
-            )
-        if not self.start >= 0 or not self.duration > 0:
-            raise UsageError(
-                f"--timed-trace-start {self.start} --timed-trace-duration "
-                f"{self.duration}: a window begins at 0 or later and is not empty."
-            )
-
 
 MOONCAKE_SECONDS = 3.0
 """Mooncake's times are multiples of this; requests of one time are spread over it."""
+LONGEST = 1e9
+"""Seconds that a trace may last: in longer ones the clock loses the steps."""
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
@@ -102,6 +96,9 @@ def read_trace(
 ) -> Trace:
     """Reads a trace of any of the formats.
 
+    What is left out of it, and what was assumed about it, is said on standard error
+    when it is first read.
+
     Args:
         path: the file.
         count_tokens: counts the tokens of a prompt that is text.
@@ -111,176 +108,317 @@ def read_trace(
         UsageError: the file cannot be read, has a bad line, which is named, or
             nothing in the window.
     """
-    options = options or TimedTrace()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}).") from None
-    lines = text.splitlines()
-    head = lines[0] if lines else ""
+    return _parse(path, read_text(path), count_tokens, options or TimedTrace())
+
+
+@functools.lru_cache(maxsize=1)  # every policy with every seed asks
+def _parse(
+    path: Path, text: str, count_tokens: CountTokens | None, options: TimedTrace
+) -> Trace:
     chunk_size = 16
-    if all(name in head for name in _AZURE):
-        rows = _csv_rows(path, lines, _AZURE, _date)
-    elif all(name in head for name in _BURSTGPT):
-        rows = _csv_rows(path, lines, _BURSTGPT, float, failures=True)
+    notes: list[str] = []
+    head = text.lstrip().partition("\n")[0]
+    separator = max(",;\t", key=head.count)
+    names = [name.strip(' "\r') for name in head.split(separator)]
+    columns = next((each for each in (_AZURE, _BURSTGPT) if {*each} <= {*names}), None)
+    if columns is not None:
+        rows = _csv_rows(path, text.lstrip(), separator, columns, options)
     else:
-        rows, chunk_size = _json_rows(path, lines, count_tokens, options)
-    if not rows:
-        raise UsageError(f"{path}: holds no request.")
-    return Trace(_window(path, rows, options), options.chunk_hash_size or chunk_size)
+        rows, chunk_size, notes = _json_rows(path, text, count_tokens, options)
+    served = [row for row in rows if row.output_len]
+    if failed := len(rows) - len(served):
+        notes.append(f"left out {failed} of {len(rows)} requests, which have no answer")
+    if not served:
+        raise UsageError(f"{path}: holds no request{' with an answer' * bool(rows)}.")
+    kept = _window(path, served, options)
+    for note in notes:
+        print(f"note: {path}: {note}.", file=sys.stderr)
+    return Trace(kept, options.chunk_hash_size or chunk_size)
 
 
 def _window(
     path: Path, rows: Sequence[TraceRow], options: TimedTrace
 ) -> Sequence[TraceRow]:
     times = [row.time for row in rows if row.time is not None]
-    if len(times) < len(rows):
+    window = f"--timed-trace-start {options.start:g} and -duration {options.duration:g}"
+    if not times:
+        if (options.start, options.duration) != (0.0, math.inf):
+            raise UsageError(f"{window}: {path} has no times; leave them out.")
         return rows
-    first = min(times) + options.start
+    if len(times) < len(rows):
+        raise UsageError(
+            f"{path}: {len(times)} of {len(rows)} requests have a time; give one to "
+            "all, or to none."
+        )
+    first, lasts = min(times), max(times) - min(times)
+    if not lasts <= LONGEST:
+        raise UsageError(
+            f"{path}: its times are {lasts:.3g} s apart; give the unit of its times "
+            "with --timed-trace-sec-multiplier."
+        )
     kept = [
-        row._replace(time=row.time - first)
+        row._replace(time=row.time - first - options.start)
         for row in rows
-        if row.time is not None and 0 <= row.time - first < options.duration
+        if row.time is not None
+        and options.start <= row.time - first < options.start + options.duration
     ]
     if not kept:
         raise UsageError(
-            f"{path}: no request in the window of --timed-trace-start and "
-            f"--timed-trace-duration; it lasts {max(times) - min(times):.0f} s."
+            f"{path}: no request in the window of {window}; the trace lasts "
+            f"{lasts:.0f} s."
         )
     return sorted(kept, key=lambda row: row.time or 0.0)
 
 
-def _date(text: str) -> float:
-    """Seconds of an Azure timestamp.
+_DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?)([.,]\d+)?"
+    r" ?(?:(Z|UTC)|([+-]\d\d):?(\d\d)?)?",
+    re.ASCII | re.I,
+)
 
-    It has up to seven decimals and may have a zone.
+
+def _date(text: str) -> tuple[float, bool]:
+    """Seconds of a date in UTC, and whether it names its zone.
+
+    Raises:
+        ValueError: it is none. `datetime.fromisoformat` takes no seven decimals before
+            Python 3.11.
     """
-    whole, _, rest = text.partition(".")
-    moment = datetime.fromisoformat(whole.partition("+")[0])
-    digits = rest.partition("+")[0]
-    seconds = moment.replace(tzinfo=timezone.utc).timestamp()
-    return seconds + (float(f"0.{digits}") if digits else 0.0)
+    match = _DATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    whole, fraction, utc, hours, minutes = match.groups()
+    moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc)
+    seconds = moment.timestamp() + float(f"0.{(fraction or '.0')[1:]}")
+    if hours is not None:
+        sign = -1 if hours.startswith("-") else 1
+        seconds -= 3600 * int(hours) + 60 * sign * int(minutes or 0)
+    return seconds, utc is not None or hours is not None
+
+
+def _number(text: str) -> float:
+    """A finite number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _csv_rows(
     path: Path,
-    lines: Sequence[str],
+    text: str,
+    separator: str,
     columns: tuple[str, str, str],
-    seconds: Callable[[str], float],
-    failures: bool = False,
+    options: TimedTrace,
 ) -> list[TraceRow]:
-    rows = []
-    for number, item in enumerate(csv.DictReader(lines), start=2):
-        texts = [item.get(column) for column in columns]
-        try:
-            time = seconds(texts[0] or "")
-            prompt, output = (int(text or "") for text in texts[1:])
-        except ValueError:
-            raise UsageError(
-                f"{path} line {number}: {', '.join(columns)} are {texts}; expected a "
-                "time and two whole numbers."
-            ) from None
-        if failures and output == 0:
-            continue  # BurstGPT logs requests that failed with an empty response
-        rows.append(_row(f"{path} line {number}", prompt, output, time))
+    """The rows; those of requests that failed have no output tokens."""
+    if columns is _AZURE and options.sec_multiplier is not None:
+        raise UsageError(
+            f"--timed-trace-sec-multiplier: the times of {path} are dates."
+        )
+    rows, zones = [], set()
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    names = [name.strip() for name in next(reader)]
+    places = [names.index(column) for column in columns]
+    try:
+        for item in filter(None, reader):
+            where = f"{path} line {reader.line_num}"
+            texts = [item[place] if place < len(item) else None for place in places]
+            try:
+                if columns is _AZURE:
+                    time, has_zone = _date(texts[0] or "")
+                    zones.add(has_zone)
+                else:
+                    time = _number(texts[0] or "") * (options.sec_multiplier or 1)
+                # Tables of numbers are often written with ".0" by pandas.
+                prompt, output = (
+                    int((each or "").removesuffix(".0")) for each in texts[1:]
+                )
+            except ValueError:
+                raise UsageError(
+                    f"{where}: {', '.join(columns)} are {texts}; expected a time and "
+                    "two whole numbers."
+                ) from None
+            if len(zones) > 1:
+                raise UsageError(
+                    f"{where}: {columns[0]} is {texts[0]!r}, and only some rows name "
+                    "their zone; give it to all, or to none."
+                )
+            rows.append(_row(where, prompt, output, time, least=0))
+    except csv.Error as error:
+        raise UsageError(f"{path} line {reader.line_num}: no CSV ({error}).") from None
     return rows
 
 
-def _row(where: str, prompt: Any, output: Any, time: float | None = None) -> TraceRow:
+def _row(
+    where: str, prompt: Any, output: Any, time: float | None = None, least: int = 1
+) -> TraceRow:
+    low = least if output == 0 else 1
     # Booleans are integers, too, of another type.
-    if not all(type(length) is int and length >= 1 for length in (prompt, output)):
+    if not all(
+        type(length) is int and low <= length <= MOST_TOKENS
+        for length in (prompt, output)
+    ):
+        said = [f"{each!r:.40}" for each in (prompt, output)]
         raise UsageError(
-            f"{where}: {prompt!r} prompt tokens and {output!r} output tokens; "
-            "both must be whole numbers of at least 1."
+            f"{where}: {said[0]} prompt tokens and {said[1]} output tokens; "
+            f"both must be whole numbers of at least 1 and at most {MOST_TOKENS}."
         )
     return TraceRow(prompt, output, time)
 
 
 def _json_rows(
-    path: Path,
-    lines: Sequence[str],
-    count_tokens: CountTokens | None,
-    options: TimedTrace,
-) -> tuple[list[TraceRow], int]:
-    """The rows of JSON lines, and the tokens per hash id."""
+    path: Path, text: str, count_tokens: CountTokens | None, options: TimedTrace
+) -> tuple[list[TraceRow], int, list[str]]:
+    """The rows of JSON lines, the tokens per hash id, and what was assumed."""
     rows: list[TraceRow] = []
-    chunk_size = 16
-    spread = random.Random(0)
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    sizes, has_times, has_chats, has_hashes = set(), False, False, False
+    for number, item in _objects(path, text):
         where = f"{path} line {number}"
-        item = _object(where, line)
         if "requests" in item and "block_size" in item:
-            chunk_size, turns = session_turns(where, item)
+            size, turns = session_turns(where, item)
+            sizes.add(size)
             for prompt, output, think, ids in turns:
                 row = _row(where, prompt, output)
                 rows.append(row._replace(hash_ids=ids, think=think))
         elif "input_lens" in item or "total_input_tokens" in item:
             rows += _saved_result(where, item)
         elif options.label_timestamp in item:
-            # Bailian numbers chats and counts seconds; Mooncake milliseconds.
-            mooncake = options.label_hash_ids in item and "chat_id" not in item
-            if mooncake:
-                chunk_size = 512
-            seconds = options.sec_multiplier or (1e-3 if mooncake else 1.0)
-            row = _timed_row(where, item, options, seconds)
-            if mooncake and row.time is not None:
-                late = MOONCAKE_SECONDS * spread.random()
-                row = row._replace(time=row.time + late)
-            rows.append(row)
+            has_times, has_chats = True, has_chats or "chat_id" in item
+            has_hashes |= options.label_hash_ids in item
+            rows.append(_timed_row(where, item, options))
+        elif "delay" in item:
+            raise UsageError(
+                f"{where}: has a delay and no {options.label_timestamp}: only sessions "
+                f"wait for answers; give each line its {options.label_timestamp}."
+            )
         else:
             prompt = _prompt_tokens(where, item, count_tokens)
             rows.append(_row(where, prompt, item.get("output_tokens")))
-    return rows, chunk_size
-
-
-def _object(where: str, line: str) -> Mapping[str, object]:
-    try:
-        item = json.loads(line)
-    except ValueError:
-        item = None
-    if not isinstance(item, dict):
+    if len(sizes) > 1:
         raise UsageError(
-            f"{where}: not a JSON object; give a trace (CSV of Azure or BurstGPT, JSON "
-            "lines of Mooncake, Bailian or sessions), the custom dataset of `vllm "
-            "bench serve` (.jsonl) or its saved result."
+            f"{path}: block_size is one of {sorted(sizes)}; give all the same."
         )
-    return item
+    if has_hashes and not has_chats:  # Bailian numbers chats and counts seconds
+        return _as_mooncake(rows, options)
+    seconds = options.sec_multiplier or 1.0
+    rows = [r if r.time is None else r._replace(time=r.time * seconds) for r in rows]
+    is_guess = has_times and not has_chats and options.sec_multiplier is None
+    notes = [
+        "its times are read as seconds; --timed-trace-sec-multiplier says otherwise"
+    ]
+    return rows, next(iter(sizes), 16), notes * is_guess
 
 
-def _timed_row(
-    where: str, item: Mapping[str, object], options: TimedTrace, seconds: float
-) -> TraceRow:
+def _as_mooncake(
+    rows: Sequence[TraceRow], options: TimedTrace
+) -> tuple[list[TraceRow], int, list[str]]:
+    """With times in milliseconds, and hash ids for 512 tokens."""
+    seconds = options.sec_multiplier or 1e-3
+    rows = [r if r.time is None else r._replace(time=r.time * seconds) for r in rows]
+    times = [row.time for row in rows if row.time is not None]
+    notes = []
+    if None in (options.sec_multiplier, options.chunk_hash_size):
+        notes.append(
+            "read as Mooncake's, whose times are milliseconds and whose hash ids stand "
+            "for 512 tokens; --timed-trace-sec-multiplier and -chunk-hash-size say "
+            "otherwise"
+        )
+    # Times that are exact show it: they are no multiples, or there is one of each.
+    rounded = [round(time / MOONCAKE_SECONDS, 0) for time in times]
+    if 1 < len({*rounded}) < len(times) == len(rows) and all(
+        math.isclose(time, MOONCAKE_SECONDS * number, abs_tol=1e-6)
+        for time, number in zip(times, rounded, strict=True)
+    ):
+        spread = random.Random(0)
+        rows = [
+            row._replace(time=(row.time or 0.0) + MOONCAKE_SECONDS * spread.random())
+            for row in rows
+        ]
+        notes.append(
+            f"its times are multiples of {MOONCAKE_SECONDS:g} s; the requests of each "
+            "are spread over them at random"
+        )
+    return rows, 512, notes
+
+
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _objects(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """The objects of a file, on a line each or more, and the lines they begin in."""
+    place, line, counted = 0, 1, 0
+    while (place := _SPACE.match(text, place).end()) < len(text):  # type: ignore[union-attr]
+        line, counted = line + text.count("\n", counted, place), place
+        try:
+            item, place = _DECODER.raw_decode(text, place)
+            reason = f"a {type(item).__name__}"
+        except (ValueError, RecursionError) as error:
+            item, reason = None, str(error)
+        if not isinstance(item, dict):
+            raise UsageError(
+                f"{path} line {line}: not a JSON object ({reason}); give a trace (CSV "
+                "of Azure or BurstGPT, JSON lines of Mooncake, Bailian or sessions), a "
+                "custom dataset of `vllm bench serve` (.jsonl) or its saved result."
+            )
+        yield line, item
+
+
+def _timed_row(where: str, item: Mapping[str, object], options: TimedTrace) -> TraceRow:
+    """The row, whose time is in the unit of the file."""
     row = _row(
         where,
         item.get(options.label_input_length),
         item.get(options.label_output_length),
     )
-    time, hash_ids = item[options.label_timestamp], item.get(options.label_hash_ids, [])
-    if isinstance(time, bool) or not isinstance(time, (int, float)):
-        raise UsageError(
-            f"{where}: {options.label_timestamp} is {time!r}; expected a number."
-        )
+    hash_ids = item.get(options.label_hash_ids, [])
     if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
         raise UsageError(
             f"{where}: {options.label_hash_ids} is not a list of whole numbers."
         )
-    return row._replace(time=time * seconds, hash_ids=tuple(hash_ids))
+    time = _time(where, options.label_timestamp, item[options.label_timestamp])
+    return row._replace(time=time, hash_ids=tuple(hash_ids))
+
+
+def _time(where: str, name: str, value: object) -> float:
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return _number(str(value))
+    except ValueError:
+        pass
+    raise UsageError(f"{where}: {name} is {value!r:.40}; expected a number.")
 
 
 def _saved_result(where: str, item: Mapping[str, object]) -> Iterator[TraceRow]:
-    prompts, outputs = item.get("input_lens"), item.get("output_lens")
+    """The rows; those of requests that failed have no output tokens."""
+    names = ("input_lens", "output_lens", "start_times", "errors")
+    prompts, outputs, times, errors = (item.get(name) for name in names)
     if not isinstance(prompts, list) or not isinstance(outputs, list):
         raise UsageError(
             f"{where}: a result without lengths of requests; save it with "
             "`vllm bench serve --save-result --save-detailed`."
         )
-    times = item.get("start_times")
-    starts: list[object] = times if isinstance(times, list) else [None] * len(prompts)
-    for prompt, output, start in zip(prompts, outputs, starts, strict=False):
-        time = float(start) if isinstance(start, (int, float)) else None
-        yield _row(where, prompt, output, time)
+    starts = times if isinstance(times, list) else [None] * len(prompts)
+    failed = errors if isinstance(errors, list) else [None] * len(prompts)
+    if not len(prompts) == len(outputs) == len(starts) == len(failed):
+        raise UsageError(
+            f"{where}: {', '.join(names)} are of {len(prompts)}, {len(outputs)}, "
+            f"{len(starts)} and {len(failed)} requests; save the result again."
+        )
+    for prompt, output, start, error in zip(
+        prompts, outputs, starts, failed, strict=True
+    ):
+        time = None if times is None else _time(where, "a start time", start)
+        yield _row(where, prompt, 0 if error else output, time, least=0)
 
 
 def _prompt_tokens(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..arguments import MOST_TOKENS
 from ..errors import UsageError
 from .request import SimRequest
 from .sessions import Runs
@@ -36,22 +37,37 @@ def parse_lengths(option: str, text: str) -> Lengths:
         numbers = [float(part) for part in rest.split(":")]
         if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ValueError
-        return _lengths(kind, *numbers)
+        draw = _lengths(kind, *numbers)
     except (ValueError, TypeError):
         raise UsageError(
-            f"{option} {text}: not a distribution of lengths; give {LENGTH_HELP}."
+            f"{option} {text}: not a distribution of lengths; give {LENGTH_HELP}, of "
+            f"1 to {MOST_TOKENS} tokens."
         ) from None
+
+    def checked(rng: random.Random) -> int:
+        try:
+            length = draw(rng)
+        except OverflowError:
+            length = MOST_TOKENS + 1
+        if length > MOST_TOKENS:
+            raise UsageError(
+                f"{option} {text}: a request has more than {MOST_TOKENS} tokens; give "
+                "a narrower distribution."
+            )
+        return length
+
+    return checked
 
 
 def _lengths(kind: str, first: float, *rest: float) -> Lengths:
-    if first < 1:
+    if not 1 <= first <= MOST_TOKENS:
         raise ValueError
     if kind == "fixed":
         () = rest
         return lambda rng: int(first)
     if kind == "uniform":
         (high,) = rest
-        if high < first:
+        if not first <= high <= MOST_TOKENS:
             raise ValueError
         return lambda rng: rng.randint(int(first), int(high))
     if kind == "normal":
@@ -59,6 +75,8 @@ def _lengths(kind: str, first: float, *rest: float) -> Lengths:
         return lambda rng: max(1, int(rng.gauss(first, deviation * first)))
     if kind == "lognormal":
         sigma, limit = (*rest, math.inf) if len(rest) == 1 else rest
+        if limit < first:
+            raise ValueError
         mu = math.log(first)
         return lambda rng: max(1, int(min(limit, rng.lognormvariate(mu, sigma))))
     raise ValueError
@@ -86,21 +104,11 @@ class Workload:
     prefixes_cached: bool = False
     """Whether all ranks have the prefixes in the KV cache from the start."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.prefix_share < 1:
-            raise UsageError(
-                f"--prefix-share {self.prefix_share}: it is a share, 0 to below 1."
-            )
-        if self.num_prefixes < 1:
-            raise UsageError(f"--num-prefixes {self.num_prefixes}: give 1 or more.")
-
     def requests(
         self, rng: random.Random, count_tokens: CountTokens | None = None
     ) -> list[SimRequest]:
         """Draws the requests; equal generators give equal requests."""
         count = self.num_prompts
-        if count is not None and count < 1:
-            raise UsageError(f"--num-prompts {count}: give 1 or more.")
         if self.trace is not None:
             trace = read_trace(self.trace, count_tokens, self.timed_trace)
             return traced_requests(
@@ -134,6 +142,12 @@ def traced_requests(
 
     A session that is repeated is another one, with other texts but for what is shared.
     """
+    has_sessions = any(isinstance(row.hash_ids, Runs) for row in trace.rows)
+    if (session_shared or session_turns is not None) and not has_sessions:
+        raise UsageError(
+            "--session-turns, --session-shared-tokens: the dataset has no sessions; "
+            "leave them out."
+        )
     rows, turn = [], 0
     for row in trace.rows:
         turn = 1 if row.think is None else turn + 1

@@ -7,6 +7,7 @@ slowest ranks follow from the constants: the two are computed in turn. Of phi, a
 how many tokens read all experts, some values are tried.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,9 +84,11 @@ NOTES = {
     "c": "the prompt tokens of prefilling steps hardly vary; taken as 0, its cost is "
     "in b",
     "a": "the number of decodes hardly varies; taken as 0, its cost is in t0",
-    "b": "too few steps prefill; taken as 0",
+    "b": "too few steps prefill, or all alike",
 }
 """Constants in the order in which they are given up, and why."""
+NEEDED = {"a": "no step decodes", "b": "no step prefills"}
+"""What no simulation can do without: it stays unknown where no step tells it."""
 
 
 def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
@@ -115,6 +118,8 @@ def fit(samples: Sequence[StepSample], host_seconds: float = 0.0) -> Fit:
         # Besides its own error, what the one of phi makes of it.
         by_phi = max(abs(each.values[name] - value) for each in alike.values())
         half_width = Z95 * best.errors[name] + by_phi
+        if (name == "b" and name in notes) or notes.get(name) in NEEDED.values():
+            value = half_width = math.nan
         constants[name] = Estimate(value, half_width, notes.get(name, ""))
     ends = (low, high) if note else (phi,)
     return Fit(
@@ -169,17 +174,24 @@ def _reduced(
     while True:
         tried = {phi: solve(data, names, phi, tokens) for phi in COARSE}
         best = _best(tried)[1]
-        worst = next((name for name in NOTES if _is_unknown(data, best, name)), None)
+        left = (name for name in NOTES if name in names)
+        worst = next((name for name in left if _is_unknown(data, best, name)), None)
         if worst is None:
             return names, best.residual, notes
         names = [name for name in names if name != worst]
-        is_negative = best.values[worst] < 0
-        notes[worst] = "fits best as 0" if is_negative else NOTES[worst]
+        if best.values[worst] < 0:
+            notes[worst] = "fits best as 0"
+        elif best.scales[worst] == 0:
+            notes[worst] = NEEDED.get(worst, f"{NEEDED['b']}; taken as 0")
+        else:
+            notes[worst] = NOTES[worst]
 
 
 def _is_unknown(data: Samples, solution: Solution, name: str) -> bool:
     """Whether a constant is below 0, or its error too large for itself and a step."""
     value, half_width = solution.values[name], Z95 * solution.errors[name]
+    if solution.scales[name] == 0:
+        return True  # no step has any
     is_large = half_width * solution.scales[name] > STEP_TOLERANCE * data.seconds.mean()
     return value < 0 or (half_width > RELATIVE_TOLERANCE * value and bool(is_large))
 

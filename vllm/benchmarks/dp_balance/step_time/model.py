@@ -24,6 +24,11 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 
+MOST = 1e6
+"""Of every constant."""
+LEAST_STEP = 1e-9
+"""Seconds."""
+
 
 class Loads(NamedTuple):
     """What every rank computes in one step; one value per rank."""
@@ -74,19 +79,26 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            if not isinstance(value, (int, float)) or not 0 <= value <= MOST:
                 raise UsageError(
                     f"cost model: {field.name} is {value!r}; it must be a number "
-                    "of 0 or more."
+                    f"from 0 to {MOST:g}."
                 )
         if self.phi > 1:
             raise UsageError(f"cost model: phi is {self.phi}; it is a share, 0 to 1.")
         if self.padded not in (0, 1):
             raise UsageError(f"cost model: padded is {self.padded}; give 0 or 1.")
-        if self.t0 == 0:
-            raise UsageError("cost model: t0 is 0; an empty step must take time.")
-        if self.experts_tokens == 0:
-            raise UsageError("cost model: experts_tokens is 0; give a number above 0.")
+        if self.t0 < LEAST_STEP:
+            raise UsageError(
+                f"cost model: t0 is {self.t0}; an empty step takes {LEAST_STEP:g} s or "
+                "more."
+            )
+        if self.noise > 1:
+            raise UsageError(f"cost model: noise is {self.noise}; give 0 to 1.")
+        if self.experts_tokens < 1:
+            raise UsageError(
+                f"cost model: experts_tokens is {self.experts_tokens}; give 1 or more."
+            )
 
     def step_seconds(self, loads: Loads) -> float:
         """Seconds of the common step, without noise.

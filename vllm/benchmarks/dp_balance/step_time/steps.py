@@ -4,13 +4,15 @@
 
 import re
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..files import read_text
 
 
 class StepSample(NamedTuple):
@@ -46,10 +48,10 @@ class _Iteration(NamedTuple):
 # releases log from the front-end, which numbers the engines.
 _ITERATION = re.compile(
     r"(?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) \[\S+\] (?:Engine \d+: )?"
-    r"Iteration\((?P<number>\d+)\): "
-    r"\d+ context requests, (?P<prefill>\d+) context tokens, "
-    r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
-    r"iteration elapsed time: (?P<ms>[\d.]+) ms"
+    r"Iteration\((?P<number>\d{1,15})\): "
+    r"\d+ context requests, (?P<prefill>\d{1,9}) context tokens, "
+    r"(?P<decodes>\d{1,9}) generation requests, \d+ generation tokens, "
+    r"iteration elapsed time: (?P<ms>\d{1,9}(?:\.\d+)?) ms"
 )
 
 
@@ -64,17 +66,23 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
         UsageError: a file cannot be read, or steps were not logged by so many ranks.
     """
     steps: defaultdict[int, list[_Iteration]] = defaultdict(list)
+    torn = 0
     for path in paths:
-        for match in _ITERATION.finditer(_read(path)):
+        text = read_text(path, errors="replace")
+        torn += text.count("Iteration(")
+        for match in _ITERATION.finditer(text):
+            try:
+                # The log names no year; a leap year has all days.
+                clock = datetime.fromisoformat(f"2024-{match['clock']}")
+            except ValueError:
+                continue
+            torn -= 1
             steps[int(match["number"])].append(
                 _Iteration(
                     seconds=float(match["ms"]) / 1e3,
                     prefill=float(match["prefill"]),
                     decodes=float(match["decodes"]),
-                    # The log names no year; a leap year has all days.
-                    clock=datetime.strptime(
-                        f"2024-{match['clock']}", "%Y-%m-%d %H:%M:%S"
-                    ),
+                    clock=clock,
                 )
             )
     complete = [step for _, step in sorted(steps.items()) if len(step) == ranks]
@@ -85,6 +93,16 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
             f"not by {ranks}; start the server once, with "
             "--enable-logging-iteration-details, and give the logs of all nodes."
         )
+    incomplete = len(steps) - len(complete)
+    complete = [step for step in complete if min(one.seconds for one in step) > 0]
+    instant = len(steps) - incomplete - len(complete)
+    for count, what in (
+        (torn, "lines that are torn"),
+        (incomplete, f"steps that were not logged by {ranks} ranks"),
+        (instant, "steps that took 0 ms"),
+    ):
+        if count:
+            _say(paths, f"left out {count} {what}")
     samples = [
         StepSample(
             # The rank that starts its step last waits for no other.
@@ -94,29 +112,47 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
         )
         for step in complete
     ]
-    return ServerLog(samples, _host_seconds(samples, [s[0].clock for s in complete]))
+    host_seconds = _host_seconds(samples, [step[0].clock for step in complete])
+    if host_seconds is None:
+        _say(
+            paths,
+            "the time between steps is not known and taken as 0, because no stretch "
+            f"without a pause lasts {LEAST_STRETCH:g} s",
+        )
+    return ServerLog(samples, host_seconds or 0.0)
 
 
-def _host_seconds(samples: Sequence[StepSample], clocks: Sequence[datetime]) -> float:
+def _say(paths: Sequence[Path], what: str) -> None:
+    print(f"note: {', '.join(map(str, paths))}: {what}.", file=sys.stderr)
+
+
+LEAST_STRETCH = 10.0
+"""Seconds: the clock of a log counts whole ones."""
+
+
+def _host_seconds(
+    samples: Sequence[StepSample], clocks: Sequence[datetime]
+) -> float | None:
     """Mean time between two steps, in the longest stretch without a pause.
 
     The clocks are whole seconds, so a single gap tells nothing; over a long stretch
-    the rounding of its two ends does not matter.
+    the rounding of its two ends does not matter. None if there is no such.
     """
-    stretches = [[0]]
+    stretches: list[list[int]] = [[0]]
+    gaps = [0.0]
     for i in range(1, len(samples)):
-        gap = (clocks[i] - clocks[i - 1]).total_seconds()
-        if gap > samples[i].seconds + 1:
+        gap = clocks[i] - clocks[i - 1]
+        if gap < -timedelta(days=180):
+            gap += timedelta(days=366)  # over New Year
+        gaps.append(gap.total_seconds())
+        # Ranks that log at the same time may be a second apart; a clock that was set
+        # back is more.
+        if not -2 < gaps[i] <= samples[i].seconds + 1:
             stretches.append([])
         stretches[-1].append(i)
     stretch = max(stretches, key=len)
-    elapsed = (clocks[stretch[-1]] - clocks[stretch[0]]).total_seconds()
+    elapsed = sum(gaps[i] for i in stretch[1:])
+    if elapsed < LEAST_STRETCH:
+        return None
     beside = elapsed - sum(samples[i].seconds for i in stretch[1:])
     return max(0.0, beside / len(stretch))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}).") from None
