@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from .prefix_memory import Keys, PrefixMemory, SentPrefix
+from .prefix_memory import Keys, PrefixMemory, SentPrefix, take_off
 
 REQUEST_TOKENS = 150
 """A request in flight counts like so many prompt tokens that wait for prefill."""
@@ -230,7 +230,4 @@ class TokenDispatch:
             self._counts[sent.rank] -= 1
             if sent.prefix is not None:
                 self.memories[sent.rank].given_up(sent.prefix)
-            self._users.subtract(sent.keys)
-            for key in sent.keys:
-                if not self._users[key]:
-                    del self._users[key]
+            take_off(self._users, sent.keys)
