@@ -217,7 +217,8 @@ def test_which_dispatch_a_front_end_has(moe_model, expected, balance, chosen, op
     assert expected == ("prefixes" if keys else "tokens")
     assert dispatch.dispatch.memories[0]._most == (100 * 16 // 512 if keys else 0)
     dispatch.pin(made(), [[2, 3, 0.5], [0, 1, 0.5]], 2)
-    assert dispatch.dispatch._told[0] == ((0, 5) if balance == "off" else (2, 3))
+    told = dispatch.dispatch._told_tokens[0], dispatch.dispatch._told_counts[0]
+    assert told == ((0, 5) if balance == "off" else (2, 3))
 
 
 def test_an_unknown_dispatch_is_refused(moe_model):

@@ -53,8 +53,8 @@ def queued_tokens(sample: Sequence[int], waiting: int) -> int:
 @dataclass(slots=True)
 class _Sent:
     rank: int
-    prompt_tokens: int
-    """To compute; 0 once the first token has come."""
+    tokens: int
+    """Of its prompt, to compute; 0 once the first token has come."""
     prefix: SentPrefix | None
     """None once the first token has come."""
     keys: Keys
@@ -72,6 +72,9 @@ class TokenDispatch:
     there are several, it also takes what the ranks publish of all requests, and
     believes the greater of the two; of prefixes it hears once they are computed.
     """
+
+    request_tokens = REQUEST_TOKENS
+    """That each request in flight counts like."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class TokenDispatch:
         # Of each rank what this front-end has sent and is not done, in two lists,
         # because it changes with every request.
         self._tokens, self._counts = [0] * ranks, [0] * ranks
-        self._told = [Backlog()] * ranks
+        self._told_tokens, self._told_counts = [0] * ranks, [0] * ranks
         self._cache = cached_chunks, chunk_tokens
         self.memories = self._empty(ranks)
         """What is believed to be in the KV cache of each rank."""
@@ -122,8 +125,9 @@ class TokenDispatch:
         Their number may have changed since the last time: requests of ranks that are
         gone are forgotten.
         """
-        self._told = [Backlog(*backlog) for backlog in backlogs]
-        ranks = len(self._told)
+        told = zip(*backlogs, strict=True)
+        self._told_tokens, self._told_counts = map(list, told)
+        ranks = len(backlogs)
         for request, sent in list(self._requests.items()):
             if sent.rank >= ranks:
                 self.ended(request)
@@ -139,9 +143,10 @@ class TokenDispatch:
         """The rank for the next request, whose prompt has these keys."""
         tokens, counts = self._tokens, self._counts
         if self._servers > 1:
-            tokens = [*map(max, tokens, [told.prompt_tokens for told in self._told])]
-            counts = [*map(max, counts, [told.requests for told in self._told])]
-        loads = [a + REQUEST_TOKENS * b for a, b in zip(tokens, counts, strict=True)]
+            tokens = [*map(max, tokens, self._told_tokens)]
+            counts = [*map(max, counts, self._told_counts)]
+        each = self.request_tokens
+        loads = [a + each * b for a, b in zip(tokens, counts, strict=True)]
         if max(counts) >= self._slots:
             for rank, count in enumerate(counts):
                 loads[rank] += _FULL * (count >= self._slots)
@@ -190,10 +195,8 @@ class TokenDispatch:
         self._tokens[rank] += prompt_tokens
         self._counts[rank] += 1
         if self._servers > 1:
-            tokens, requests = self._told[rank]
-            self._told[rank] = Backlog(
-                tokens + self._servers * prompt_tokens, requests + self._servers
-            )
+            self._told_tokens[rank] += self._servers * prompt_tokens
+            self._told_counts[rank] += self._servers
 
     def first_token(
         self, request: Hashable, cached_tokens: int | None = None
@@ -208,10 +211,10 @@ class TokenDispatch:
             The rank and what it has now, if there is something to tell others.
         """
         sent = self._requests.get(request)
-        if sent is None or not sent.prompt_tokens:
+        if sent is None or not sent.tokens:
             return None
-        self._tokens[sent.rank] -= sent.prompt_tokens
-        prefix, sent.prompt_tokens, sent.prefix = sent.prefix, 0, None
+        self._tokens[sent.rank] -= sent.tokens
+        prefix, sent.tokens, sent.prefix = sent.prefix, 0, None
         if prefix is None:
             return None
         self.memories[sent.rank].computed(prefix, cached_tokens)
@@ -226,7 +229,7 @@ class TokenDispatch:
         """The request has ended, however, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
-            self._tokens[sent.rank] -= sent.prompt_tokens
+            self._tokens[sent.rank] -= sent.tokens
             self._counts[sent.rank] -= 1
             if sent.prefix is not None:
                 self.memories[sent.rank].given_up(sent.prefix)
