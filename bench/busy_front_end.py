@@ -63,13 +63,13 @@ async def event_loop(model: Path, calls: int) -> list[float]:
     With vLLM's own dispatch, four ranks of the emulated device, and no tokenizer.
     """
     device = {"t0": 0.005, "a": 0.0, "b": 0.0, "c": 0.0}
-    chosen = {"emulated_device": device, "data_parallel_dispatch": "vllm"}
     arguments = AsyncEngineArgs(
         str(model),
         data_parallel_size=4,
         max_num_seqs=IN_FLIGHT // 4,
         skip_tokenizer_init=True,
-        additional_config=chosen,
+        additional_config={"emulated_device": device},
+        data_parallel_dispatch="vllm",
     )
     engine = AsyncLLM.from_engine_args(arguments)
     numbers = iter(range(10**9))

@@ -35,6 +35,7 @@ from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group.wire import encode
+from vllm.v1.core.sched.balance.measure.queues import backlog_of
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
@@ -117,7 +118,7 @@ def measuring(calls: int) -> list[Result]:
             start = time.perf_counter_ns()
             row = gate.measure(0, step, float(step), float(step))
             encode(row)
-            gate.backlog()
+            backlog_of(scheduler)
             times.append(us_since(start))
             for _ in range(state.turnover):
                 # Another request comes to the head of the queue.

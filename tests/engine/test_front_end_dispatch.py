@@ -11,12 +11,18 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
-from vllm.v1.core.sched.balance.front_end import OPTION, create_balance_dispatch
+from vllm.v1.core.sched.balance.front_end import (
+    BalanceDispatch,
+    create_balance_dispatch,
+    dispatch_of,
+    published_counts,
+)
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from schedulers import engine_config
+from schedulers import engine_config, make_request, make_scheduler, step
 from test_front_end_model import front_end, made
 
 RANKS = 3
@@ -28,17 +34,17 @@ async def engine(
     model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
     """With balance on, or with it off and that dispatch."""
-    more: dict[str, Any] = {OPTION: dispatch} if dispatch else {}
-    more["emulated_device"] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    device = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
         data_parallel_balance="off" if dispatch else "adaptive",
+        data_parallel_dispatch=dispatch,
         max_num_seqs=SLOTS,
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config=more,
+        additional_config={"emulated_device": device},
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -185,45 +191,70 @@ PREFILL = {"kv_transfer_config": TRANSFER}
 DECODE = {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}}
 
 
+def created(config: Any) -> BalanceDispatch | None:
+    client = front_end(2)
+    client.vllm_config = config
+    return create_balance_dispatch(client)
+
+
 @pytest.mark.parametrize(
     ("expected", "balance", "chosen", "options"),
     [
         ("vllm", "off", None, {}),
+        ("vllm", "off", None, DECODE),
         ("prefixes", "off", "prefixes", {}),
         ("tokens", "off", "tokens", PREFILL),
+        ("context", "off", "context", {}),
         ("prefixes", "cap", None, {}),
-        ("tokens", "cap", None, {"enable_prefix_caching": False}),
         ("vllm", "cap", "vllm", {}),
         ("prefixes", "adaptive", None, PREFILL),
-        ("vllm", "adaptive", None, DECODE),
+        ("context", "adaptive", None, DECODE),
         ("tokens", "adaptive", "tokens", DECODE),
+        ("vllm", "adaptive", "vllm", DECODE),
     ],
 )
-def test_which_dispatch_a_front_end_has(moe_model, expected, balance, chosen, options):
-    """With balance off, what the coordinator says are counts of requests."""
+def test_front_ends_are_told_what_their_dispatch_reads(
+    moe_model, expected, balance, chosen, options
+):
+    """Which one a configuration means, what ranks publish, and who reads it."""
     config = engine_config(
         moe_model,
         data_parallel_size=2,
         data_parallel_balance=balance,
-        additional_config={OPTION: chosen} if chosen else {},
+        data_parallel_dispatch=chosen,
         **{"enable_prefix_caching": True} | options,
     )
+    assert dispatch_of(config) == expected
     config.cache_config.num_gpu_blocks = 200
-    dispatch = create_balance_dispatch(front_end(2), config)
+    scheduler = make_scheduler(engine_config(moe_model))
+    for name in "abcdef":
+        scheduler.add_request(make_request(name, 30, 20))
+    told = [published_counts(config, scheduler, scheduler.get_request_counts())]
+    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
+    told.append(published_counts(config, scheduler, scheduler.get_request_counts()))
+    prompts = [(6, 180), (6, 116)]
+    counts = {"vllm": [(0, 6), (3, 3)], "context": [(6, 180), (6, 182)]}
+    assert told == counts.get(expected, prompts)
+    dispatch = created(config)
     if dispatch is None:
         assert expected == "vllm"
         return
-    keys = dispatch._keys(made())
-    assert expected == ("prefixes" if keys else "tokens")
-    assert dispatch.dispatch.memories[0]._most == (100 * 16 // 512 if keys else 0)
-    dispatch.pin(made(), [[2, 3, 0.5], [0, 1, 0.5]], 2)
-    told = dispatch.dispatch._told_tokens[0], dispatch.dispatch._told_counts[0]
-    assert told == ((0, 5) if balance == "off" else (2, 3))
-
-
-def test_an_unknown_dispatch_is_refused(moe_model):
-    config = engine_config(
-        moe_model, data_parallel_size=2, additional_config={OPTION: "best"}
+    assert expected == (
+        "context"
+        if isinstance(dispatch.dispatch, ContextDispatch)
+        else "prefixes"
+        if dispatch._keys(made())
+        else "tokens"
     )
-    with pytest.raises(ValueError, match=r"expected one of vllm, tokens, .* 'best'"):
-        create_balance_dispatch(front_end(2), config)
+    chunks = 100 * 16 // 512 if expected == "prefixes" else 0
+    assert dispatch.dispatch.memories[0]._most == chunks
+    dispatch.pin(made(), [[182, 6, 0.5], [0, 1, 0.5]], 2)
+    assert dispatch.dispatch._told_tokens == [182, 0]
+    assert dispatch.dispatch._told_counts == [6, 1]
+
+
+def test_without_a_cache_prefixes_do_not_count(moe_model):
+    config = engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+    dispatch = created(config)
+    assert dispatch is not None
+    assert not dispatch._keys(made())

@@ -114,6 +114,9 @@ def test_nothing_is_remembered_beyond_the_bound_whatever_happens():
     for _ in range(10_000):
         text = "".join(rng.choices("abc", k=rng.randrange(12)))
         before = has(tested, text)
+        places = tested._last, tested._on_the_way
+        known = [any(key in place for place in places) for key in keys(text)]
+        assert known == [number < before for number in range(len(text))]
         under_way.append(tested.sent(keys(text)))
         assert has(tested, text) == len(text) >= before
         if rng.random() < 0.9:

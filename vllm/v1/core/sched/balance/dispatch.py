@@ -152,12 +152,12 @@ class TokenDispatch:
                 loads[rank] += _FULL * (count >= self._slots)
         if keys:
             held = [memory.held() for memory in self.memories]
-            chunk, users = self._cache[1], self._users
-            shares = [1 + self._servers * users[key] for key in keys]
-            saved = [0.0, *accumulate(chunk / share for share in shares)]
-            for rank, memory in enumerate(self.memories):
-                found = memory.found(keys) // chunk
-                loads[rank] -= int(MISSING_WEIGHT * saved[found])
+            chunk, users, servers = self._cache[1], self._users, self._servers
+            found = [memory.found(keys) // chunk for memory in self.memories]
+            known = keys[: max(found)]
+            saved = [0.0, *accumulate(chunk / (1 + servers * users[k]) for k in known)]
+            for rank, chunks in enumerate(found):
+                loads[rank] -= int(MISSING_WEIGHT * saved[chunks])
             return min(self._scan, key=lambda rank: (loads[rank], held[rank]))
         return min(self._scan, key=loads.__getitem__)
 

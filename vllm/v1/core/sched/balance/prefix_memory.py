@@ -64,13 +64,23 @@ class PrefixMemory:
         return len(self._last) * self._tokens
 
     def found(self, keys: Keys) -> int:
-        """How many tokens of a prompt the rank is believed to have, or will have."""
-        count = 0
-        for key in keys:
-            if key not in self._last and key not in self._on_the_way:
-                break
-            count += 1
-        return count * self._tokens
+        """How many tokens of a prompt the rank is believed to have, or will have.
+
+        No chunk is known without those before it, so that few need to be looked up.
+        """
+        last, on_the_way = self._last, self._on_the_way
+        if not keys or (keys[0] not in last and keys[0] not in on_the_way):
+            return 0
+        if keys[-1] in last or keys[-1] in on_the_way:
+            return len(keys) * self._tokens
+        low, high = 1, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in last or keys[middle] in on_the_way:
+                low = middle + 1
+            else:
+                high = middle
+        return low * self._tokens
 
     def sent(self, keys: Keys) -> SentPrefix:
         """A prompt goes to the rank, which will then have it."""

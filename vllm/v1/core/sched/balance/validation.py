@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.interface import SchedulerInterface
 
+BALANCE_OPTIONS = (
+    "data_parallel_balance",
+    "data_parallel_balance_ttft",
+    "data_parallel_dispatch",
+)
+"""The fields of ours in `ParallelConfig`, which are options of the command line, too."""
+
 _FLAG = "--data-parallel-balance"
 
 
