@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
@@ -67,6 +68,7 @@ async def ask(
     output: int,
     rank: int | None = None,
     inputs: int = 1,
+    lora: LoRARequest | None = None,
     **sampling: Any,
 ) -> None:
     """Waits for the answer. With several inputs, the prompt goes on."""
@@ -76,7 +78,9 @@ async def ask(
     prompts: Any = {"prompt_token_ids": prompt}
     if inputs > 1:
         prompts = stream(StreamingInput(prompts), inputs)
-    answers = asked.generate(prompts, parameters, name, data_parallel_rank=rank)
+    answers = asked.generate(
+        prompts, parameters, name, lora_request=lora, data_parallel_rank=rank
+    )
     async for _ in answers:
         pass
 
@@ -143,6 +147,82 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
             await ask(asked, "other again", other, 2)
             assert chosen[-1] == homes[0], "of it, the rank has the beginning again"
             await nothing_is_left(dispatch)
+
+    asyncio.run(serve())
+
+
+async def pause_that_keeps(asked: AsyncLLM) -> None:
+    """With prompts that come in the pause and are given up."""
+    await asked.pause_generation(mode="keep", clear_cache=False)
+    prompts = [grown(30 + number, 5) for number in range(20)]
+    waiting = [
+        asyncio.create_task(ask(asked, f"{prompt[0]} in the pause", prompt, 2))
+        for prompt in prompts
+    ]
+    await asyncio.sleep(0.2)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asked.resume_generation()
+
+
+async def pause_that_clears(asked: AsyncLLM) -> None:
+    await asked.pause_generation(mode="abort", clear_cache=True)
+    await asked.resume_generation()
+
+
+async def sleep(asked: AsyncLLM) -> None:
+    await asked.sleep(level=1)
+    await asked.wake_up()
+
+
+async def reset(asked: AsyncLLM) -> None:
+    assert await asked.reset_prefix_cache()
+
+
+STOPS = {pause_that_keeps: False, pause_that_clears: True, sleep: True, reset: True}
+"""Whether the KV caches are empty then."""
+
+
+def test_what_is_believed_follows_what_stops_and_adapters_do(moe_model):
+    """What a stop keeps is found again; what it empties is forgotten with the first
+    answer of its rank. A prompt with an adapter is another prompt."""
+
+    async def serve() -> None:
+        adapted = {
+            "enable_lora": True,
+            "max_loras": 2,
+            "lora_target_modules": ["q_proj"],
+        }
+        async with engine(moe_model, 0.01, block_size=16, **adapted) as asked:
+            client: Any = asked.engine_core
+            chosen, dispatch = ranks_chosen(asked), client.balance_dispatch.dispatch
+            turns = 0
+
+            async def turn(session: int, rank: int | None = None) -> None:
+                nonlocal turns
+                turns += 1
+                await ask(asked, f"{turns}", grown(session, turns % 4), 2, rank)
+
+            for stop, empties in STOPS.items():
+                for rank in range(RANKS):
+                    for session in (rank, RANKS + rank):
+                        await turn(session, rank)
+                before = held(dispatch)
+                assert before == [4] * RANKS
+                await stop(asked)
+                await nothing_is_left(dispatch)
+                assert held(dispatch) == before, stop.__name__
+                for session in range(RANKS):
+                    await turn(session)
+                    assert chosen[-1] == session, stop.__name__
+                assert held(dispatch) == [2 if empties else 4] * RANKS, stop.__name__
+            lora = LoRARequest("adapter", 1, "/none")
+            for _ in range(2):
+                turns += 1
+                await ask(asked, f"{turns}", grown(0, 0), 2, lora=lora)
+            assert chosen[-1] == chosen[-2]
+            assert sum(held(dispatch)) == 2 * RANKS + 2
 
     asyncio.run(serve())
 
