@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
-from vllm.v1.core.sched.balance.peers import KEY_BYTES, Peers
+from vllm.v1.core.sched.balance.peers import KEY_BYTES, PEERS, Peers
 from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
@@ -91,7 +91,7 @@ def create_balance_dispatch(
     return BalanceDispatch(
         TokenDispatch(ranks, slots, servers, server, chunks, hasher.chunk_tokens),
         hasher,
-        (addresses or {}).get("balance_peers") if servers > 1 else None,
+        (addresses or {}).get(PEERS) if servers > 1 else None,
     )
 
 

@@ -10,11 +10,15 @@ datagrams may be lost: nobody waits for anybody. Imports nothing else of vllm.
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .prefix_memory import Keys
 
 KEY_BYTES = 16
 """Length of the key of a chunk, and of the rank's number before the keys."""
+
+PEERS = "balance_peers"
+"""The key of an API server's `Peers` in what it is started with."""
 
 AT_ONCE = 16
 """Datagrams that are read before the event loop has its turn again."""
@@ -54,10 +58,7 @@ class Peers:
 
 
 def connect_peers(servers: int) -> list[Peers]:
-    """Makes the sockets of all API servers of a host, for each the `Peers` to hand it.
-
-    They are closed here once they are dropped here.
-    """
+    """Makes the sockets of all API servers of a host: what each of them is handed."""
     pairs = [
         socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(servers)
     ]
@@ -66,3 +67,31 @@ def connect_peers(servers: int) -> list[Peers]:
         Peers(own, [sender for sender in senders if sender is not mine])
         for own, mine in pairs
     ]
+
+
+class _PeersContext:
+    """A context of `multiprocessing` whose processes are API servers that are peers."""
+
+    def __init__(self, context: Any, servers: int) -> None:
+        self._context = context
+        self._peers = iter(connect_peers(servers))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    # The name is that of multiprocessing.
+    def Process(self, *, args: tuple[Any, ...], **options: Any) -> Any:  # noqa: N802
+        """A process; the last of its arguments, a mapping, gets the peers as well."""
+        *others, client_config = args
+        handed = {**client_config, PEERS: next(self._peers)}
+        return self._context.Process(args=(*others, handed), **options)
+
+
+def context_with_peers(context: Any, servers: int) -> Any:
+    """A context of `multiprocessing` that hands API servers their `Peers`.
+
+    Args:
+        context: the context of `multiprocessing` to start processes with.
+        servers: how many API servers it starts.
+    """
+    return _PeersContext(context, servers)

@@ -18,7 +18,7 @@ BALANCE_OPTIONS = (
     "data_parallel_balance_ttft",
     "data_parallel_dispatch",
 )
-"""The fields of ours in `ParallelConfig`, which are options of the command line, too."""
+"""Our fields of `ParallelConfig`, which are options of the command line, too."""
 
 _FLAG = "--data-parallel-balance"
 
