@@ -338,3 +338,11 @@ def test_without_a_cache_prefixes_do_not_count(moe_model):
     dispatch = created(config)
     assert dispatch is not None
     assert not dispatch._keys(made())
+
+
+@pytest.mark.parametrize(
+    "outside", [{}, {"data_parallel_size": 2, "data_parallel_rank": 0}]
+)
+def test_a_dispatch_needs_ranks_to_choose_among(moe_model, outside):
+    with pytest.raises(ValueError, match="whoever calls it chooses the rank"):
+        engine_config(moe_model, data_parallel_dispatch="tokens", **outside)
