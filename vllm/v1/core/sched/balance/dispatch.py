@@ -28,7 +28,7 @@ class Backlog(NamedTuple):
     """What a rank has to do."""
 
     prompt_tokens: int = 0
-    """Of requests without a first token."""
+    """Unprefilled ones; by context, all to which its requests attend."""
     requests: int = 0
     """In flight: waiting and running."""
 
@@ -64,8 +64,8 @@ class _Sent:
 class TokenDispatch:
     """Sends each request to the rank that has least to do.
 
-    A rank with a free slot comes before one without; then the least prompt tokens
-    without a first token, plus `REQUEST_TOKENS` for every request in flight, plus
+    A rank with a free slot comes before one without; then the least unprefilled
+    prompt tokens, plus `REQUEST_TOKENS` for every request in flight, plus
     `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache. What n
     requests in flight have too counts 1 / (n + 1) of that: a rank that computes it does
     so for all that come. A front-end knows this of its own requests at once. Where

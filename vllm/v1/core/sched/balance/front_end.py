@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Dispatch by prompt tokens and prefixes in vLLM's own front-end."""
+"""Dispatch in vLLM's own front-end, and what ranks publish for it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
