@@ -125,7 +125,9 @@ def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
     long = drawn(moe_model, 100, 100, 3000)
     prompts = [list(sample.prompt) for sample in long]
     found = {}
-    with instance(tmp_path, moe_model, "kv_producer", "-dp", "2") as prefill:
+    # The example keeps no more of a prompt than its first chunk.
+    whole = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096")
+    with instance(tmp_path, moe_model, "kv_producer", "-dp", "2", *whole) as prefill:
         prefill.complete(prompts, 1, CONCURRENCY)
         for rule in ("context", "vllm"):
             chosen = () if rule == "context" else ("--data-parallel-dispatch", rule)
