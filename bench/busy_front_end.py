@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -16,6 +17,9 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 SHORT, IN_FLIGHT = 100, 256
 """Prompt tokens of a request, and requests in flight."""
+
+MANY, CHUNK = 2048, 512
+"""Requests in flight of a large deployment, and tokens of a prompt's chunk."""
 
 
 def request(name: str, tokens: Sequence[int]) -> EngineCoreRequest:
@@ -57,19 +61,43 @@ def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[flo
     return times[IN_FLIGHT:]
 
 
+def rule(dispatch: TokenDispatch, calls: int, chunks: int, equal: bool) -> list[float]:
+    """Microseconds of the choice alone, with `MANY` requests in flight.
+
+    Half of them have their first token.
+
+    Args:
+        dispatch: without requests.
+        calls: how many choices.
+        chunks: of each prompt.
+        equal: whether all prompts are equal, or all different.
+    """
+    times = []
+    for number in range(calls + MANY):
+        keys = [(equal or number, chunk) for chunk in range(chunks)]
+        start = time.perf_counter_ns()
+        rank = dispatch.choose(keys)
+        times.append((time.perf_counter_ns() - start) / 1e3)
+        dispatch.sent(number, rank, CHUNK * chunks, keys)
+        if number % 2:
+            dispatch.first_token(number)
+        dispatch.ended(number - MANY)
+    return times[MANY:]
+
+
 async def event_loop(model: Path, calls: int) -> list[float]:
     """Microseconds of processor time of a whole front-end, for each short request.
 
     With vLLM's own dispatch, four ranks of the emulated device, and no tokenizer.
     """
     device = {"t0": 0.005, "a": 0.0, "b": 0.0, "c": 0.0}
-    chosen = {"emulated_device": device, "data_parallel_dispatch": "vllm"}
     arguments = AsyncEngineArgs(
         str(model),
         data_parallel_size=4,
         max_num_seqs=IN_FLIGHT // 4,
         skip_tokenizer_init=True,
-        additional_config=chosen,
+        additional_config={"emulated_device": device},
+        data_parallel_dispatch="vllm",
     )
     engine = AsyncLLM.from_engine_args(arguments)
     numbers = iter(range(10**9))

@@ -65,7 +65,7 @@ class Variant(NamedTuple):
     policy: str
     api_server_per_rank: bool = False
     dispatch: str | None = None
-    """What `data_parallel_dispatch` says in `--additional-config`."""
+    """What `--data-parallel-dispatch` says."""
     names_ranks: bool = False
     """Whether each session names its rank in `X-data-parallel-rank`."""
 
@@ -74,8 +74,7 @@ class Variant(NamedTuple):
         """Of the server."""
         if self.dispatch is None:
             return []
-        chosen = {"emulated_device": DEVICE, "data_parallel_dispatch": self.dispatch}
-        return ["--additional-config", json.dumps(chosen)]
+        return ["--data-parallel-dispatch", self.dispatch]
 
 
 VARIANTS = {

@@ -7,9 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import (
@@ -23,7 +27,14 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from schedulers import BLOCK_SIZE, answer, complete, engine_config, make_scheduler
+from schedulers import (
+    BLOCK_SIZE,
+    answer,
+    complete,
+    engine_config,
+    image,
+    make_scheduler,
+)
 from test_front_end_model import front_end, made
 
 RANKS = 3
@@ -38,6 +49,8 @@ class Rank:
         sizes = {"max_num_batched_tokens": 1024, "max_model_len": 2048}
         config = engine_config(model, enable_prefix_caching=True, **sizes)
         self.scheduler = make_scheduler(config, num_blocks=300)
+        self.scheduler.max_num_encoder_input_tokens = 100
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=2000)
         self.scheduler.finished_req_ids_dict = defaultdict(set)
         self._decode = MsgpackDecoder(EngineCoreRequest).decode
         self._names = MsgpackDecoder().decode
@@ -66,10 +79,16 @@ class Rank:
 class Client:
     """The client's own methods, with a socket that ends at the ranks."""
 
-    def __init__(self, model: Path, rng: random.Random) -> None:
-        tokens = TokenDispatch(RANKS, 4, 1, 0, 300 * BLOCK_SIZE // 512, 512)
-        self.real = front_end(RANKS, BalanceDispatch(tokens, PromptHasher(BLOCK_SIZE)))
-        self.dispatch = tokens
+    def __init__(self, model: Path, rng: random.Random, by_context: bool) -> None:
+        if by_context:
+            self.dispatch: TokenDispatch = ContextDispatch(RANKS, 4)
+            balance = BalanceDispatch(self.dispatch)
+        else:
+            chunks = 300 * BLOCK_SIZE // 512
+            self.dispatch = TokenDispatch(RANKS, 4, 1, 0, chunks, 512)
+            balance = BalanceDispatch(self.dispatch, PromptHasher(BLOCK_SIZE))
+        self.real = front_end(RANKS, balance)
+        self._by_context = by_context
         self.ranks = [Rank(model) for _ in range(RANKS)]
         self._rng = rng
         self._answers: list[EngineCoreOutputs] = []
@@ -109,17 +128,34 @@ class Client:
                 if output.new_token_ids and sent is not None and sent.prefix:
                     self.computed[sent.rank].update(sent.prefix.keys)
                     self.seen["first token"] += 1
+                    found = output.prefill_stats.num_local_cached_tokens
+                    # What others computed meanwhile may be found, too.
+                    sure = sum(use > 0 for use in sent.prefix.believed)
+                    self.seen["found"] += sure > 0 and found >= 512 * sure - BLOCK_SIZE
+                    self.seen["lost"] += sure > 0 and found < 512 * sure - BLOCK_SIZE
             await DPLBAsyncMPClient.process_engine_outputs(self.real, each)
+        if self._by_context:
+            self._check_contexts()
+            return
         for memory, computed in zip(self.dispatch.memories, self.computed, strict=True):
-            known = {key for key, use in memory._last.items() if use > 0}
-            assert computed.issuperset(known)
-            self.seen["belief"] += len(known)
+            assert computed.issuperset(memory._last)
+            self.seen["belief"] += len(memory._last)
+
+    def _check_contexts(self) -> None:
+        """The front-end knows exactly what the requests of each rank attend to."""
+        for rank, own in zip(self.ranks, self.dispatch.own, strict=True):
+            requests = rank.scheduler.requests.values()
+            contexts = [request.num_tokens for request in requests]
+            assert own == Backlog(sum(contexts), len(contexts))
+            self.seen["context"] += sum(contexts)
+            self.seen["preempted"] += sum(each.num_preemptions for each in requests)
 
 
-def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model):
-    """At every time and twice; with pins, more input, and caches that are reset."""
+@pytest.mark.parametrize("by_context", [False, True], ids=["prefixes", "context"])
+def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model, by_context):
+    """At every time and twice; with pins, preemptions, and caches that are reset."""
     rng = random.Random(1)
-    client = Client(moe_model, rng)
+    client = Client(moe_model, rng, by_context)
     real, seen = client.real, client.seen
 
     async def ask(number: int) -> str:
@@ -130,6 +166,10 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True, **odd)
         pin = rng.randrange(RANKS) if rng.random() < 0.1 else None
         fields = {"sampling_params": sampling, "data_parallel_rank": pin}
+        if rng.random() < 0.3:
+            fields["lora_request"] = LoRARequest("adapter", 1, "/none")
+        if len(tokens) > 1000 and rng.random() < 0.3:
+            fields["mm_features"] = [image(rng.choice("ab"), 520)]
         request = made(request_id=f"{number}", prompt_token_ids=tokens, **fields)
         try:
             await real.add_request_async(request)
@@ -169,6 +209,4 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model):
     assert dispatch.own == [Backlog()] * RANKS
     assert not dispatch._requests
     assert not dispatch._users
-    for memory in dispatch.memories:
-        # Prompts that were given up may have taken the place of all that it knew.
-        assert all(use > 0 for use in memory._last.values())
+    assert not any(memory._on_the_way for memory in dispatch.memories)

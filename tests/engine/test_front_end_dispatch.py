@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
-from vllm.v1.core.sched.balance.front_end import OPTION, create_balance_dispatch
+from vllm.v1.core.sched.balance.front_end import (
+    BalanceDispatch,
+    create_balance_dispatch,
+    dispatch_of,
+    published_counts,
+)
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from schedulers import engine_config
+from schedulers import engine_config, make_request, make_scheduler, step
 from test_front_end_model import front_end, made
 
 RANKS = 3
@@ -28,17 +35,17 @@ async def engine(
     model: Path, step_seconds: float, dispatch: str | None = None, **options: Any
 ) -> AsyncIterator[AsyncLLM]:
     """With balance on, or with it off and that dispatch."""
-    more: dict[str, Any] = {OPTION: dispatch} if dispatch else {}
-    more["emulated_device"] = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
+    device = {"t0": step_seconds, "a": 0.0, "b": 0.0, "c": 0.0}
     arguments = AsyncEngineArgs(
         model=str(model),
         data_parallel_size=RANKS,
         data_parallel_balance="off" if dispatch else "adaptive",
+        data_parallel_dispatch=dispatch,
         max_num_seqs=SLOTS,
         max_model_len=2048,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        additional_config=more,
+        additional_config={"emulated_device": device},
         **options,
     )
     running = AsyncLLM.from_engine_args(arguments)
@@ -61,6 +68,7 @@ async def ask(
     output: int,
     rank: int | None = None,
     inputs: int = 1,
+    lora: LoRARequest | None = None,
     **sampling: Any,
 ) -> None:
     """Waits for the answer. With several inputs, the prompt goes on."""
@@ -70,7 +78,9 @@ async def ask(
     prompts: Any = {"prompt_token_ids": prompt}
     if inputs > 1:
         prompts = stream(StreamingInput(prompts), inputs)
-    answers = asked.generate(prompts, parameters, name, data_parallel_rank=rank)
+    answers = asked.generate(
+        prompts, parameters, name, lora_request=lora, data_parallel_rank=rank
+    )
     async for _ in answers:
         pass
 
@@ -141,7 +151,84 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
     asyncio.run(serve())
 
 
-def test_nothing_is_left_after_thousands_of_aborts(moe_model):
+async def pause_that_keeps(asked: AsyncLLM) -> None:
+    """With prompts that come in the pause and are given up."""
+    await asked.pause_generation(mode="keep", clear_cache=False)
+    prompts = [grown(30 + number, 5) for number in range(20)]
+    waiting = [
+        asyncio.create_task(ask(asked, f"{prompt[0]} in the pause", prompt, 2))
+        for prompt in prompts
+    ]
+    await asyncio.sleep(0.2)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asked.resume_generation()
+
+
+async def pause_that_clears(asked: AsyncLLM) -> None:
+    await asked.pause_generation(mode="abort", clear_cache=True)
+    await asked.resume_generation()
+
+
+async def sleep(asked: AsyncLLM) -> None:
+    await asked.sleep(level=1)
+    await asked.wake_up()
+
+
+async def reset(asked: AsyncLLM) -> None:
+    assert await asked.reset_prefix_cache()
+
+
+STOPS = {pause_that_keeps: False, pause_that_clears: True, sleep: True, reset: True}
+"""Whether the KV caches are empty then."""
+
+
+def test_what_is_believed_follows_what_stops_and_adapters_do(moe_model):
+    """What a stop keeps is found again; what it empties is forgotten with the first
+    answer of its rank. A prompt with an adapter is another prompt."""
+
+    async def serve() -> None:
+        adapted = {
+            "enable_lora": True,
+            "max_loras": 2,
+            "lora_target_modules": ["q_proj"],
+        }
+        async with engine(moe_model, 0.01, block_size=16, **adapted) as asked:
+            client: Any = asked.engine_core
+            chosen, dispatch = ranks_chosen(asked), client.balance_dispatch.dispatch
+            turns = 0
+
+            async def turn(session: int, rank: int | None = None) -> None:
+                nonlocal turns
+                turns += 1
+                await ask(asked, f"{turns}", grown(session, turns % 4), 2, rank)
+
+            for stop, empties in STOPS.items():
+                for rank in range(RANKS):
+                    for session in (rank, RANKS + rank):
+                        await turn(session, rank)
+                before = held(dispatch)
+                assert before == [4] * RANKS
+                await stop(asked)
+                await nothing_is_left(dispatch)
+                assert held(dispatch) == before, stop.__name__
+                for session in range(RANKS):
+                    await turn(session)
+                    assert chosen[-1] == session, stop.__name__
+                assert held(dispatch) == [2 if empties else 4] * RANKS, stop.__name__
+            lora = LoRARequest("adapter", 1, "/none")
+            for _ in range(2):
+                turns += 1
+                await ask(asked, f"{turns}", grown(0, 0), 2, lora=lora)
+            assert chosen[-1] == chosen[-2]
+            assert sum(held(dispatch)) == 2 * RANKS + 2
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize(("by", "waves"), [(None, 25), ("context", 8)])
+def test_nothing_is_left_after_thousands_of_aborts(moe_model, by, waves):
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, or for several answers. Then some send more
     input, alone and each after its answer: under load that kills upstream's engine,
@@ -149,7 +236,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model):
     rng = random.Random(2)
 
     async def serve() -> None:
-        async with engine(moe_model, step_seconds=0.002) as asked:
+        async with engine(moe_model, step_seconds=0.002, dispatch=by) as asked:
             dispatch = asked.engine_core.balance_dispatch.dispatch
 
             async def client(number: int) -> None:
@@ -161,7 +248,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model):
                     await asyncio.wait_for(request, rng.choice((0.01, 0.1, 0.5, 60)))
 
             busiest = 0
-            for wave in range(25):
+            for wave in range(waves):
                 clients = [client(100 * wave + i) for i in range(100)]
                 tasks = [asyncio.create_task(each) for each in clients]
                 await asyncio.sleep(0.05)
@@ -174,7 +261,7 @@ def test_nothing_is_left_after_thousands_of_aborts(moe_model):
                     await asyncio.wait_for(request, limit)
             await nothing_is_left(dispatch)
             assert not dispatch._requests
-            assert any(held(dispatch))
+            assert any(held(dispatch)) == (by is None)
             assert max(held(dispatch)) <= 50
 
     asyncio.run(serve())
@@ -185,44 +272,78 @@ PREFILL = {"kv_transfer_config": TRANSFER}
 DECODE = {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}}
 
 
+def created(config: Any) -> BalanceDispatch | None:
+    client = front_end(2)
+    client.vllm_config = config
+    return create_balance_dispatch(client)
+
+
 @pytest.mark.parametrize(
     ("expected", "balance", "chosen", "options"),
     [
         ("vllm", "off", None, {}),
+        ("vllm", "off", None, DECODE),
         ("prefixes", "off", "prefixes", {}),
         ("tokens", "off", "tokens", PREFILL),
+        ("context", "off", "context", {}),
         ("prefixes", "cap", None, {}),
-        ("tokens", "cap", None, {"enable_prefix_caching": False}),
         ("vllm", "cap", "vllm", {}),
         ("prefixes", "adaptive", None, PREFILL),
-        ("vllm", "adaptive", None, DECODE),
+        ("context", "adaptive", None, DECODE),
         ("tokens", "adaptive", "tokens", DECODE),
+        ("vllm", "adaptive", "vllm", DECODE),
     ],
 )
-def test_which_dispatch_a_front_end_has(moe_model, expected, balance, chosen, options):
-    """With balance off, what the coordinator says are counts of requests."""
+def test_front_ends_are_told_what_their_dispatch_reads(
+    moe_model, expected, balance, chosen, options
+):
+    """Which one a configuration means, what ranks publish, and who reads it."""
     config = engine_config(
         moe_model,
         data_parallel_size=2,
         data_parallel_balance=balance,
-        additional_config={OPTION: chosen} if chosen else {},
+        data_parallel_dispatch=chosen,
         **{"enable_prefix_caching": True} | options,
     )
+    assert dispatch_of(config) == expected
     config.cache_config.num_gpu_blocks = 200
-    dispatch = create_balance_dispatch(front_end(2), config)
+    scheduler = make_scheduler(engine_config(moe_model))
+    for name in "abcdef":
+        scheduler.add_request(make_request(name, 30, 20))
+    told = [published_counts(config, scheduler, scheduler.get_request_counts())]
+    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
+    told.append(published_counts(config, scheduler, scheduler.get_request_counts()))
+    prompts = [(6, 180), (6, 116)]
+    counts = {"vllm": [(0, 6), (3, 3)], "context": [(6, 180), (6, 182)]}
+    assert told == counts.get(expected, prompts)
+    dispatch = created(config)
     if dispatch is None:
         assert expected == "vllm"
         return
-    keys = dispatch._keys(made())
-    assert expected == ("prefixes" if keys else "tokens")
-    assert dispatch.dispatch.memories[0]._most == (100 * 16 // 512 if keys else 0)
-    dispatch.pin(made(), [[2, 3, 0.5], [0, 1, 0.5]], 2)
-    assert dispatch.dispatch._told[0] == ((0, 5) if balance == "off" else (2, 3))
-
-
-def test_an_unknown_dispatch_is_refused(moe_model):
-    config = engine_config(
-        moe_model, data_parallel_size=2, additional_config={OPTION: "best"}
+    assert expected == (
+        "context"
+        if isinstance(dispatch.dispatch, ContextDispatch)
+        else "prefixes"
+        if dispatch._keys(made())
+        else "tokens"
     )
-    with pytest.raises(ValueError, match=r"expected one of vllm, tokens, .* 'best'"):
-        create_balance_dispatch(front_end(2), config)
+    chunks = 100 * 16 // 512 if expected == "prefixes" else 0
+    assert dispatch.dispatch.memories[0]._most == chunks
+    dispatch.pin(made(), [[182, 6, 0.5], [0, 1, 0.5]], 2)
+    assert dispatch.dispatch._told_tokens == [182, 0]
+    assert dispatch.dispatch._told_counts == [6, 1]
+
+
+def test_without_a_cache_prefixes_do_not_count(moe_model):
+    config = engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+    dispatch = created(config)
+    assert dispatch is not None
+    assert not dispatch._keys(made())
+
+
+@pytest.mark.parametrize(
+    "outside", [{}, {"data_parallel_size": 2, "data_parallel_rank": 0}]
+)
+def test_a_dispatch_needs_ranks_to_choose_among(moe_model, outside):
+    with pytest.raises(ValueError, match="whoever calls it chooses the rank"):
+        engine_config(moe_model, data_parallel_dispatch="tokens", **outside)

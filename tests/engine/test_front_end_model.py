@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     FIRST,
@@ -20,9 +21,12 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
 )
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
+from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
-from vllm.v1.core.sched.balance.front_end import BalanceDispatch, Peers, PromptHasher
+from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
+from vllm.v1.core.sched.balance.peers import AT_ONCE, connect_peers
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine import coordinator as upstream
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -106,17 +110,46 @@ def test_more_input_of_a_request_is_no_beginning_of_a_prompt():
     assert send(client, "one", [5] * 600) == 0
     assert send(client, "other", [4] * 600) == 1
     assert send(client, "other", [6] * 600) == 1
+    answers = [EngineCoreOutput(name, [7]) for name in ("one", "other")]
+    see(client, EngineCoreOutputs(outputs=answers))
     assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
+
+
+def pooling(name: str, query: str | None = None) -> EngineCoreRequest:
+    late = query and LateInteractionParams("score_doc", query)
+    parameters = PoolingParams(task="embed", late_interaction_params=late or None)
+    return made(request_id=name, sampling_params=None, pooling_params=parameters)
+
+
+@pytest.mark.parametrize("dispatch", [TokenDispatch, ContextDispatch])
+def test_pooling_requests_spread_unless_they_belong_together(dispatch):
+    """Whatever ranks publish meanwhile; and nothing is left of them."""
+    client = front_end(2, BalanceDispatch(dispatch(2, 64)))
+    client.lb_engines = [[9000, 3], [0, 0]]
+
+    def rank_of(request: EngineCoreRequest) -> int:
+        rank = int(client.get_core_engine_for_request(request))
+        client.balance_dispatch.sent(request)
+        return rank
+
+    burst = Counter(rank_of(pooling(f"{number}")) for number in range(20))
+    assert burst == {0: 10, 1: 10}
+    assert (
+        len({rank_of(pooling(f"same {number}", "query")) for number in range(9)}) == 1
+    )
+    embedded = EngineCoreOutput("1", [], pooling_output=torch.zeros(1))
+    see(client, EngineCoreOutputs(outputs=[embedded]))
+    see(client, EngineCoreOutputs(finished_requests={*client.reqs_in_flight}))
+    assert client.balance_dispatch.dispatch.own == [Backlog()] * 2
 
 
 def test_api_servers_tell_each_other_what_ranks_have_computed():
     """Once it is computed; one that is not there, or does not listen, is no matter."""
+    peers = connect_peers(3)
 
     def server(index: int) -> Any:
-        known = SimpleNamespace(client_count=3, client_index=index)
-        known.stats_update_address = f"ipc:///{id(asyncio)}"
         dispatch = TokenDispatch(2, SLOTS, 3, index, 100, 512)
-        balance = BalanceDispatch(dispatch, PromptHasher(16), peers=Peers(known))
+        balance = BalanceDispatch(dispatch, PromptHasher(16), peers[index])
         return front_end(2, balance, ApiServer(index, 3))
 
     def has(client: Any) -> list[int]:
@@ -124,20 +157,21 @@ def test_api_servers_tell_each_other_what_ranks_have_computed():
 
     async def serve() -> None:
         first, second = server(0), server(1)
+        peers[2].socket.close()
         assert send(second, "wakes it", [9] * 600) == 0
         send(first, "one", [5] * 1300, pin=1)
         send(first, "given up", [6] * 600, pin=1)
         await asyncio.sleep(0.01)
-        assert has(second) == [1, 0]
+        assert has(second) == [0, 0]
         outputs = [EngineCoreOutput("one", [7])]
         told = EngineCoreOutputs(outputs=outputs, finished_requests={"one", "given up"})
         await DPLBAsyncMPClient.process_engine_outputs(first, told)
-        for _ in range(3000):
-            first.balance_dispatch._peers.tell(0, [])
         await asyncio.sleep(0.01)
-        assert has(first) == [0, 2]
-        assert has(second) == [1, 2]
+        assert has(first) == has(second) == [0, 2]
         assert send(second, "two", [5] * 1200) == 1
+        for _ in range(3000):
+            peers[0].tell(0, [])
+        assert len([*peers[1].heard()]) == AT_ONCE, "then others have their turn"
 
     asyncio.run(serve())
 

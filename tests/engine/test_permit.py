@@ -209,16 +209,3 @@ def test_arrivals_press_only_a_ttft_budget_that_can_still_be_kept(
     add(scheduler, ("young", 30), arrival_time=107.0)
     row = gate.measure(wave=0, step=1, now=0.0, wall=108.0)
     assert (row.pending, row.wait_us) == (2, wait_us)
-
-
-def test_front_ends_are_told_requests_and_prompt_tokens(config):
-    scheduler = make_scheduler(config)
-    gate = scheduler.balance_gate
-    assert gate.backlog() == (0, 0)
-    add(scheduler, *((name, 30) for name in "abcdef"))
-    assert gate.backlog() == (6, 180)
-    gate.apply(OPEN)
-    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
-    assert len(scheduler.running) == 3
-    assert scheduler.get_request_counts() == (3, 3), "what it counts with itself"
-    assert gate.backlog() == (6, 116)

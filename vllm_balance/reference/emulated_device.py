@@ -124,6 +124,12 @@ class EmulatedDevice(WorkerBase):
 
     reset_encoder_cache = reset_mm_cache
 
+    def sleep(self, level: int = 1) -> None:
+        """There is no memory to give back."""
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """There is no memory to take."""
+
     def execute_dummy_batch(self) -> None:
         """Take part in the step of the others."""
         self._start_step(0, 0, 0, 0)

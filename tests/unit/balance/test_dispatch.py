@@ -96,6 +96,29 @@ def test_load_wins_over_a_prefix_by_the_same_formula():
     assert send_text(dispatch, 4, session(0, 10)) == 1
 
 
+def test_prompts_that_are_sent_and_given_up_change_no_later_choice():
+    """Also if they are longer than all KV caches, or begin as others' prompts do."""
+    rng = random.Random(4)
+    quiet, attacked = (with_prefixes(4, slots=64, chunks=100) for _ in range(2))
+    homes = set()
+    for turn in range(400):
+        for number in range(-20, 0):
+            text = session(rng.choice((number * turn, rng.randrange(12))), 90)
+            send_text(attacked, number, text)
+        for number in range(-20, 0):
+            attacked.ended(number)
+        text = session(rng.randrange(12), 5 + turn // 20)
+        rank = send_text(quiet, turn, text)
+        assert send_text(attacked, turn, text) == rank, f"turn {turn}"
+        homes.add(rank)
+        cached = rng.choice((None, None, None, 3 * CHUNK))
+        for dispatch in (quiet, attacked):
+            dispatch.first_token(turn, cached)
+            if turn >= 5:
+                dispatch.ended(turn - 5)
+    assert homes == {0, 1, 2, 3}
+
+
 def test_a_rank_that_comes_back_has_nothing():
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 9), pin=1)

@@ -86,30 +86,22 @@ def test_what_is_being_computed_need_not_be_found():
     assert has(tested, "abcd") == has(tested, "abce") == 4
 
 
-def test_a_prompt_that_was_given_up_leaves_what_others_sent():
-    tested = memory()
-    serve(tested, "ab")
-    given_up = tested.sent(keys("abcde"))
-    other = tested.sent(keys("abcx"))
-    tested.given_up(given_up)
-    assert has(tested, "abcde") == 3
-    tested.computed(other)
-    assert has(tested, "abcx") == 4
-
-
-def test_prompts_that_were_all_given_up_leave_nothing():
-    """Also if one found what another was to compute; what was computed stays."""
-    tested = memory()
-    sent = [tested.sent(keys(text)) for text in ("abc", "abcd", "abce")]
-    for each in sent[:2]:
-        tested.given_up(each)
-    assert has(tested, "abce") == 4
+def test_a_prompt_on_its_way_is_found_until_it_is_given_up_and_moves_nothing():
+    """It evicts nothing, and what it would use again becomes no younger."""
+    tested = memory(chunks=6)
+    for text in ("abc", "def"):
+        serve(tested, text)
+    sent = [tested.sent(keys(text)) for text in ("abcd", "abce", "uvwxyz", "uv")]
+    found = {text: has(tested, text) for text in ("abcd", "def", "uvwxyz")}
+    assert found == {"abcd": 4, "def": 3, "uvwxyz": 6}
+    tested.given_up(sent[0])
     tested.given_up(sent[2])
-    assert tested.held() == 0
-    first, second = (tested.sent(keys(text)) for text in ("ab", "abc"))
-    tested.computed(first, 0)
-    tested.given_up(second)
-    assert has(tested, "abc") == 2
+    assert (has(tested, "abcd"), has(tested, "uvwxyz")) == (3, 2)
+    for each in (sent[1], sent[3]):
+        tested.given_up(each)
+    assert (has(tested, "uv"), tested.held()) == (0, 6 * TOKENS)
+    serve(tested, "ghi")
+    assert (has(tested, "abc"), has(tested, "def")) == (0, 3)
 
 
 def test_nothing_is_remembered_beyond_the_bound_whatever_happens():
@@ -122,6 +114,9 @@ def test_nothing_is_remembered_beyond_the_bound_whatever_happens():
     for _ in range(10_000):
         text = "".join(rng.choices("abc", k=rng.randrange(12)))
         before = has(tested, text)
+        places = tested._last, tested._on_the_way
+        known = [any(key in place for place in places) for key in keys(text)]
+        assert known == [number < before for number in range(len(text))]
         under_way.append(tested.sent(keys(text)))
         assert has(tested, text) == len(text) >= before
         if rng.random() < 0.9:
@@ -139,4 +134,5 @@ def test_nothing_is_remembered_beyond_the_bound_whatever_happens():
     for key in tested._last:
         assert has(tested, str(key)) == len(str(key))
     assert full
+    assert not tested._on_the_way
     assert computed.issuperset(map(str, tested._last))

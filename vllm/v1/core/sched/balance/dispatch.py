@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from .prefix_memory import Keys, PrefixMemory, SentPrefix
+from .prefix_memory import Keys, PrefixMemory, SentPrefix, take_off
 
 REQUEST_TOKENS = 150
 """A request in flight counts like so many prompt tokens that wait for prefill."""
@@ -28,7 +28,7 @@ class Backlog(NamedTuple):
     """What a rank has to do."""
 
     prompt_tokens: int = 0
-    """Of requests without a first token."""
+    """Unprefilled ones; by context, all to which its requests attend."""
     requests: int = 0
     """In flight: waiting and running."""
 
@@ -53,8 +53,8 @@ def queued_tokens(sample: Sequence[int], waiting: int) -> int:
 @dataclass(slots=True)
 class _Sent:
     rank: int
-    prompt_tokens: int
-    """To compute; 0 once the first token has come."""
+    tokens: int
+    """Of its prompt, to compute; 0 once the first token has come."""
     prefix: SentPrefix | None
     """None once the first token has come."""
     keys: Keys
@@ -64,14 +64,17 @@ class _Sent:
 class TokenDispatch:
     """Sends each request to the rank that has least to do.
 
-    A rank with a free slot comes before one without; then the least prompt tokens
-    without a first token, plus `REQUEST_TOKENS` for every request in flight, plus
+    A rank with a free slot comes before one without; then the least unprefilled
+    prompt tokens, plus `REQUEST_TOKENS` for every request in flight, plus
     `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache. What n
     requests in flight have too counts 1 / (n + 1) of that: a rank that computes it does
     so for all that come. A front-end knows this of its own requests at once. Where
     there are several, it also takes what the ranks publish of all requests, and
     believes the greater of the two; of prefixes it hears once they are computed.
     """
+
+    request_tokens = REQUEST_TOKENS
+    """That each request in flight counts like."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class TokenDispatch:
         # Of each rank what this front-end has sent and is not done, in two lists,
         # because it changes with every request.
         self._tokens, self._counts = [0] * ranks, [0] * ranks
-        self._told = [Backlog()] * ranks
+        self._told_tokens, self._told_counts = [0] * ranks, [0] * ranks
         self._cache = cached_chunks, chunk_tokens
         self.memories = self._empty(ranks)
         """What is believed to be in the KV cache of each rank."""
@@ -122,8 +125,9 @@ class TokenDispatch:
         Their number may have changed since the last time: requests of ranks that are
         gone are forgotten.
         """
-        self._told = [Backlog(*backlog) for backlog in backlogs]
-        ranks = len(self._told)
+        told = zip(*backlogs, strict=True)
+        self._told_tokens, self._told_counts = map(list, told)
+        ranks = len(backlogs)
         for request, sent in list(self._requests.items()):
             if sent.rank >= ranks:
                 self.ended(request)
@@ -139,20 +143,21 @@ class TokenDispatch:
         """The rank for the next request, whose prompt has these keys."""
         tokens, counts = self._tokens, self._counts
         if self._servers > 1:
-            tokens = [*map(max, tokens, [told.prompt_tokens for told in self._told])]
-            counts = [*map(max, counts, [told.requests for told in self._told])]
-        loads = [a + REQUEST_TOKENS * b for a, b in zip(tokens, counts, strict=True)]
+            tokens = [*map(max, tokens, self._told_tokens)]
+            counts = [*map(max, counts, self._told_counts)]
+        each = self.request_tokens
+        loads = [a + each * b for a, b in zip(tokens, counts, strict=True)]
         if max(counts) >= self._slots:
             for rank, count in enumerate(counts):
                 loads[rank] += _FULL * (count >= self._slots)
         if keys:
             held = [memory.held() for memory in self.memories]
-            chunk, users = self._cache[1], self._users
-            shares = [1 + self._servers * users[key] for key in keys]
-            saved = [0.0, *accumulate(chunk / share for share in shares)]
-            for rank, memory in enumerate(self.memories):
-                found = memory.found(keys) // chunk
-                loads[rank] -= int(MISSING_WEIGHT * saved[found])
+            chunk, users, servers = self._cache[1], self._users, self._servers
+            found = [memory.found(keys) // chunk for memory in self.memories]
+            known = keys[: max(found)]
+            saved = [0.0, *accumulate(chunk / (1 + servers * users[k]) for k in known)]
+            for rank, chunks in enumerate(found):
+                loads[rank] -= int(MISSING_WEIGHT * saved[chunks])
             return min(self._scan, key=lambda rank: (loads[rank], held[rank]))
         return min(self._scan, key=loads.__getitem__)
 
@@ -190,10 +195,8 @@ class TokenDispatch:
         self._tokens[rank] += prompt_tokens
         self._counts[rank] += 1
         if self._servers > 1:
-            tokens, requests = self._told[rank]
-            self._told[rank] = Backlog(
-                tokens + self._servers * prompt_tokens, requests + self._servers
-            )
+            self._told_tokens[rank] += self._servers * prompt_tokens
+            self._told_counts[rank] += self._servers
 
     def first_token(
         self, request: Hashable, cached_tokens: int | None = None
@@ -208,10 +211,10 @@ class TokenDispatch:
             The rank and what it has now, if there is something to tell others.
         """
         sent = self._requests.get(request)
-        if sent is None or not sent.prompt_tokens:
+        if sent is None or not sent.tokens:
             return None
-        self._tokens[sent.rank] -= sent.prompt_tokens
-        prefix, sent.prompt_tokens, sent.prefix = sent.prefix, 0, None
+        self._tokens[sent.rank] -= sent.tokens
+        prefix, sent.tokens, sent.prefix = sent.prefix, 0, None
         if prefix is None:
             return None
         self.memories[sent.rank].computed(prefix, cached_tokens)
@@ -226,11 +229,8 @@ class TokenDispatch:
         """The request has ended, however, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
-            self._tokens[sent.rank] -= sent.prompt_tokens
+            self._tokens[sent.rank] -= sent.tokens
             self._counts[sent.rank] -= 1
             if sent.prefix is not None:
                 self.memories[sent.rank].given_up(sent.prefix)
-            self._users.subtract(sent.keys)
-            for key in sent.keys:
-                if not self._users[key]:
-                    del self._users[key]
+            take_off(self._users, sent.keys)

@@ -1,116 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Dispatch by prompt tokens and prefixes in vLLM's own front-end."""
+"""Dispatch in vLLM's own front-end, and what ranks publish for it."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
+from vllm.config.parallel import DataParallelDispatch
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     generate_block_hash_extra_keys,
     hash_block_tokens,
 )
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.measure.queues import backlog_of
+from vllm.v1.core.sched.balance.peers import KEY_BYTES, PEERS, Peers
 from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 
-OPTION = "data_parallel_dispatch"
-"""The key in `--additional-config` that chooses one of `DISPATCHES`."""
+def dispatch_of(vllm_config: VllmConfig) -> DataParallelDispatch:
+    """The dispatch of a server with this configuration: as chosen, or the usual one.
 
-DISPATCHES = ("vllm", "tokens", "prefixes")
-"""vLLM's own, by counts of requests; by prompt tokens; and by prefixes as well.
+    With balance off, that is vLLM's own. Where all prompts arrive with their KV cache
+    (`kv_consumer`), it is by context.
+    """
+    parallel_config = vllm_config.parallel_config
+    if parallel_config.data_parallel_dispatch is not None:
+        return parallel_config.data_parallel_dispatch
+    if parallel_config.data_parallel_balance == "off":
+        return "vllm"
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
+    return "context" if role == "kv_consumer" else "prefixes"
 
-Without a choice it is the last one with balance on. With balance off, and where all
-prompts arrive with their KV cache (`kv_consumer`), it is the first."""
+
+def published_counts(
+    vllm_config: VllmConfig, scheduler: "Scheduler", counts: tuple[int, int]
+) -> tuple[int, int]:
+    """What a rank tells the front-ends: that which their dispatch reads.
+
+    Args:
+        vllm_config: the rank's.
+        scheduler: the rank's.
+        counts: running and waiting requests, as vLLM's own dispatch reads them.
+
+    Returns:
+        Instead of these, for other dispatches, requests in flight and tokens: by
+        context those that they attend to, else those of prompts to compute.
+    """
+    dispatch = dispatch_of(vllm_config)
+    if dispatch == "vllm":
+        return counts
+    tokens, requests = backlog_of(scheduler, of_context=dispatch == "context")
+    return requests, tokens
 
 
 def create_balance_dispatch(
-    client: "DPLBAsyncMPClient", vllm_config: VllmConfig
+    client: "DPLBAsyncMPClient", addresses: Mapping[str, Any] | None = None
 ) -> "BalanceDispatch | None":
     """The dispatch of a front-end; None for vLLM's own.
 
-    Raises:
-        ValueError: `--additional-config` has an unknown one.
+    Args:
+        client: the front-end.
+        addresses: what the process that started it has handed it.
     """
-    is_on = vllm_config.parallel_config.data_parallel_balance != "off"
-    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
-    options = vllm_config.additional_config
-    usual = DISPATCHES[-1 if is_on and role != "kv_consumer" else 0]
-    chosen = options.get(OPTION, usual) if isinstance(options, dict) else usual
-    if chosen not in DISPATCHES:
-        raise ValueError(
-            f"--additional-config {OPTION}: expected one of {', '.join(DISPATCHES)}, "
-            f"found {chosen!r}"
-        )
-    if chosen == "vllm":
+    vllm_config = client.vllm_config
+    name = dispatch_of(vllm_config)
+    if name == "vllm":
         return None
     ranks = len(client.core_engines)
+    slots = vllm_config.scheduler_config.max_num_seqs
+    servers, server = client.client_count, client.client_index
+    if name == "context":
+        return BalanceDispatch(ContextDispatch(ranks, slots, servers, server))
     cache = vllm_config.cache_config
-    hasher, chunks = None, 0
-    if cache.enable_prefix_caching and chosen == "prefixes":
-        hasher = PromptHasher(cache.block_size)
-        # The ready messages have said how many blocks the ranks have, all together.
-        blocks = (cache.num_gpu_blocks or 0) // ranks
-        chunks = blocks * cache.block_size // hasher.chunk_tokens
+    if not cache.enable_prefix_caching or name == "tokens":
+        return BalanceDispatch(TokenDispatch(ranks, slots, servers, server))
+    hasher = PromptHasher(cache.block_size)
+    # The ready messages have said how many blocks the ranks have, all together.
+    blocks = (cache.num_gpu_blocks or 0) // ranks
+    chunks = blocks * cache.block_size // hasher.chunk_tokens
     return BalanceDispatch(
-        TokenDispatch(
-            ranks,
-            vllm_config.scheduler_config.max_num_seqs,
-            client.client_count,
-            client.client_index,
-            chunks,
-            hasher.chunk_tokens if hasher else 1,
-        ),
+        TokenDispatch(ranks, slots, servers, server, chunks, hasher.chunk_tokens),
         hasher,
-        is_on,
-        Peers(client) if hasher and client.client_count > 1 else None,
+        (addresses or {}).get(PEERS) if servers > 1 else None,
     )
-
-
-KEY_BYTES = 16
-"""Of a hash."""
-
-
-class Peers:
-    """Other API servers of these ranks, on this host: they hear what ranks computed.
-
-    By datagrams, of which some may be lost: nobody waits for anybody.
-    """
-
-    def __init__(self, client: "DPLBAsyncMPClient") -> None:
-        """Takes what one of them knows of itself."""
-        # In Linux's abstract namespace, which has no files that could be left behind.
-        shared = sha256(client.stats_update_address)[:KEY_BYTES].hex()
-        names = [f"\0vllm-balance-{shared}-{i}" for i in range(client.client_count)]
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.setblocking(False)
-        self.socket.bind(names.pop(client.client_index))
-        self._others = names
-
-    def tell(self, rank: int, keys: Keys) -> None:
-        """A rank has computed a prompt with these keys."""
-        message = rank.to_bytes(KEY_BYTES, "big") + b"".join(keys)  # type: ignore[arg-type]
-        for other in self._others:
-            # It is not there yet, is gone, or does not come to read.
-            with contextlib.suppress(OSError):
-                self.socket.sendto(message, other)
-
-    def heard(self) -> Iterator[tuple[int, Keys]]:
-        """What others have told."""
-        with contextlib.suppress(BlockingIOError):
-            while message := self.socket.recv(1 << 18):
-                ends = range(KEY_BYTES, len(message), KEY_BYTES)
-                keys = [message[start : start + KEY_BYTES] for start in ends]
-                yield int.from_bytes(message[:KEY_BYTES], "big"), keys
 
 
 class PromptHasher:
@@ -153,9 +135,8 @@ class BalanceDispatch:
 
     def __init__(
         self,
-        dispatch: TokenDispatch,
+        dispatch: TokenDispatch | ContextDispatch,
         hasher: PromptHasher | None = None,
-        tokens_published: bool = True,
         peers: Peers | None = None,
     ) -> None:
         """Starts without requests.
@@ -163,13 +144,11 @@ class BalanceDispatch:
         Args:
             dispatch: the rule.
             hasher: none to look at no prefixes.
-            tokens_published: whether ranks publish prompt tokens and requests; else
-                those that wait and that run, as upstream's do.
             peers: other API servers.
         """
         self.dispatch = dispatch
+        self._generated = getattr(dispatch, "generated", None)
         self._hasher = hasher
-        self._tokens_published = tokens_published
         self._peers = peers
         self._listens = peers is None
         self._hashed: tuple[EngineCoreRequest | None, Keys] = None, ()
@@ -185,9 +164,10 @@ class BalanceDispatch:
         """Chooses the rank of a request, unless somebody has.
 
         Args:
-            request: gets its `data_parallel_rank`. Pooling requests do not: those that
-                belong together go to one rank.
-            published: what the coordinator says of each rank; another list each time.
+            request: gets its `data_parallel_rank`. Pooling requests that belong
+                together go to one rank.
+            published: what the coordinator says of each rank: `published_counts` in
+                reverse; another list each time.
             ranks: that take requests. The coordinator hears of a change later.
         """
         if not self._listens and self._peers is not None:
@@ -197,16 +177,17 @@ class BalanceDispatch:
         if published is not self._published:
             self._published = published
             told = [(int(each[0]), int(each[1])) for each in published[:ranks]]
-            if not self._tokens_published:
-                told = [(0, waiting + running) for waiting, running in told]
             self.dispatch.publish(told)
-        if request.pooling_params is None and request.data_parallel_rank is None:
+        rank = request.data_parallel_rank
+        if rank is None:
+            rank = get_late_interaction_engine_index(request.pooling_params, ranks)
+        if rank is None:
             rank = self.dispatch.rank_of(request.request_id)
-            if rank is None:
-                keys = self._hasher.keys(request) if self._hasher else ()
-                rank = self.dispatch.choose(keys)
-                self._hashed = request, keys
-            request.data_parallel_rank = rank
+        if rank is None:
+            keys = self._hasher.keys(request) if self._hasher else ()
+            rank = self.dispatch.choose(keys)
+            self._hashed = request, keys
+        request.data_parallel_rank = rank
 
     def _hear(self) -> None:
         for rank, keys in self._peers.heard() if self._peers else ():
@@ -225,7 +206,6 @@ class BalanceDispatch:
         """A request, or names of aborted ones, was serialised and goes to its rank."""
         if (
             isinstance(message, EngineCoreRequest)
-            and message.pooling_params is None
             and message.data_parallel_rank is not None
         ):
             pinned, keys = self._hashed
@@ -238,15 +218,18 @@ class BalanceDispatch:
             )
 
     def see(self, outputs: EngineCoreOutputs) -> None:
-        """Takes first tokens and ends from what an engine answers."""
+        """Takes first tokens, all others and ends from what an engine answers."""
         for output in outputs.outputs:
-            if output.new_token_ids:
+            tokens = len(output.new_token_ids)
+            if tokens or output.pooling_output is not None:
                 stats = output.prefill_stats
                 computed = self.dispatch.first_token(
                     output.request_id, stats and stats.num_local_cached_tokens
                 )
                 if computed is not None and self._peers is not None:
                     self._peers.tell(*computed)
+                if self._generated is not None:
+                    self._generated(output.request_id, tokens)
         for request in outputs.finished_requests or ():
             self.dispatch.ended(request)
 

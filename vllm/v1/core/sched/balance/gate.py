@@ -17,11 +17,7 @@ from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
-from vllm.v1.core.sched.balance.measure.queues import (
-    backlog_of,
-    num_waiting,
-    put_in_order,
-)
+from vllm.v1.core.sched.balance.measure.queues import num_waiting, put_in_order
 from vllm.v1.core.sched.balance.measure.releases import (
     keep_prefill_interval,
     max_admitted,
@@ -311,14 +307,6 @@ class BalanceGate:
             active=core.engines_running,
             tell_clients=core._send_engine_dead,
         )
-
-    def backlog(self) -> tuple[int, int]:
-        """What front-ends are told instead of running and waiting requests.
-
-        Requests in flight, and prompt tokens without a first token.
-        """
-        tokens, requests = backlog_of(self._scheduler)
-        return requests, tokens
 
     # Called by the scheduler.
 

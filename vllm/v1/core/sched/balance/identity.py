@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
 
 _FLAG = "--data-parallel-balance"
+_DISPATCH = "--data-parallel-dispatch"
 _STOCK = {"policy": "unknown (stock vLLM)"}
 
 Identity = Mapping[str, Any]
-"""The `policy`, the `ttft_budget` in seconds or None, and the version of the `code`; as
-plain types, because it is sent as msgpack and as JSON."""
+"""The `policy`, the `dispatch` as chosen or None, the `ttft_budget` in seconds or None,
+and the version of the `code`; as plain types, because it is sent as msgpack and as
+JSON."""
 
 
 def identity_of(vllm_config: "VllmConfig") -> dict[str, Any]:
@@ -32,6 +34,7 @@ def identity_of(vllm_config: "VllmConfig") -> dict[str, Any]:
 def _identity(parallel_config: "ParallelConfig") -> dict[str, Any]:
     return {
         "policy": parallel_config.data_parallel_balance,
+        "dispatch": parallel_config.data_parallel_dispatch,
         "ttft_budget": parallel_config.data_parallel_balance_ttft,
         "code": code_version(),
     }
@@ -95,6 +98,12 @@ def difference(
             f"{_FLAG} {expected['policy']}. Ranks that disagree would wait for each "
             "other for ever; start all of them with the same arguments."
         )
+    if found.get("dispatch") != expected["dispatch"]:
+        return (
+            f"{who} was started with {_dispatch(found)}, {reference} with "
+            f"{_dispatch(expected)}. Front-ends would misread what such a rank tells "
+            "them; start all of them with the same arguments."
+        )
     if expected["policy"] == "off":
         return None
     if found["code"] != expected["code"]:
@@ -110,6 +119,11 @@ def difference(
             "start all of them with the same arguments."
         )
     return None
+
+
+def _dispatch(identity: Identity) -> str:
+    dispatch = identity.get("dispatch")
+    return f"{_DISPATCH} {dispatch}" if dispatch else f"no {_DISPATCH}"
 
 
 def _ttft(identity: Identity) -> str:

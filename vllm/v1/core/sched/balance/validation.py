@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.interface import SchedulerInterface
 
+BALANCE_OPTIONS = (
+    "data_parallel_balance",
+    "data_parallel_balance_ttft",
+    "data_parallel_dispatch",
+)
+"""Our fields of `ParallelConfig`, which are options of the command line, too."""
+
 _FLAG = "--data-parallel-balance"
 
 
@@ -22,9 +29,19 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     Raises:
         ValueError: balance is on for one rank, for a model without MoE layers, or
             with upstream's front-end in Rust; or a TTFT budget is given to a policy
-            that has none.
+            that has none; or a dispatch where no front-end chooses among ranks.
     """
     policy = parallel_config.data_parallel_balance
+    dispatch = parallel_config.data_parallel_dispatch
+    if dispatch is not None and (
+        parallel_config.data_parallel_size == 1
+        or parallel_config.data_parallel_external_lb
+    ):
+        raise ValueError(
+            f"--data-parallel-dispatch {dispatch}: there is one rank for each API, so "
+            "that whoever calls it chooses the rank. Set --data-parallel-size without "
+            "external load balancing, or remove the flag."
+        )
     ttft = parallel_config.data_parallel_balance_ttft
     if ttft is not None and not policy.startswith("adaptive"):
         raise ValueError(

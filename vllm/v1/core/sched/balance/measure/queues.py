@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.balance.dispatch import (
-    QUEUE_SAMPLE,
-    Backlog,
-    queued_tokens,
-)
+from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.measure.releases import first_of
 from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
 from vllm.v1.core.sched.interface import PauseState
@@ -130,14 +126,24 @@ def _holds(heap: list[Request], places: dict[int, Request | None]) -> bool:
     return there == list(places.values())
 
 
-def backlog_of(scheduler: "Scheduler") -> Backlog:
-    """What the rank has to do, as front-ends are told that dispatch by it."""
+def backlog_of(scheduler: "Scheduler", of_context: bool = False) -> tuple[int, int]:
+    """What the rank has to do, as front-ends are told that dispatch by it.
+
+    Args:
+        scheduler: the rank's.
+        of_context: whether to count the tokens to which its requests attend.
+
+    Returns:
+        Those tokens, or else prompt tokens that are not computed, and requests in
+        flight.
+    """
+    count = _contexts if of_context else _prompts_left
     waiting, running = num_waiting(scheduler), scheduler.running
     queues = (_looked_at_first(scheduler), scheduler.waiting)
     stored = chain.from_iterable(getattr(queue, "_heap", queue) for queue in queues)
-    sample = _prompts_left(islice(stored, QUEUE_SAMPLE))
-    tokens = queued_tokens(sample, waiting) + sum(_prompts_left(running))
-    return Backlog(tokens, waiting + len(running))
+    sample = count(islice(stored, QUEUE_SAMPLE))
+    tokens = queued_tokens(sample, waiting) + sum(count(running))
+    return tokens, waiting + len(running)
 
 
 def _prompts_left(requests: Iterable[Request]) -> list[int]:
@@ -145,6 +151,10 @@ def _prompts_left(requests: Iterable[Request]) -> list[int]:
         left if (left := each.num_prompt_tokens - each.num_computed_tokens) > 0 else 0
         for each in requests
     ]
+
+
+def _contexts(requests: Iterable[Request]) -> list[int]:
+    return [each.num_tokens for each in requests]
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
