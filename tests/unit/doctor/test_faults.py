@@ -262,7 +262,7 @@ def test_a_healthy_machine_gets_no_false_alarm(tmp_path, name):
 @pytest.mark.parametrize("device", ["A2", "A3", "310P", "A5"])
 @pytest.mark.parametrize("version", ["24.1.rc3.7", "25.7.rc1", "26.0.rc2"])
 def test_every_form_of_npu_smi_is_read(device, version):
-    from vllm_balance.doctor.npus import ask, read
+    from vllm_balance.doctor.smi import ask, read
 
     text = table(device, version, processes=((815, "python3", 12417),))
     smi = read(text)
