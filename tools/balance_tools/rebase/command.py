@@ -132,6 +132,6 @@ def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
     rows = scan(paths, lock, releases(*parse_range(args.range)))
     report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
-    report.write_text(text)
+    report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code
