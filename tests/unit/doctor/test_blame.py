@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.balance.group import placard
 
+from vllm_balance.cli import main
 from vllm_balance.doctor.blame import Server, blame
 from vllm_balance.doctor.processes import Placard, Process, look_at, role_of
 
@@ -178,3 +179,11 @@ def test_a_process_that_computes_is_told_from_one_that_sleeps():
     me = look_at(os.getpid())
     assert me is not None
     assert me.parent == os.getppid()
+
+
+def test_what_is_not_known_is_no_success(capsys):
+    """A script that asks only for the status must not take it for health."""
+    ask = ["doctor", "--pid", str(os.getpid())]
+    assert main(ask) == 1
+    assert "unknown  pid" in capsys.readouterr().out
+    assert main([*ask, "--fail-on", "bad"]) == 0
