@@ -96,7 +96,8 @@ clean:  ## delete what was built; downloads in build/cache stay
 $(VENV): pyproject.toml
 	@$(PYTHON3) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 or newer; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
 	@echo "Setting up .venv with the tools and tests (half a minute)"
-	$(PYTHON3) -m venv --clear .venv
+	rm -rf .venv  # if it is a link, that alone
+	$(PYTHON3) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
 	@touch $@

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from http.client import HTTPException
 from urllib.request import ProxyHandler, build_opener
 
 DEFAULT = "http://127.0.0.1:8000/health"
@@ -20,7 +21,8 @@ def main() -> int:
     try:
         with build_opener(ProxyHandler({})).open(address, timeout=TIMEOUT_S) as answer:
             print(f"{address}: {answer.status}")
-    except (OSError, ValueError) as error:  # refused, timed out, 4xx, 5xx, no address
+    # Refused, timed out, 4xx, 5xx; no address; no HTTP.
+    except (OSError, ValueError, HTTPException) as error:
         print(f"{address}: expected the server to be well, found {error}")
         return 1
     return 0

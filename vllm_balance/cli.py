@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm_balance.build_info import BuildInfo, load_build_info
 from vllm_balance.doctor import command
 from vllm_balance.installed import find_installed
+from vllm_balance.terminal import print_anything
 from vllm_balance.verify import NAMES, verify_installation
 
 NOT_BUILT = (
@@ -23,6 +24,7 @@ NOT_BUILT = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all is well, 1 when something was found."""
+    print_anything()
     parser = argparse.ArgumentParser(
         prog="vllm-balance", description="What is installed, and is it intact."
     )

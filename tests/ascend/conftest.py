@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,14 @@ GRAPHS = {
     }
 }
 REPLAY, UPDATE = "replay of a graph", "update of a graph"
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits() -> Iterator[None]:
+    """The test itself fails, and not one behind it, if it leaves a graph that waits."""
+    yield
+    if torch.npu.is_initialized():
+        torch.npu.synchronize()
 
 
 @pytest.fixture

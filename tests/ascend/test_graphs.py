@@ -226,3 +226,8 @@ def test_what_would_hang_on_a_device_is_refused():
         one.graph.replay()
     with pytest.raises(RuntimeError, match="no update, or one without launches"):
         one.update(lambda: None)
+    with torch.npu.stream(one.stream):  # which then gets its launch, and ends
+        one.attend_into_out(3)
+        torch.npu.graph_task_update_end(one.stream)
+        one.event.record(one.stream)
+    assert torch.equal(one.out.cpu(), one.expected(3))

@@ -1,4 +1,7 @@
 import importlib
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,3 +28,26 @@ def test_a_command_needs_no_module_of_another(repo, tmp_path):
     assert code == 1
     (line,) = err.splitlines()
     assert line.startswith("error: psutil: expected this module for the tools")
+
+
+TOOL = """
+import sys, types
+from balance_tools import __main__ as tools
+said = sys.modules["balance_tools.said"] = types.ModuleType("said")
+said.run = lambda args: print("1.0 → 2.0") or 0
+tools.COMMANDS["said"] = ("said", "says it")
+tools.main(["said"])
+"""
+DOCTOR = "from vllm_balance.cli import main; main(['doctor', '--help'])"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(TOOL, "\\u2192"), (DOCTOR, "\\u2026")]
+)
+def test_a_terminal_that_knows_ascii_alone_ends_no_command(code, said):
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from pip._internal.models.index import PyPI
 
 from balance_tools.paths import Paths
-from balance_tools.run import listed_by_git
+from balance_tools.run import capture, git, listed_by_git
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -27,6 +27,15 @@ EXEMPT = {
 
 def tracked() -> list[str]:
     return listed_by_git(PATHS.root)
+
+
+def test_no_line_ending_is_changed_by_git():
+    """With core.autocrlf patches would no longer apply."""
+    command = git(PATHS.root, "check-attr", "--stdin", "text")
+    done = capture(command, stdin="\n".join(tracked()).encode())
+    lines = done.text.splitlines()
+    assert len(lines) > 400
+    assert [line for line in lines if not line.endswith(": text: unset")] == []
 
 
 def non_trivial_lines(path: Path) -> Iterator[str]:

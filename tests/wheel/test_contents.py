@@ -166,7 +166,7 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(
     assert "vllm-balance = vllm_balance.cli:main" in text
     assert "lora_filesystem_resolver = " in text
     assert ("vllm_balance.reference" in text) == (choice.target == "reference")
-    assert "vllm_ascend:" not in text
+    assert "vllm_balance = vllm_balance.start:register" in text
     others = [n for n in archive.namelist() if n.count("/") == 3 and "entry_poi" in n]
     (guard,) = [name for name in others if "/vllm_balance-" in name]
     assert "vllm_balance = vllm_balance.start:register" in archive.read(guard).decode()
@@ -178,8 +178,23 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(
         for line in plugin.splitlines():
             assert line.startswith("[") or not line or f'"{line}"' in setup
         assert plugin.count("vllm_ascend:register") == 5
+        assert text.count("vllm_ascend:register") == 5
     else:
         assert others == []
+
+
+def test_only_the_first_dist_info_lists_code(archive: zipfile.ZipFile) -> None:
+    """What removes one of the others, as `uv pip sync` does, leaves the code."""
+    first, *others = sorted(
+        (n for n in archive.namelist() if n.endswith(".dist-info/RECORD")),
+        key=lambda name: name.count("/"),
+    )
+    assert "vllm_balance/cli.py," in archive.read(first).decode()
+    assert others
+    for name in others:
+        rows = archive.read(name).decode().splitlines()
+        folder = name.split("/")[-2]
+        assert [row for row in rows if not row.startswith(f"{folder}/")] == []
 
 
 def test_record_says_what_the_wheel_was_built_from(

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -67,20 +68,33 @@ def test_uninstalling_vllm_leaves_nothing(
     assert bare.listing() == before
 
 
-def test_uninstalling_the_plugin_leaves_vllm(
+def test_removing_the_other_names_leaves_the_code(
     bare: Environment, ascend_wheel: Path
 ) -> None:
+    """pip-sync removes what a lock file does not name, by these commands."""
     before = bare.listing()
     bare.install(ascend_wheel, compiled=True)
-    bare.pip("uninstall", "--yes", "vllm-ascend")
-    assert not list(bare.packages.glob("vllm_ascend*"))
-    assert (bare.packages / "vllm" / "__init__.py").is_file()
-    result = bare.run("vllm-balance", "verify", check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"vllm-ascend {PLUGIN_VERSION}: expected")
-    assert result.stderr.count("\n") == 1
+    bare.pip("uninstall", "--yes", "vllm-ascend", "vllm-balance")
+    assert_whole_without_names(bare, ascend_wheel)
     bare.pip("uninstall", "--yes", "vllm")
     assert bare.listing() == before
+
+
+def assert_whole_without_names(environment: Environment, wheel: Path) -> None:
+    """All code is there and is found; `verify` names what is not."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if name.startswith("vllm_")]
+    assert [f for f in files if not (environment.packages / f).is_file()] == []
+    found = environment.python_says(
+        "from importlib.metadata import entry_points as e;"
+        "print(*sorted(p.name for p in e(group='vllm.platform_plugins')))"
+    )
+    assert found == "ascend vllm_balance"
+    result = environment.run("vllm-balance", "verify", check=False)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["vllm-ascend", "vllm-balance"]
+    assert all("--force-reinstall --no-deps" in line for line in lines)
 
 
 def test_reinstalling_repairs_and_another_target_replaces(
@@ -98,16 +112,35 @@ def test_reinstalling_repairs_and_another_target_replaces(
     assert bare.listing() == before
 
 
-def test_uv_installs_and_uninstalls_too(ascend_wheel: Path, tmp_path: Path) -> None:
+def test_uv_installs_syncs_upgrades_and_uninstalls_too(
+    ascend_wheel: Path, reference_wheel: Path, tmp_path: Path
+) -> None:
     environment = make_environment(tmp_path / "env")
     before = environment.listing()
-    uv = [sys.executable, "-m", "uv", "pip", "--quiet", "--offline"]
-    python = ["--python", str(environment.python)]
-    install = [*uv, "install", "--no-deps", *python, str(ascend_wheel)]
-    subprocess.run(install, check=True)
+    lock = tmp_path / "lock.txt"
+
+    def uv(verb: str, *arguments: object) -> str:
+        command = [sys.executable, "-m", "uv", "pip", verb, "--offline"]
+        command += ["--python", str(environment.python), *map(str, arguments)]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
+
+    lock.write_text(f"vllm @ {ascend_wheel.as_uri()}\n")
+    uv("sync", lock)
     environment.run("vllm-balance", "verify")
-    subprocess.run([*uv, "uninstall", *python, "vllm"], check=True)
-    assert environment.listing() - {".lock"} == before  # uv's own
+    uv("sync", lock)
+    assert_whole_without_names(environment, ascend_wheel)
+    uv("install", "--reinstall", "--no-deps", ascend_wheel)
+    environment.run("vllm-balance", "verify")
+    # Back from what `freeze` says without the other names, to another wheel.
+    frozen = uv("freeze", "--exclude", "vllm-ascend", "--exclude", "vllm-balance")
+    assert [line.partition(" @ ")[0] for line in frozen.splitlines()] == ["vllm"]
+    lock.write_text(f"vllm @ {reference_wheel.as_uri()}\n")
+    uv("sync", lock)
+    assert not list(environment.packages.glob("vllm_ascend*"))
+    uv("uninstall", "vllm")
+    assert environment.listing() - before == {".lock"}  # uv's own
 
 
 def test_an_editable_install_runs_from_the_checkout(

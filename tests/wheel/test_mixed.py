@@ -14,7 +14,8 @@ from stub_wheels import write_stub
 
 ASK = """
 import importlib.metadata
-for found in importlib.metadata.entry_points(group="vllm.platform_plugins"):
+points = importlib.metadata.entry_points(group="vllm.platform_plugins")
+for found in {each.name: each for each in points}.values():  # as vLLM does
     if found.value.startswith("vllm_balance.start:"):
         assert found.load()() is None
         print("starts")

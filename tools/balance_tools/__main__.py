@@ -30,6 +30,9 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    from vllm_balance.terminal import print_anything
+
+    print_anything()
     try:
         arguments = sys.argv[1:] if argv is None else argv
         args = parser_for(arguments).parse_args(arguments)

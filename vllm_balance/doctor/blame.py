@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from vllm_balance.doctor.lines import State
@@ -18,6 +18,10 @@ BUSY = 0.5
 """Share of the time in which a main thread that computes runs, or could."""
 
 COLLECTIVE = re.compile(r"distributed|c10d|communicator|hccl|group/exchange\.py")
+ON_THE_WAY = re.compile(rf"{COLLECTIVE.pattern}|config/parallel\.py")
+"""Functions below the one that says which collective call it is."""
+INPUT = "_process_input_queue"
+"""Where a rank of vLLM waits that has nothing to do."""
 WORKER = re.compile(r"shm_broadcast|multiproc_executor")
 LOST = re.compile(
     r"Data parallel balance: .*(no answer|failed|has ended)|died unexpectedly"
@@ -36,10 +40,14 @@ class Server:
     """Share of the time in which a main thread ran, or waited for a core, by pid."""
     moved: frozenset[int] = frozenset()
     """Pids of the ranks that have made a step between the looks."""
+    stood: Mapping[int, float] = field(default_factory=dict)
+    """For how long a rank has been seen with the same stack, by pid."""
     answer: str = ""
     """What is wrong with the front-end's answer."""
-    waiting: float = 0
-    """Requests that the front-end has in hand."""
+    waiting: float | None = 0
+    """Requests that the ranks have told the front-end of; None if nobody knows."""
+    clients: int = 0
+    """Open connections to the API; whether a client waits on one cannot be seen."""
     log: Sequence[str] = ()
 
     def those(self, role: str) -> list[Process]:
@@ -58,9 +66,19 @@ class Server:
         return int(value) if value.isdecimal() else None
 
     @property
+    def port(self) -> int:
+        """Of the API."""
+        return self.number("--port") or 8000
+
+    @property
     def shown(self) -> list[tuple[Process, Placard]]:
         """The ranks that say what they do."""
         return [(p, p.placard) for p in self.those("rank") if p.placard]
+
+    @property
+    def idle_inside(self) -> list[tuple[Process, Placard]]:
+        """Ranks that are in no step and yet in a collective call, as in `/resume`."""
+        return [x for x in self.shown if x[1].doing == "idle" and waits(x[1])]
 
 
 @dataclass(frozen=True)
@@ -75,16 +93,31 @@ class Verdict:
 
 
 def blame(server: Server) -> Verdict:
-    """The first rule that finds somebody."""
+    """The first rule that finds somebody; what nobody can know is `unknown`."""
     for rule in (stopped, ended, frozen, silent, late, deaf):
         if verdict := rule(server):
             return verdict
     if server.moved:
         return Verdict("nobody's: steps go on", state="ok")
-    if server.waiting:
-        found = "nobody's so far: no step lasts long; look again"
-        return Verdict(found, state="unknown")
-    return Verdict("nobody's: there is no request in hand", state="ok")
+    if not server.shown or len(server.shown) < len(server.those("rank")):
+        found = "not known: there are ranks that do not say what they do"
+        do = "py-spy dump --pid PID of each rank; with balance on they say it"
+        return Verdict(found, do, server.those("rank"), "unknown")
+    if not all(rests(placard) for _, placard in server.shown):
+        found = "nobody's so far: no step lasts long"
+        return Verdict(found, "look again", state="unknown")
+    size = max(placard.size for _, placard in server.shown)
+    if server.waiting is None or len(server.shown) < size:
+        found = "nobody's here: the ranks of this host rest, and wait for requests"
+        return Verdict(found, "look at the other hosts, too", state="unknown")
+    if server.waiting or server.clients:
+        found = (
+            f"not known: the ranks rest; they have told of {server.waiting:.0f} "
+            f"requests in hand, and {server.clients} connections of clients are open"
+        )
+        do = "is the server paused (POST /resume)? Else see the stack of the front-end"
+        return Verdict(found, do, server.those("front-end"), "unknown")
+    return Verdict("nobody's: no request is in hand, and no client there", state="ok")
 
 
 def stopped(server: Server) -> Verdict | None:
@@ -172,8 +205,14 @@ def silent(server: Server) -> Verdict | None:
 
 def late(server: Server) -> Verdict | None:
     """Ranks that the others wait for in a step."""
-    at_work = [each for each in server.shown if each[1].doing != "idle"]
-    longest = max((server.now - placard.since for _, placard in at_work), default=0)
+    at_work = [each for each in server.shown if not rests(each[1])]
+    lasts = {
+        p.pid: server.stood.get(p.pid, 0.0)
+        if placard.doing == "idle"
+        else server.now - placard.since
+        for p, placard in at_work
+    }
+    longest = max(lasts.values(), default=0)
     if longest < HANG_S or server.moved:
         return None
     places = {
@@ -182,10 +221,13 @@ def late(server: Server) -> Verdict | None:
         for name, (place, _) in placard.others.items()
         if place
     }
-    places |= {p.number: placard.position for p, placard in server.shown}
-    wave, step = max(places.values())
+    places |= {p.number: said.position for p, said in at_work if said.doing != "idle"}
+    wave, step = max(places.values(), default=(0, 0))
+    outside = [p for p, said in at_work if not waits(said)]
     behind = {name for name, place in places.items() if place < (wave, step)}
-    found = [p for p, said in server.shown if p.number in behind or not waits(said)]
+    found = outside or [p for p, _ in at_work if p.number in behind]
+    if not outside and (verdict := apart(server, at_work, longest, bool(found))):
+        return verdict
     if not found and behind:
         return Verdict(
             f"{elsewhere(behind)}, which has not come as far as the ranks here, who "
@@ -206,6 +248,8 @@ def late(server: Server) -> Verdict | None:
         what = "waits for its worker processes"
     elif waits(said):
         what = "is in a collective call that the others have left or not come to"
+    elif said.doing == "idle":
+        what = f"does not come back from {call(said)} ({how(found, server)})"
     else:
         what = f"does not come back from the model ({how(found, server)})"
     rest = [p.name for p, _ in server.shown if p not in found]
@@ -218,10 +262,55 @@ def late(server: Server) -> Verdict | None:
     )
 
 
+def apart(
+    server: Server,
+    at_work: Sequence[tuple[Process, Placard]],
+    longest: float,
+    is_in_order: bool,
+) -> Verdict | None:
+    """Ranks in collective calls that cannot meet, so that all of them wait for ever.
+
+    Args:
+        server: what was seen.
+        at_work: the ranks here that do not rest, each in a collective call.
+        longest: for how many seconds.
+        is_in_order: whether some of them are only steps behind the others.
+    """
+    calls: dict[str, list[Process]] = {}
+    for process, said in at_work:
+        calls.setdefault(call(said), []).append(process)
+    resting = [p for p, said in server.shown if rests(said)]
+    if not resting and (
+        len(calls) < 2 or (is_in_order and not server.idle_inside) or "" in calls
+    ):
+        return None
+    parts = [f"{names(found)} in {where or 'one'}" for where, found in calls.items()]
+    parts += [f"{names(resting)} at rest"] if resting else []
+    return Verdict(
+        f"calls that do not meet, for {longest:.0f} s: {' and '.join(parts)}",
+        "restart the group. It is a defect: keep the stacks and report them (a request "
+        "that comes together with /resume: vLLM's issue 55229)",
+        [p for p, _ in at_work],
+    )
+
+
+def call(placard: Placard) -> str:
+    """The function that has made the call in which a rank is; empty if nobody knows."""
+    if placard.doing == "exchange":
+        return "the exchange"
+    frames = [f for f in placard.stack.split(" < ") if not ON_THE_WAY.search(f)]
+    return frames[0].partition("(")[0] if frames else ""
+
+
+def rests(placard: Placard) -> bool:
+    """Whether a rank waits for requests, or has done so until a moment ago."""
+    return placard.doing == "idle" and (
+        not placard.stack or (INPUT in placard.stack and not waits(placard))
+    )
+
+
 def waits(placard: Placard) -> bool:
-    """Whether a rank waits for others, as far as its stack tells."""
-    if placard.doing == "idle":
-        return "_process_input_queue" in placard.stack or not placard.stack
+    """Whether a rank is in a collective call, as far as its stack tells."""
     return placard.doing == "exchange" or bool(COLLECTIVE.search(placard.stack))
 
 

@@ -14,6 +14,7 @@ from vllm_balance.build_info import load_build_info
 from vllm_balance.doctor import host, npus, peer, serve, software
 from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.plan import Plan
 
 Checks = dict[str, Callable[[Machine], Said]]
 OF_NPUS: Checks = {
@@ -46,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=STATES[1:],
-        default="bad",
-        help="exit with 1 if a line is as bad as this (default: %(default)s)",
+        help="exit with 1 if a line is as bad as this; bad, or unknown with --pid",
     )
     asked = parser.add_mutually_exclusive_group()
     text = "who is waiting for whom in the server with this process, or in the only one"
@@ -62,17 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Look, print, and say by the status whether something is wrong."""
+    limit = chosen.fail_on or ("bad" if chosen.pid is None else "unknown")
 
     def say(lines: Iterable[Line]) -> int:
         lines = list(lines)
         print(show(lines, chosen.json), flush=True)
-        return int(STATES.index(worst(lines)) >= STATES.index(chosen.fail_on))
+        return int(STATES.index(worst(lines)) >= STATES.index(limit))
 
     if chosen.pid is not None:
         # Not above: what it needs must not keep the rest from being looked at.
         return say(import_module("vllm_balance.doctor.hang").report(chosen.pid))
     environ, info = dict(os.environ), load_build_info()
-    machine = Machine(chosen.root, environ, info, serve.Plan())
+    machine = Machine(chosen.root, environ, info, Plan())
     try:
         plan, more = serve.plan_of(machine, chosen.serve)
         machine = replace(machine, plan=plan)

@@ -15,21 +15,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_balance.doctor.blame import STALE_S, Server, blame
+from vllm_balance.doctor.blame import HANG_S, STALE_S, Server, blame
 from vllm_balance.doctor.lines import Line, State
 from vllm_balance.doctor.processes import (
     Process,
     all_processes,
+    clients_of,
     family,
     log_of,
     look_at,
     top_of,
+    within,
 )
 
 BETWEEN_S = 1.2
 """Between two looks: longer than the period of a placard."""
 ANSWER_S = 3.0
 """How long the front-end may take."""
+ANSWER_BYTES = 1 << 24
+"""What is read of its metrics; a rank has some 50 kB."""
 STACK_S = 20.0
 STATES = {"R": "running", "D": "in the kernel"}
 STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
@@ -65,13 +69,25 @@ def report(pid: int | None) -> Iterator[Line]:
 
 
 def examine(top: int, processes: dict[int, Process]) -> Server:
-    """Look twice, and ask the front-end in between."""
+    """Look twice, and ask the front-end in between.
+
+    How long an idle rank has been in a collective call nobody has written down, so that
+    is looked at for as long as a hang lasts.
+    """
+    server = look_twice(top, processes, BETWEEN_S)
+    return look_twice(top, processes, HANG_S) if server.idle_inside else server
+
+
+def look_twice(top: int, processes: dict[int, Process], seconds: float) -> Server:
+    """What the second look finds, that long after the first, and what has changed."""
     began = time.monotonic()
     before = list(family(top, processes, log_of(top)[0]))
-    answer, waiting = ask(Server(before, began, {}))
-    time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
+    first_look = Server(before, began, {})
+    answer, waiting = ask(first_look)
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
     # One that has gone since then has ended, too; its title goes first.
-    now = [look_at(each.pid) or replace(each, state="Z") for each in before]
+    user = before[0].user
+    now = [look_at(each.pid, user) or replace(each, state="Z") for each in before]
     took = time.monotonic() - began
     pairs = list(zip(now, before, strict=True))
     return Server(
@@ -86,30 +102,49 @@ def examine(top: int, processes: dict[int, Process]) -> Server:
             for n, b in pairs
             if n.placard and b.placard and n.placard.position != b.placard.position
         ),
+        stood={
+            n.pid: took
+            for n, b in pairs
+            if n.placard and b.placard and n.placard.stack == b.placard.stack
+        },
         answer=answer,
         waiting=waiting,
+        clients=clients_of(top, first_look.port),
         log=log_of(top)[0].splitlines(),
     )
 
 
-def ask(server: Server) -> tuple[str, float]:
-    """What is wrong with the front-end's answer, and its requests in hand."""
+def ask(server: Server) -> tuple[str, float | None]:
+    """What is wrong with the front-end's answer, and its requests in hand.
+
+    None for requests where nobody here knows of them.
+    """
     first = server.processes[0]
     if first.role != "front-end" or "--headless" in first.arguments:
-        return "", 0
-    host = server.option("--host") or "127.0.0.1"
+        return "", None
+    if server.option("--uds", "--ssl-keyfile", "--ssl-certfile"):
+        return "", None  # no plain HTTP over TCP
+    host = (server.option("--host") or "127.0.0.1").strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    port = server.number("--port") or 8000
-    client = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
-    try:
-        client.request("GET", "/metrics")
-        text = client.getresponse().read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        return f"does not answer on {host}:{port} in {ANSWER_S:g} s ({error})", 0
-    finally:
-        client.close()
-    number = r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$"
-    return "", sum(map(float, re.findall(number, text, re.M)))
+    client = http.client.HTTPConnection(host, server.port, timeout=ANSWER_S)
+
+    def metrics() -> tuple[str, str]:
+        try:
+            client.request("GET", "/metrics")
+            answer = client.getresponse().read(ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            return str(error), ""
+        return "", answer.decode(errors="replace")
+
+    # All together: bytes that come one by one keep no single wait from ending.
+    problem, text = within(metrics, ("no end of its answer", ""), ANSWER_S + 1)
+    client.close()
+    if problem:
+        where = f"{host}, port {server.port}, in {ANSWER_S:g} s ({problem})"
+        return f"does not answer on {where}", None
+    number = r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([\d.]+)$"
+    found = re.findall(number, text, re.M)
+    return "", sum(map(float, found)) if found else None
 
 
 def describe(server: Server, process: Process) -> Line:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 
 from vllm_balance.doctor.lines import Line, Said, State, judged
@@ -197,8 +199,8 @@ def interfaces(machine: Machine) -> Said:
     local = _addresses(machine)
     for variable in ("HCCL_IF_IP", "VLLM_HOST_IP"):
         address = machine.environ.get(variable)
-        if address and local and address not in local:
-            do = f"export {variable}=<this host's address>, see `ip -4 a`"
+        if address and local and not local & _plain([address]):
+            do = f"export {variable}=<this host's address>, see `ip a`"
             expected = "one of " + ", ".join(sorted(local))
             yield Line(variable, "bad", address, expected, do)
     if machine.plan.spans_hosts and not machine.environ.get(GLOO):
@@ -208,9 +210,25 @@ def interfaces(machine: Machine) -> Said:
 
 
 def _addresses(machine: Machine) -> set[str]:
-    """IPv4 addresses of this host; empty where the kernel does not show them."""
+    """Addresses of this host; empty where the kernel does not show them."""
     trie = machine.read("/proc/net/fib_trie")
-    return set(re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie))
+    found = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie)
+    rows = machine.read("/proc/net/if_inet6")
+    digits = re.findall(r"^([0-9a-f]{32}) ", rows, re.M)
+    return _plain([*found, *(":".join(re.findall("....", d)) for d in digits)])
+
+
+def _plain(addresses: Iterable[str]) -> set[str]:
+    """Addresses as Python writes them, without zones; what is none stays as it is."""
+    found = set()
+    for text in addresses:
+        try:
+            address = ip_address(text.strip("[]").partition("%")[0])
+        except ValueError:
+            found.add(text)
+        else:
+            found.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
 
 
 def names(machine: Machine) -> Said:
@@ -219,13 +237,19 @@ def names(machine: Machine) -> Said:
     own = machine.read("/proc/sys/kernel/hostname").strip()
     for name in filter(None, dict.fromkeys((own, plan.address))):
         found = _resolved(machine, name)
+        loopback = {a for a in found if re.match(r"127\.|::1$", a)}
         shown = ", ".join(sorted(found))
         do = f"add `<address> {name}` to /etc/hosts, or set {GLOO}"
         if not found:
             yield Line(name, "warn", "has no address", "one that the ranks reach", do)
-        elif plan.spans_hosts and all(a.startswith(("127.", "::1")) for a in found):
+        elif plan.spans_hosts and not found - loopback:
             yield Line(name, "warn", shown, "an address that other hosts reach", do)
-        elif name == plan.address and not plan.headless and not found & local:
+        elif (
+            name == plan.address
+            and not plan.headless
+            and local
+            and not found & local | loopback
+        ):
             expected = "an address of this host, for it has the API server"
             do = "--headless on every host but the head"
             yield Line("--data-parallel-address", "bad", shown, expected, do)
@@ -236,14 +260,14 @@ def names(machine: Machine) -> Said:
 def _resolved(machine: Machine, name: str) -> set[str]:
     """Addresses of a name: from the file, or, on the real machine, as programs ask."""
     if re.fullmatch(r"[\d.]+|.*:.*", name):
-        return {name}
+        return _plain([name])
     lines = machine.read("/etc/hosts").splitlines()
     hosts = [line.partition("#")[0].split() for line in lines]
-    found = {words[0] for words in hosts if name in words[1:]}
+    found = _plain(words[0] for words in hosts if name in words[1:])
     if found or machine.root != Path("/"):
         return found
     try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        return _plain(str(info[4][0]) for info in socket.getaddrinfo(name, None))
     except OSError:
         return set()
 

@@ -27,10 +27,14 @@ class Line:
     """The repair, a command where there is one; empty for what is ok."""
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """One line for a person, without what would move the cursor of a terminal.
+
+        Parts of it are what a stranger may have written.
+        """
         parts = {"found": self.found, "expected": self.expected, "do": self.do}
         said = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
-        return f"{self.state:<7}  {self.what}: {said}"
+        line = f"{self.state:<7}  {self.what}: {said}"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 Said = Iterator[Line | str]
@@ -67,7 +71,7 @@ def show(lines: Sequence[Line], as_json: bool) -> str:
     """All lines for a person, or as one JSON document."""
     if as_json:
         document = {"worst": worst(lines), "lines": [asdict(line) for line in lines]}
-        return json.dumps(document, indent=1, ensure_ascii=False)
+        return json.dumps(document, indent=1)
     states = [line.state for line in lines]
     counts = [f"{states.count(state)} {state}" for state in reversed(STATES)]
     return "\n".join([*map(str, lines), ", ".join(counts)])

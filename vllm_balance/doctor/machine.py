@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.doctor.npus import Smi, ask, fields
-from vllm_balance.doctor.serve import Plan
+from vllm_balance.doctor.plan import Plan
+from vllm_balance.doctor.smi import Smi, ask, fields
 from vllm_balance.doctor.versions import LINES
 
 SECONDS = 10.0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from ipaddress import IPv6Address
 from typing import Any
 
 from vllm_balance.build_info import BUILD_RECORD
@@ -55,15 +58,21 @@ def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) ->
     Raises:
         PeerError: the address cannot be listened on.
     """
+    has_both = socket.has_dualstack_ipv6()
+    host, port = _split(address or ("::" if has_both else "0.0.0.0"))
     try:
-        server = socket.create_server(_split(address or "0.0.0.0"))
+        family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = has_both and host == "::"
+        server = socket.create_server(where[:2], family=family, dualstack_ipv6=both)
     except OSError as error:
         raise PeerError(f"{address}: expected to listen here: {error}") from None
     with server:
-        where = ":".join(map(str, server.getsockname()[:2]))
-        print(f"listening on {where}; end with Ctrl-C", file=sys.stderr, flush=True)
+        host, port = server.getsockname()[:2]
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"listening on {shown}; end with Ctrl-C", file=sys.stderr, flush=True)
         while True:
-            connection, (peer, *_) = server.accept()
+            connection, (other, *_) = server.accept()
+            peer = other.removeprefix("::ffff:")
             try:
                 with connection:
                     theirs = _receive(connection)
@@ -135,11 +144,28 @@ def _differences(
         yield Line(f"{what}{other}", "ok", f"the same {len(names)}")
 
 
+ADDRESS = re.compile(
+    r"(?:\[(?P<ipv6>[^]]+)\]|(?P<name>[^:[\]]+))(?::(?P<port>\d{1,5}))?"
+    r"|(?P<bare>[^[\]]*:[^[\]]*:[^[\]]*)"
+)
+"""A name or an address; one of IPv6 in brackets, or, without a port, without them."""
+
+
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":") if ":" in address else (address, "", PORT)
-    if not str(port).isdigit() or int(port) > 65535:
-        raise PeerError(f"{address}: expected HOST:PORT, found no port in it")
-    return host.strip("[]"), int(port)
+    found = ADDRESS.fullmatch(address)
+    port = int((found and found["port"]) or PORT)
+    host = found and (found["ipv6"] or found["name"] or found["bare"])
+    try:
+        if found and not found["name"]:
+            IPv6Address(host)
+    except ValueError:
+        host = None
+    if not host or port > 65535:
+        raise PeerError(
+            f"{address}: expected HOST, HOST:PORT or [ADDRESS OF IPv6]:PORT, found "
+            "something else"
+        )
+    return host, port
 
 
 def _send(connection: socket.socket, message: Card) -> None:
@@ -159,7 +185,10 @@ def _receive(connection: socket.socket) -> Card:
     try:
         said = json.loads(data)
         same, plan = dict(said["same"]), said["plan"] and dict(said["plan"])
-        whose = {"host": str(said["host"]), "time": float(said["time"])}
+        when = float(said["time"])
+        whose = {"host": str(said["host"]), "time": when}
+        if not math.isfinite(when):
+            raise ValueError
         return whose | {"same": same, "plan": plan}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise PeerError(f"not what a doctor says: {data[:60]!r}") from None

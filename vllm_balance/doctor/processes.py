@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeVar
 
 PROC = Path("/proc")
 LOG_BYTES = 1 << 22
+READ_BYTES = 1 << 18
+"""Of any other file: a process writes its title and its placard as long as it likes."""
 LOOK_S = 1.0
 """How long the kernel may take, which waits for a process that is in a driver."""
 
@@ -23,7 +25,7 @@ PLACARD = re.compile(
     r"rank (\d+) of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
     r"(?:; others ([^;]*))?(?:; at (.*))?"
 )
-PLACARD_FILE = "vllm-balance placard"
+PLACARD_FILE = "/memfd:vllm-balance placard"
 OTHER = re.compile(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)")
 
 ROLES = {
@@ -86,6 +88,8 @@ class Process:
     """Seconds that its main thread has run, or waited for a core to run on."""
     waits_in: str
     """The function of the kernel in which its main thread sleeps."""
+    user: str
+    """The effective user, as a number."""
 
     @property
     def name(self) -> str:
@@ -93,7 +97,9 @@ class Process:
         return f"{self.role} {self.number}".strip()
 
 
-def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
+def within(
+    look: Callable[[], Answer], otherwise: Answer, seconds: float = LOOK_S
+) -> Answer:
     """What `look` returns, or `otherwise` if it fails or takes too long."""
     found = [otherwise]
 
@@ -103,16 +109,38 @@ def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LOOK_S)
+    thread.join(seconds)
     return found[0]
 
 
-def look_at(pid: int) -> Process | None:
-    """The process; None if there is none."""
+def read_file(path: Path, most: int = READ_BYTES) -> str:
+    """The beginning of a file."""
+    with path.open("rb") as file:
+        return file.read(most).decode(errors="replace")
+
+
+def clients_of(pid: int, port: int) -> int:
+    """Open connections to a port of the network that a process is in."""
+    found = 0
+    for name in ("tcp", "tcp6"):
+        path = PROC / str(pid) / "net" / name
+        rows = within(lambda path=path: read_file(path, LOG_BYTES), "")
+        # `sl local_address rem_address st`; 01 is ESTABLISHED.
+        found += len(re.findall(rf"^ *\d+: \w+:{port:04X} \S+ 01 ", rows, re.M))
+    return found
+
+
+def look_at(pid: int, user: str | None = None) -> Process | None:
+    """The process; None if there is none.
+
+    Args:
+        pid: of the process.
+        user: whose placards are believed; None for nobody's.
+    """
     folder = PROC / str(pid)
 
     def read(name: str) -> str:
-        return within(lambda: (folder / name).read_text(errors="replace"), "")
+        return within(lambda: read_file(folder / name), "")
 
     if not (stat := read("stat")):
         return None
@@ -120,11 +148,14 @@ def look_at(pid: int) -> Process | None:
     state, parent = rest.split()[:2]
     arguments = tuple(filter(None, read("cmdline").split("\0")))
     role, number = _role(arguments, comm)
-    placard = within(lambda: _placard(folder), None) if role else None
+    owner = re.search(r"^Uid:\s+\d+\s+(\d+)", read("status"), re.M)
+    whose = owner[1] if owner else ""
+    is_theirs = bool(role and whose) and whose == user
+    placard = within(lambda: _placard(folder), None) if is_theirs else None
     if placard is not None:
         role, number = "rank", str(placard.rank)
     wanted_s = sum(map(int, read("schedstat").split()[:2])) / 1e9
-    seen = (arguments, placard, wanted_s, read("wchan").strip("0"))
+    seen = (arguments, placard, wanted_s, read("wchan").strip("0"), whose)
     return Process(pid, int(parent), state, role, number, *seen)
 
 
@@ -147,12 +178,12 @@ def role_of(name: str) -> tuple[str, str]:
 
 def _placard(folder: Path) -> Placard | None:
     files = (folder / "fd").iterdir()
-    found = (file for file in files if PLACARD_FILE in str(file.readlink()))
-    return next((Placard.read(file.read_text()) for file in found), None)
+    found = (f for f in files if str(f.readlink()).startswith(PLACARD_FILE))
+    return next((Placard.read(read_file(file)) for file in found), None)
 
 
 def all_processes() -> dict[int, Process]:
-    """Everything that runs on this machine, as far as it can be seen."""
+    """Everything that runs on this machine, as far as it can be seen; no placards."""
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
     return {pid: found for pid in pids if (found := look_at(pid)) is not None}
 
@@ -167,13 +198,17 @@ def top_of(pid: int, processes: Mapping[int, Process]) -> int:
 def family(top: int, processes: Mapping[int, Process], log: str) -> Iterator[Process]:
     """The process and all that it started, without those that are no part of vLLM.
 
-    A forked process cannot always change its title; then the log names it.
+    A forked process cannot always change its title; then the log names it. All are of
+    one user, and are looked at again, for their placards.
     """
-    yield processes[top]
-    names = {int(pid): name for name, pid in re.findall(r"\((\w+) pid=(\d+)\)", log)}
+    first = processes[top]
+    yield look_at(top, first.user) or replace(first, state="Z")
+    found = re.findall(r"\((\w+) pid=(\d{1,9})\)", log)
+    names = {int(pid): name for name, pid in found}
     for pid, each in processes.items():
         if not each.role or pid == top or top_of(pid, processes) != top:
             continue
+        each = look_at(pid, first.user) or replace(each, state="Z")
         if each.role == "front-end":
             role, number = role_of(names.get(pid, ""))
             each = replace(each, role=role or UNNAMED, number=number)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_balance.doctor.lines import Line
-
-if TYPE_CHECKING:
-    from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.plan import Plan
 
 CHILD = (
     "import sys; sys.path = [folder for folder in sys.path if folder];"
@@ -27,31 +25,6 @@ CHILD = (
 RESULT = "vllm-balance doctor: "
 SECONDS = 300.0
 """vLLM and torch_npu are imported; on a busy machine that takes a minute."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the engine would be configured as; without a command line, its defaults."""
-
-    policy: str = "off"
-    ttft: float | None = None
-    ranks: int = 0
-    """0 where nothing says how many."""
-    local_ranks: int = 1
-    first_rank: int = 0
-    npus_per_rank: int = 1
-    headless: bool = False
-    port: int = 8000
-    rpc_port: int = 0
-    address: str = ""
-    model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """`--additional-config`."""
-
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether some ranks are known to run elsewhere."""
-        return self.local_ranks < self.ranks
 
 
 def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Line]]:

@@ -49,6 +49,25 @@ def test_every_alert_is_over_metrics_and_reasons_that_exist():
     assert set(re.findall(r'reason="(\w+)"', text)) <= reasons()
 
 
+def test_the_labels_that_tell_groups_apart_are_scraped():
+    """Each is one of the pods; the name is what Prometheus makes of it."""
+    monitor = yaml.safe_load(ALERTS.with_name("podmonitor.yaml").read_text())
+    given = {re.sub(r"\W", "_", n) for n in monitor["spec"]["podTargetLabels"]}
+    used = set(re.findall(r"\w+_k8s_io_\w+|app_kubernetes_io_\w+", CASES.read_text()))
+    assert len(used) == 2
+    assert used == given
+
+
+@pytest.mark.parametrize("variant", ["leaderworkerset", "statefulset"])
+def test_as_many_ranks_are_expected_as_a_group_has(variant):
+    text = (ALERTS.parents[1] / variant / f"{variant}.yaml").read_text()
+    (hosts,) = re.findall(r"^ +size: (\d+)|^  replicas: (2)", text, re.M)
+    (ranks,) = re.findall(r"name: RANKS_PER_HOST\n +value: \"(\d+)\"", text)
+    (rule,) = [r for r in rules() if r["alert"] == "VLLMBalanceRanksMissing"]
+    (expected,) = re.findall(r"< (\d+)", rule["expr"])
+    assert int("".join(hosts)) * int(ranks) == int(expected)
+
+
 def reasons() -> set[str]:
     text = "".join(path.read_text() for path in BALANCE.rglob("*.py"))
     found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)

@@ -12,7 +12,10 @@ SUFFIXES = {
     "gauge": [""],
     "histogram": ["_bucket", "_sum", "_count"],
 }
-UPSTREAM = {"vllm:time_to_first_token_seconds_bucket", "vllm:generation_tokens_total"}
+UPSTREAM = {
+    *("vllm:time_to_first_token_seconds_bucket", "vllm:generation_tokens_total"),
+    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+}
 
 
 def names() -> list[str]:

@@ -1,12 +1,15 @@
 """The manifests are what the schemas of Kubernetes and of its operators allow."""
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -225,31 +228,88 @@ def test_two_groups_in_one_namespace_do_not_mix():
     assert "matchLabels" not in clients[0]["podSelector"]
 
 
-def test_the_group_is_alive_if_every_pod_is_healthy():
-    class Pod(BaseHTTPRequestHandler):
-        status = 200
+@each_pod
+def test_a_probe_waits_for_an_answer_that_a_busy_server_needs(pod):
+    """One second, the default, is less than `/health` may take under load."""
+    server, _ = container(pod)
+    probes = [server[name] for name in server if name.endswith("Probe")]
+    assert all(probe.get("timeoutSeconds", 1) >= 5 for probe in probes)
 
-        def do_GET(self) -> None:
-            self.send_response(self.status if self.path == "/health" else 404)
-            self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Not in the test's output."""
+SCRIPT = KUBERNETES / "statefulset/group-alive.py"
 
-    def alive(*urls: str) -> tuple[int, str]:
-        command = [sys.executable, KUBERNETES / "statefulset/group-alive.py", *urls]
-        proxy = os.environ | {"http_proxy": "http://127.0.0.1:9"}
-        done = subprocess.run(command, env=proxy, capture_output=True, text=True)
-        assert not done.stderr
-        return done.returncode, done.stdout
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pod) as server:
+def alive(*urls: str, script: Path = SCRIPT) -> tuple[int, str]:
+    """The exit status of the probe, and what it says; past a proxy that is none."""
+    proxy = os.environ | {"http_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, script, *urls]
+    done = subprocess.run(command, env=proxy, capture_output=True, text=True)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+class Pod(BaseHTTPRequestHandler):
+    """Answers once as many are asked as the barrier wants."""
+
+    status, together = 200, threading.Barrier(1)
+
+    def do_GET(self) -> None:
+        self.together.wait(20)
+        self.send_response(self.status if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Not in the test's output."""
+
+
+@pytest.fixture
+def pods_asked() -> Iterator[list[str]]:
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Pod) for _ in range(3)]
+    for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url, nobody = f"http://127.0.0.1:{server.server_port}", "http://127.0.0.1:9"
-        assert alive(url, url) == (0, "")
-        status, words = alive(url, nobody)
-        assert (status, words.startswith(f"{nobody}: not healthy: ")) == (1, True)
-        Pod.status = 503
-        status, words = alive(url)
-        assert (status, "503" in words) == (1, True)
+    yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
+    Pod.status, Pod.together = 200, threading.Barrier(1)
+    for server in servers:
         server.shutdown()
+        server.server_close()
+
+
+def test_the_group_is_alive_if_every_pod_is_healthy(pods_asked):
+    nobody = "http://127.0.0.1:9"
+    assert alive(*pods_asked) == (0, "")
+    status, words = alive(*pods_asked, nobody)
+    assert (status, words.startswith(f"{nobody}: not healthy: ")) == (1, True)
+    Pod.status = 503
+    status, words = alive(pods_asked[0])
+    assert (status, "503" in words) == (1, True)
+
+
+def test_slow_pods_are_asked_at_the_same_time(pods_asked):
+    """None answers before all three are asked."""
+    Pod.together = threading.Barrier(3)
+    assert alive(*pods_asked) == (0, "")
+
+
+def test_the_probe_ends_in_time_whoever_does_not_answer(tmp_path):
+    """Also where bytes come one by one, so that no single wait is long."""
+    spec, _ = container(workload("statefulset")["spec"]["template"])
+    (seconds,) = re.findall(r"^TIMEOUT_S = (\d+)$", SCRIPT.read_text(), re.M)
+    assert int(seconds) + 2 <= spec["livenessProbe"]["timeoutSeconds"]
+    quick = tmp_path / "quick.py"
+    text = SCRIPT.read_text().replace(f"TIMEOUT_S = {seconds}", "TIMEOUT_S = 1")
+    quick.write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                for _ in range(100):
+                    connection.sendall(b"H")
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert alive(url, script=quick) == (
+            1,
+            f"{url}: not healthy: no answer in 1 s\n",
+        )

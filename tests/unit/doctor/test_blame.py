@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.balance.group import placard
 
+from vllm_balance.cli import main
 from vllm_balance.doctor.blame import Server, blame
 from vllm_balance.doctor.processes import Placard, Process, look_at, role_of
 
@@ -30,7 +31,7 @@ def process(role: str, number: str = "", state: str = "S", **said: Any) -> Proce
         }
         shown = Placard(**usual | said)
     pid = 10 + int(number or -9)
-    return Process(pid, 1, state, role, number, SERVE, shown, 0.0, "")
+    return Process(pid, 1, state, role, number, SERVE, shown, 0.0, "", "0")
 
 
 def rank(number: int, state: str = "S", **said: Any) -> Process:
@@ -43,6 +44,17 @@ MODEL, AHEAD = {"stack": "f(models/b.py:3)"}, {"doing": "exchange", "position": 
 FAR = {"size": 4, "others": {"2": (None, NOW - 9), "3": (None, NOW - 9)}}
 LOCAL = replace(FRONT, arguments=(*SERVE, "-dpl=2"))
 IDLE = [rank(number, doing="idle", stack="") for number in (0, 1)]
+REST = "wait(lib/threading.py:5) < get(lib/queue.py) < _process_input_queue(v1/c.py:7)"
+RESTS = [rank(number, doing="idle", stack=REST) for number in (0, 1)]
+# As seen on a server with the race of vLLM's issue 55229.
+BARRIER = (
+    "all_reduce(distributed/distributed_c10d.py:1) < wrapper(distributed/c10d.py:2) < "
+    "has_unfinished_dp(config/parallel.py:3) < resume_scheduler(engine/core.py:4)"
+)
+FORWARD = f"{COLLECTIVE} < forward(layers/moe.py:1)"
+IN_STEP = BARRIER.replace("resume_scheduler", "_has_global_unfinished_reqs")
+RESUMES = rank(0, doing="idle", since=NOW - 900, stack=BARRIER)
+STOOD = {"stood": {10: 6.0, 11: 6.0}}
 
 CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "stopped": ([rank(0, **AHEAD), rank(1, "T")], {}, "rank 1 (pid 11), stopped"),
@@ -57,6 +69,33 @@ CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "starts": ([], {}, "no rank is there (yet)"),
     "workers": ([rank(0, stack="a(v1/shm_broadcast.py:4)"), rank(1)], {}, "its worker"),
     "deaf": (IDLE, {"answer": "is deaf"}, "the front-end is de"),
+    "resumes": (
+        *([RESUMES, rank(1, stack=IN_STEP)], STOOD),
+        "rank 0 (pid 10) in resume_scheduler and rank 1 (pid 11) in _has_global_unfin",
+    ),
+    "resumes, both idle": (
+        *([RESUMES, rank(1, doing="idle", stack=IN_STEP)], STOOD),
+        "rank 0 (pid 10) in resume_scheduler and rank 1 (pid 11) in _has_global_unfin",
+    ),
+    "resumes alone": ([RESUMES, RESTS[1]], STOOD, "rank 1 (pid 11) at rest"),
+    "a wave that one was not told of": (
+        *([rank(0), RESTS[1]], {}),
+        "rank 0 (pid 10) in one and rank 1 (pid 11) at rest",
+    ),
+    "two calls of a step": (
+        *(
+            [
+                rank(0, stack=f"{COLLECTIVE} < forward(layers/moe.py:1)"),
+                rank(1, stack=IN_STEP),
+            ],
+            {},
+        ),
+        "rank 0 (pid 10) in forward and rank 1 (pid 11) in _has_global_unfinished_reqs",
+    ),
+    "loads weights": (
+        *([rank(0, doing="idle", stack="load(models/b.py:1)"), rank(1)], STOOD),
+        "rank 0 (pid 10): after step 5 of wave 0 does not come back from load",
+    ),
     "moves": ([*BOTH], {"moved": frozenset({10})}, "nobody's: steps go on"),
 }
 
@@ -66,6 +105,29 @@ def test_the_right_one_is_named(case):
     ranks, seen, words = CASES[case]
     server = Server((FRONT, COORDINATOR, *ranks), NOW, **{"busy": {}} | seen)
     assert words in blame(server).sentence
+
+
+UNKNOWN: dict[str, tuple[list[Process], dict[str, Any], str]] = {
+    "has just resumed": ([RESUMES, RESTS[1]], {"stood": {10: 1.0}}, "look again"),
+    "balance is off": ([replace(each, placard=None) for each in BOTH], {}, "py-spy"),
+    "requests": (RESTS, {"waiting": 2}, "POST /resume"),
+    "nobody counts": (RESTS, {"waiting": None}, "other hosts"),
+    "a client": (RESTS, {"clients": 1}, "POST /resume"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_nobody_can_know_is_not_well(case):
+    ranks, seen, do = UNKNOWN[case]
+    verdict = blame(Server((FRONT, COORDINATOR, *ranks), NOW, **{"busy": {}} | seen))
+    assert (verdict.state, do in verdict.do) == ("unknown", True), verdict
+
+
+def test_ranks_that_rest_are_well_where_no_client_is():
+    assert blame(Server((FRONT, COORDINATOR, *RESTS), NOW, {})).state == "ok"
+    one = [replace(RESTS[0], placard=RESTS[0].placard._replace(size=3))]
+    server = Server((LOCAL, COORDINATOR, *one, RESTS[1]), NOW, {})
+    assert "look at the other hosts" in blame(server).do
 
 
 def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named():
@@ -117,3 +179,11 @@ def test_a_process_that_computes_is_told_from_one_that_sleeps():
     me = look_at(os.getpid())
     assert me is not None
     assert me.parent == os.getppid()
+
+
+def test_what_is_not_known_is_no_success(capsys):
+    """A script that asks only for the status must not take it for health."""
+    ask = ["doctor", "--pid", str(os.getpid())]
+    assert main(ask) == 1
+    assert "unknown  pid" in capsys.readouterr().out
+    assert main([*ask, "--fail-on", "bad"]) == 0

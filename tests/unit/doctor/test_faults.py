@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from doctor_roots import ASCEND, TCP, FakeMachine, table
+from vllm_balance.doctor.host import interfaces, names
+from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.plan import Plan
 
 Break = Callable[[FakeMachine], object]
 CANN = f"{ASCEND}/cann-9.1.0"
@@ -239,6 +243,30 @@ def test_a_device_that_may_not_be_opened(machine):
     assert "--group-add 0" in named[0]["do"]
 
 
+IPV6 = """fd000000000000000000000000000001 02 40 00 80     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "state"),
+    [
+        *[("::1", "ok"), ("fd00::1", "ok"), ("FD00:0::1%eth0", "ok"), ("[::1]", "ok")],
+        *[("::ffff:10.0.0.1", "ok"), ("127.0.1.1", "ok"), ("fd00::2", "bad")],
+    ],
+)
+def test_addresses_of_both_kinds_are_told_from_those_of_others(machine, address, state):
+    """Of the head, as vLLM's option, and of HCCL, as a variable."""
+    machine.write("/proc/net/if_inet6", IPV6)
+    environ = {"HCCL_IF_IP": address}
+    plan = Plan(ranks=2, local_ranks=2, address=address)
+    looked_at = Machine(machine.folder / "root", environ, None, plan)
+    lines = [x for x in names(looked_at) if isinstance(x, Line)]
+    assert [x.state for x in lines] == ["ok", state]
+    found = [x.state for x in interfaces(looked_at) if isinstance(x, Line)]
+    assert found == ["bad"] * (state == "bad" or address == "127.0.1.1")
+
+
 HEALTHY = {
     "0.23 on A2": {},
     "0.23 on A2, a wide table": {"hdk": "26.0.rc1"},
@@ -262,7 +290,7 @@ def test_a_healthy_machine_gets_no_false_alarm(tmp_path, name):
 @pytest.mark.parametrize("device", ["A2", "A3", "310P", "A5"])
 @pytest.mark.parametrize("version", ["24.1.rc3.7", "25.7.rc1", "26.0.rc2"])
 def test_every_form_of_npu_smi_is_read(device, version):
-    from vllm_balance.doctor.npus import ask, read
+    from vllm_balance.doctor.smi import ask, read
 
     text = table(device, version, processes=((815, "python3", 12417),))
     smi = read(text)

@@ -1,11 +1,13 @@
 """A rebase moves the series, or stops at the place where a person must decide."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from balance_tools.paths import Paths
 from balance_tools.rebase.command import VERBS
+from balance_tools.run import git
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import (
@@ -162,6 +164,36 @@ def test_what_is_no_version_is_refused(version, root, capsys):
     assert rebase(root, "bump", version) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: version: expected a release such as 0.30.0")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".."])
+def test_what_is_no_name_of_a_line_is_refused_before_the_work(
+    name, root, tmp_path, capsys
+):
+    archive = str(sdist(tmp_path, "2.0", NEWER))
+    with pytest.raises(SystemExit):
+        rebase(root, "--sdist", archive, "--line", name)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "--line: expected a name of letters, digits, dots and hyphens, " in said
+    assert not (root / "build/rebase").exists()
+
+
+@pytest.mark.parametrize("name", ["upstream.toml", "patches/vllm/series", "patches/x"])
+def test_what_git_does_not_have_is_not_overwritten(name, root, tmp_path, capsys):
+    archive = str(sdist(tmp_path, "2.0", NEWER))
+    for command in ("init", "add .", "commit -m 1"):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(git(root, *who, *command.split()), check=True)
+    with (root / name).open("a") as file:
+        file.write("# mine\n")
+    before = tracked(root)
+    assert rebase(root, "--sdist", archive) == 1
+    assert f"error: {name}: expected what git has" in capsys.readouterr().err
+    assert tracked(root) == before
+    (root / "lines").mkdir()
+    assert rebase(root, "--sdist", archive, "--line", "next") == 0
+    assert rebase(root, "--sdist", archive, "--line", "next") == 1
+    assert "error: lines/next/: expected what git has" in capsys.readouterr().err
 
 
 def test_a_series_that_does_not_fit_its_own_lock_is_refused(root, tmp_path, capsys):

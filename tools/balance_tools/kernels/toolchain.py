@@ -79,7 +79,7 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     missing = [*_of_machine(choice, python["tag"])]
     # The versions that the plugin declares that its build requires.
     cann = f"CANN=={_value(pristine / 'csrc/version.info', 'Version')}.*"
-    data = tomlkit.parse((pristine / "pyproject.toml").read_text()).unwrap()
+    data = tomlkit.parse((pristine / "pyproject.toml").read_text("utf-8")).unwrap()
     for wanted in map(Requirement, [cann, *data["build-system"]["requires"]]):
         name = wanted.name if wanted.name == "CANN" else canonicalize_name(wanted.name)
         if name in {"CANN", "cmake", *DISTRIBUTIONS}:

@@ -13,13 +13,14 @@ from balance_tools.contract.fit import OURS, findings, read_pin, status_of
 from balance_tools.drift.report import Drift, drift, drift_markdown
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree, write_atomically
+from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
 from balance_tools.rebase.patches import place_all
 from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
+from balance_tools.run import capture, git
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.text import table
 from balance_tools.upstream.lock import dump_lock, load_lock
@@ -34,7 +35,8 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
     write; "" replaces the pin.
 
     Raises:
-        ToolError: another one is in progress, or the series cannot be read.
+        ToolError: another one is in progress, the series cannot be read, or git does
+            not have what the bump would replace.
     """
     if (other := in_progress(paths)) is not None and not dry_run:
         raise ToolError(
@@ -42,6 +44,8 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
             f"{other.load().target}; finish it with tools/rebase.sh continue or drop "
             "it with tools/rebase.sh abort"
         )
+    if new.lock and not dry_run:
+        _check_committed(paths, line)
     old = pinned_trees(paths, load_lock(paths.lock))
     text = dump_lock(new.lock) if new.lock else ""
     plans = plans_between(paths, old, new.trees)
@@ -126,6 +130,7 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
             f"{work.final}: the new series; the new upstream is a folder, which no "
             "lock can name, so patches/ and upstream.toml are as before\n"
         )
+    _check_committed(paths, session.line)
     if session.line:
         line = write_line(paths, session, work)
         return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
@@ -138,6 +143,19 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
         new.rename(target)
     write_atomically(paths.lock, session.lock)
     return f"{paths.lock.name} and patches/ are now for {session.target}\n"
+
+
+def _check_committed(paths: Paths, line: str) -> None:
+    """Check that nothing is lost by the last step; outside git nobody can know."""
+    names = [f"lines/{line}"] if line else [paths.lock.name, "patches"]
+    found = capture(git(paths.root, "status", "--porcelain", "--", *names))
+    changed = [row[3:] for row in found.text.splitlines()]
+    if changed and not found.status:
+        raise ToolError(
+            f"{named_in_part(changed)}: expected what git has, for a bump replaces it, "
+            "found changes that are not committed; commit or stash them, and run this "
+            "again"
+        )
 
 
 def exit_code(session: Session) -> int:

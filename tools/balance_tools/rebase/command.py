@@ -47,12 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = f"local source of {name}"
         add["bump"](flag, type=Path, metavar="FILE|DIR", help=text)
     text = "write or renew lines/NAME; the pin stays"
-    add["bump"]("--line", metavar="NAME", default="", help=text)
+    add["bump"]("--line", metavar="NAME", type=_name, help=text)
     text = "report every patch; change and keep nothing else"
     add["bump"]("--dry-run", action="store_true", help=text)
     add["line"]("name", help="folder below lines/")
     add["verify"]("name", nargs="?", help="line to verify (default: the pin)")
     add["scan"]("range", metavar="A..B", help="two versions, such as 0.23.0..0.33.0")
+
+
+NAME = r"\w[\w.-]*"
+"""Of a release, and of a folder below lines/."""
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME, text):
+        raise argparse.ArgumentTypeError(
+            f"expected a name of letters, digits, dots and hyphens, found {text!r}"
+        )
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
     name, by_file = args.version or "", args.sdist or args.ascend_sdist
-    if not re.fullmatch(r"\w[\w.-]*" + "|" * bool(by_file), name):
+    if not re.fullmatch(NAME + "|" * bool(by_file), name):
         raise ToolError(
             "version: expected a release such as 0.30.0, of letters, digits, dots and "
             f"hyphens, found {name!r}; see tools/rebase.sh bump --help"
@@ -90,7 +102,7 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
         new = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
     else:
         new = by_version(paths, lock, args.version, args.ascend)
-    return start(paths, new, args.dry_run, args.line)
+    return start(paths, new, args.dry_run, args.line or "")
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
@@ -120,6 +132,6 @@ def _scan(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
     rows = scan(paths, lock, releases(*parse_range(args.range)))
     report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
-    report.write_text(text)
+    report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code

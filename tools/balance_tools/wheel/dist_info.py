@@ -1,10 +1,10 @@
 """The dist-infos in a wheel beside its own: the plugin's, and that of our guard.
 
-`importlib.metadata` and pip find it under its own name, and pip and uv can uninstall
-it by that name. Its RECORD lists its package and itself, so that uninstalling it leaves
-the rest; everything is in the wheel's own RECORD too, so that `pip uninstall vllm`
-leaves nothing. What each needs is in the reconciled requirements of the wheel, so each
-requires exactly the wheel.
+`importlib.metadata` and pip find it under its own name. Its RECORD lists itself alone:
+no lock file names it, so whatever makes an environment equal to one (`uv pip sync`,
+pip-sync) removes it, and the code has to stay. Everything is in the wheel's own RECORD,
+so that `pip uninstall vllm` leaves nothing. What each needs is in the reconciled
+requirements of the wheel, so each requires exactly the wheel.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class DistInfo:
     name: str
     version: str
     package: str
-    """The folder that belongs to it."""
+    """The folder that is imported by it; its files are the wheel's."""
     headers: Sequence[tuple[str, str]]
     """Of METADATA, after name and version."""
     description: str
     entry_points: EntryPoints
 
 
-def write_dist_info(info: DistInfo, wheel_root: Path, folder: Path) -> None:
-    """Write a dist-info into `folder`; its package lies in `wheel_root`, complete."""
+def write_dist_info(info: DistInfo, folder: Path) -> None:
+    """Write a dist-info into `folder`."""
     name = f"{info.name.replace('-', '_')}-{info.version}.dist-info"
     path = folder / name
     path.mkdir(parents=True)
@@ -59,13 +59,8 @@ def write_dist_info(info: DistInfo, wheel_root: Path, folder: Path) -> None:
     }
     for file, text in texts.items():
         (path / file).write_text(text, encoding="utf-8")
-    installed = [
-        (file.relative_to(base).as_posix(), file)
-        for base, top in ((wheel_root, wheel_root / info.package), (folder, path))
-        for file in top.rglob("*")
-        if file.is_file()
-    ]
-    record = render_record(sorted(installed), f"{name}/RECORD")
+    installed = [(f"{name}/{file}", path / file) for file in sorted(texts)]
+    record = render_record(installed, f"{name}/RECORD")
     (path / "RECORD").write_text(record, encoding="utf-8", newline="")
 
 

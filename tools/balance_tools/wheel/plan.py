@@ -124,9 +124,10 @@ class WheelPlan:
 
     @property
     def entry_points(self) -> EntryPoints:
-        """Those of the first dist-info: vLLM's and ours. The plugin's are its own."""
-        upstream = self.upstreams[self.target.packages[0]]
-        return merge_entry_points(upstream.entry_points, self.target.entry_points)
+        """Those of the first dist-info: all, for the others may be removed."""
+        parts = [self.upstreams[name].entry_points for name in self.target.packages]
+        parts += [self.target.entry_points, self.settings.guard_entry_points]
+        return merge_entry_points(*parts)
 
     @property
     def packages(self) -> list[str]:

@@ -128,9 +128,9 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
         add_kernels(plan.kernels, wheel_root)
     # Where the packages of this wheel go too: a RECORD names them relative to it.
     library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
-    write_dist_info(guard(plan), wheel_root, library)
+    write_dist_info(guard(plan), library)
     if plan.has_plugin:
-        write_dist_info(plugin(plan), wheel_root, library)
+        write_dist_info(plugin(plan), library)
     # A file that is started by its own first line may be executed. Its mode is not
     # asked: that depends on how the sources came here.
     for path in filter(Path.is_file, wheel_root.rglob("*")):

@@ -3,6 +3,7 @@
 """`vllm bench dp-balance`: the subcommands and how they report errors."""
 
 import argparse
+import io
 import sys
 
 from . import calibrate, recommend, simulate
@@ -37,6 +38,9 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Runs the verb; what the user can fix is one line and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not know all of ±→…
+            stream.reconfigure(errors="backslashreplace")
     try:
         args.dp_balance_main(args)
     except UsageError as error:

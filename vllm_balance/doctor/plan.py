@@ -1,0 +1,32 @@
+"""What a `vllm serve` command line would make of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine would be configured as; without a command line, its defaults."""
+
+    policy: str = "off"
+    ttft: float | None = None
+    ranks: int = 0
+    """0 where nothing says how many."""
+    local_ranks: int = 1
+    first_rank: int = 0
+    npus_per_rank: int = 1
+    headless: bool = False
+    port: int = 8000
+    rpc_port: int = 0
+    address: str = ""
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """`--additional-config`."""
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether some ranks are known to run elsewhere."""
+        return self.local_ranks < self.ranks

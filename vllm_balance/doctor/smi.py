@@ -1,0 +1,118 @@
+"""What `npu-smi` says of the NPUs, in each of its forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Ask = Callable[..., tuple[str, str]]
+"""Arguments of `npu-smi` to its output, and to why there is none (else empty)."""
+
+VERSION = re.compile(r"^\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)", re.M)
+# `| 0     910B3 | OK |`, on Ascend 950 `| 0 | Ascend950PR | OK |`; a row of a process
+# has a number where the name is. The next row has the bus, and ends with the memory.
+CHIP = re.compile(
+    r"^\|\s*(\d+)\s+\|?\s*(?=\S*[A-Za-z])(\S+)\s*\|\s*([A-Za-z]+)\s*\|.*\n"
+    r"\|([\d\s]*)\|.*[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:.*\D(\d+)\s*/\s*(\d+)",
+    re.M,
+)
+PROCESS = re.compile(
+    r"^\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*(\d+)\s*\|\s*([^|]*?)\s*\|\s*(\d+)\s*\|", re.M
+)
+DEVICES = {
+    r"ascend910b|(ascend)?a2g3": "A2",
+    r"ascend910_93": "A3",
+    r"ascend310p": "310P",
+    r"ascend950": "A5",
+}
+"""What the SoC of a chip begins with, to the device that a wheel is for."""
+
+
+class Npu(NamedTuple):
+    """One chip."""
+
+    number: int
+    """That of `/dev/davinci`."""
+    card: int
+    chip: int
+    name: str
+    health: str
+    used_mb: int
+    total_mb: int
+
+
+class Process(NamedTuple):
+    """A process that holds memory of a chip."""
+
+    card: int
+    chip: int
+    pid: int
+    name: str
+    used_mb: int
+
+
+@dataclass(frozen=True)
+class Smi:
+    """All that was said."""
+
+    problem: str = ""
+    """Why nothing was; else empty."""
+    version: str = ""
+    """Of the driver."""
+    npus: tuple[Npu, ...] = ()
+    processes: tuple[Process, ...] = ()
+    board: dict[str, str] = field(default_factory=dict)
+    """Of the first card, names in lower case."""
+
+    @property
+    def soc(self) -> str:
+        """`ascend910b3`, `ascend910_9392`; put together as the plugin's build does."""
+        chip = self.board.get("chip name", "").lower()
+        name = self.board.get("npu name", "")
+        if name and "310" not in chip:
+            return f"{chip}_{name}".lower()
+        return f"{self.board.get('chip type', '')}{chip}".lower()
+
+    @property
+    def device(self) -> str | None:
+        """`A2`, `A3`, `310P`, `A5`; None for a chip that has no wheel."""
+        return next((d for p, d in DEVICES.items() if re.match(p, self.soc)), None)
+
+
+def ask(said: Ask) -> Smi:
+    """Ask for the table, and for the board of the first card."""
+    text, problem = said("info")
+    if problem:
+        return Smi(problem)
+    smi = read(text)
+    for npu in smi.npus[:1]:
+        board = ("info", "-t", "board", "-i", str(npu.card))
+        smi.board.update(fields(said(*board)[0]))
+        if "chip name" not in smi.board:
+            smi.board.update(fields(said(*board, "-c", str(npu.chip))[0]))
+    return smi
+
+
+def read(text: str) -> Smi:
+    """The table of `npu-smi info`, of any version."""
+    version = VERSION.search(text)
+    npus = []
+    for card, name, health, cell, used, total in CHIP.findall(text):
+        # The first cell is the chip, and on A3 the number of the device, too.
+        numbers = [int(number) for number in cell.split()] or [0]
+        number = numbers[1] if len(numbers) > 1 else int(card)
+        place = (number, int(card), numbers[0])
+        npus.append(Npu(*place, name, health, int(used), int(total)))
+    processes = [
+        Process(int(card), int(chip or 0), int(pid), name, int(used))
+        for card, chip, pid, name, used in PROCESS.findall(text)
+    ]
+    return Smi("", version[1] if version else "", tuple(npus), tuple(processes))
+
+
+def fields(text: str) -> dict[str, str]:
+    """The lines `NAME : VALUE` or `NAME=VALUE` of a text, names in lower case."""
+    pairs = re.findall(r"^\s*([^=:\n]*?)\s*[=:]\s*(.*?)\s*$", text, re.M)
+    return {name.lower(): value for name, value in pairs}
