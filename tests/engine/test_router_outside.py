@@ -41,8 +41,8 @@ def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
 def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
     """The router before these servers, as if it were one of them."""
     front = Server(folder, servers[0].model)
-    command = [str(PROGRAMS / "vllm-router"), "--port", str(front.port), "--policy", "round_robin"]
-    command += ["--prometheus-port", str(free_port())]
+    command = [str(PROGRAMS / "vllm-router"), "--port", str(front.port)]
+    command += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
     command += ["--worker-urls", *(server.url for server in servers)]
     with (folder / "router.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
