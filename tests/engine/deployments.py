@@ -55,6 +55,15 @@ def kubernetes(variant: str, host: int, folder: Path, **changed: str) -> list[st
     return arguments
 
 
+def variables(folder: str) -> dict[str, str]:
+    """What the patch of a kustomization says of the container's variables."""
+    path = DEPLOY / "kubernetes" / folder / "kustomization.yaml"
+    (patch,) = yaml.safe_load(path.read_text())["patches"]
+    template = yaml.safe_load(patch["patch"])["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
 def systemd(unit: str, instance: str) -> list[str]:
     """The arguments of `vllm` that a unit starts, with the settings of vllm.env."""
     settings = {}

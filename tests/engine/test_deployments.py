@@ -125,3 +125,23 @@ def test_one_rank_per_pod_is_external_load_balancing(moe_model, tmp_path):
     assert (config.data_parallel_rank, config.data_parallel_size) == (1, 2)
     assert config.data_parallel_external_lb
     assert not config.data_parallel_hybrid_lb
+
+
+@pytest.mark.parametrize(
+    ("role", "kv_role", "balance", "dispatch"),
+    [
+        ("prefill", "kv_producer", "off", "tokens"),
+        ("decode", "kv_consumer", "adaptive", None),
+    ],
+)
+def test_hosts_of_one_role(role, kv_role, balance, dispatch, tmp_path):
+    changed = deployments.variables(f"prefill-decode/{role}")
+    parsed = parse(deployments.kubernetes("statefulset", 0, tmp_path, **changed))
+    connector = parsed.kv_transfer_config
+    assert (connector.kv_role, connector.engine_id) == (kv_role, role)
+    sizes = {"dp_size": RANKS_PER_HOST, "tp_size": parsed.tensor_parallel_size}
+    expected = {"prefill": sizes, "decode": sizes}
+    assert connector.kv_connector_extra_config == expected
+    assert parsed.data_parallel_size == RANKS_PER_HOST
+    found = parsed.data_parallel_balance, parsed.data_parallel_dispatch
+    assert found == (balance, dispatch)

@@ -236,6 +236,32 @@ def test_a_probe_waits_for_an_answer_that_a_busy_server_needs(pod):
     assert all(probe.get("timeoutSeconds", 1) >= 5 for probe in probes)
 
 
+@NEEDS_KUBECTL
+def test_prefill_and_decode_hosts_find_each_other():
+    """By the names that the router has, and through the policies."""
+    made = built("prefill-decode")
+    (router,) = made["Deployment", "router"]["spec"]["template"]["spec"]["containers"]
+    for role, kv_role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        group = made["StatefulSet", f"{role}-vllm"]
+        host = f"{role}-vllm-0.{group['spec']['serviceName']}"
+        assert f"--{role}=http://{host}:8000" in router["args"]
+        assert ("Service", group["spec"]["serviceName"]) in made
+        server, given = container(group["spec"]["template"])
+        assert f"--kv-transfer-config.kv_role {kv_role}" in given["MODEL_OPTIONS"]
+        ranks = int(given["HOSTS"]) * int(given["RANKS_PER_HOST"])
+        assert given["HOSTS"] == str(group["spec"]["replicas"])
+        (size,) = re.findall(rf"{role}\.dp_size (\d+)", given["MODEL_OPTIONS"])
+        assert int(size) == ranks
+        assert server["resources"]["limits"]["huawei.com/Ascend910"] == "8"
+    policy = made["NetworkPolicy", "prefill-decode"]["spec"]
+    (wanted,) = policy["podSelector"]["matchExpressions"]
+    assert wanted["values"] == ["prefill", "decode"]
+    assert policy["ingress"][0]["from"][0]["podSelector"] == policy["podSelector"]
+    labels = made["Deployment", "router"]["spec"]["template"]["metadata"]["labels"]
+    (asks,) = policy["ingress"][1]["from"]
+    assert asks["podSelector"]["matchLabels"].items() <= labels.items()
+
+
 SCRIPT = KUBERNETES / "statefulset/group-alive.py"
 
 

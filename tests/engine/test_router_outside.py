@@ -1,0 +1,114 @@
+"""Ranks with a port each, and a router outside that picks one: vLLM's own."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from balance_tools.serving.server import Server, free_port
+from hostile_clients import rank_pids
+from test_greedy_equality import CAP, assert_equal
+
+RANKS = 2
+START_S, END_S = 60, 60
+PROGRAMS = Path(sys.executable).parent
+TIMEOUT = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
+    """One server of two ranks, of which each has a port; the first owns it."""
+    first = free_port()
+    options = ["-dp", str(RANKS), "--data-parallel-size-local", str(RANKS)]
+    options += ["--data-parallel-multi-port-external-lb"]
+    options += ["--data-parallel-supervisor-port", str(free_port()), *CAP]
+    with Server(folder, model, *options, port=first, environment=TIMEOUT) as server:
+        others = [Server(folder, model, port=first + n) for n in range(1, RANKS)]
+        for other in others:
+            wait_for(other.url)
+        yield [server, *others]
+
+
+@contextlib.contextmanager
+def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
+    """The router before these servers, as if it were one of them."""
+    front = Server(folder, servers[0].model)
+    command = [str(PROGRAMS / "vllm-router"), "--port", str(front.port)]
+    command += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
+    command += ["--worker-urls", *(server.url for server in servers)]
+    with (folder / "router.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_for(front.url)
+        yield front
+    finally:
+        process.terminate()
+        process.wait(END_S)
+
+
+def wait_for(url: str) -> None:
+    for _ in range(10 * START_S):
+        with contextlib.suppress(requests.ConnectionError):
+            if requests.get(f"{url}/health", timeout=5).ok:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+def doctor(pid: int) -> dict[str, str]:
+    command = [PROGRAMS / "vllm-balance", "doctor", "--json", "--pid", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return {line["what"]: line["found"] for line in json.loads(done.stdout)["lines"]}
+
+
+def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_path):
+    """Served, measured and looked at; then a rank is killed, and nothing is left."""
+    with ranks(tmp_path, moe_model) as servers, router(tmp_path, servers) as front:
+        assert_equal(front, moe_samples, concurrency=16)
+        for rank, server in enumerate(servers):
+            decisions, held, served = server.settled_metrics(
+                "vllm:dp_balance_decisions_total",
+                "vllm:dp_balance_held_steps_total",
+                "vllm:request_success_total",
+            )
+            assert list(decisions) == list(served) == [rank]
+            assert decisions[rank] > 0
+            assert served[rank] > 0
+            assert held[rank] > 0
+        # There is nothing to choose behind such a port: the header is not read.
+        named = requests.post(
+            f"{servers[1].url}/v1/completions",
+            json={"model": str(moe_model), "prompt": [5], "max_tokens": 1},
+            headers={"X-data-parallel-rank": "0"},
+            timeout=60,
+        )
+        assert named.status_code == 200
+        assert servers[1].metric("vllm:request_success_total")[1] > served[1]
+        process = servers[0]._process
+        assert process is not None
+        found = doctor(process.pid)
+        assert {f"rank {rank}" for rank in range(RANKS)} <= {*found}
+        psutil.Process(rank_pids(servers[0])[1]).send_signal(signal.SIGKILL)
+        servers[0].wait(END_S)
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_that_is_not_there_is_refused(rank, moe_model, tmp_path):
+    options = ["-dp", str(RANKS), *CAP]
+    with Server(tmp_path, moe_model, *options) as server:
+        answer = requests.post(
+            f"{server.url}/v1/completions",
+            json={"model": str(moe_model), "prompt": [5], "max_tokens": 1},
+            headers={"X-data-parallel-rank": rank},
+            timeout=60,
+        )
+        assert answer.status_code == 400, answer.text
+        server.completion([5], 1)
