@@ -41,9 +41,7 @@ tools.main(["said"])
 DOCTOR = "from vllm_balance.cli import main; main(['doctor', '--help'])"
 
 
-@pytest.mark.parametrize(
-    ("code", "said"), [(TOOL, "\\u2192"), (DOCTOR, "\\u2026")]
-)
+@pytest.mark.parametrize(("code", "said"), [(TOOL, "\\u2192"), (DOCTOR, "\\u2026")])
 def test_a_terminal_that_knows_ascii_alone_ends_no_command(code, said):
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
