@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -121,13 +122,14 @@ def read_file(path: Path, most: int = READ_BYTES) -> str:
 
 def clients_of(pid: int, port: int) -> int:
     """Open connections to a port of the network that a process is in."""
-    found = 0
-    for name in ("tcp", "tcp6"):
-        path = PROC / str(pid) / "net" / name
-        rows = within(lambda path=path: read_file(path, LOG_BYTES), "")
-        # `sl local_address rem_address st`; 01 is ESTABLISHED.
-        found += len(re.findall(rf"^ *\d+: \w+:{port:04X} \S+ 01 ", rows, re.M))
-    return found
+    folder = PROC / str(pid) / "net"
+    texts = (
+        within(partial(read_file, folder / name, LOG_BYTES), "")
+        for name in ("tcp", "tcp6")
+    )
+    # `sl local_address rem_address st`; 01 is ESTABLISHED.
+    row = re.compile(rf"^ *\d+: \w+:{port:04X} \S+ 01 ", re.M)
+    return sum(len(row.findall(text)) for text in texts)
 
 
 def look_at(pid: int, user: str | None = None) -> Process | None:

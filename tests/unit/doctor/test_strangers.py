@@ -21,6 +21,7 @@ from vllm_balance.doctor.processes import (
     READ_BYTES,
     Process,
     all_processes,
+    clients_of,
     family,
     look_at,
 )
@@ -100,3 +101,11 @@ def test_an_answer_without_end_is_not_waited_for(monkeypatch):
         problem, waiting = hang.ask(Server([front], 0.0, {}))
     assert f"does not answer on ::1, port {port}" in problem
     assert waiting is None
+
+
+def test_open_connections_of_clients_are_counted():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert clients_of(os.getpid(), port) == 0
+        with socket.create_connection(("127.0.0.1", port)):
+            assert clients_of(os.getpid(), port) == 1
