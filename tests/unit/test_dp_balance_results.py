@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from vllm.benchmarks.dp_balance import recommend, simulate
 from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
@@ -57,6 +58,25 @@ def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     assert document["seeds"] == [0, 1]
     text = (tmp_path / "r.json").read_text()
     assert json.loads(text)["results"][0]["runs"][1]["completed"] == 60
+
+
+CONTEXTS = [
+    *("--num-prompts", "400", "--data-parallel-size", "4", "--api-server-count", "1"),
+    *("--input-len", "lognormal:8000:1.3:90000", "--output-len", "uniform:20:200"),
+    *("--cost-preset", "a3-dp4-tp4", "--request-rate", "9", "--num-seeds", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "said"), [("decode", " adaptive: requests end 1"), ("prefill", ", median")]
+)
+def test_recommend_advises_for_a_role(role, said, capsys):
+    run(recommend, *CONTEXTS, "--role", role, "--policy", "cap", "adaptive")
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("Use --data-parallel-balance")
+    assert said in last
+    assert ("TPOT" in last) == (role == "decode")
+    assert not any("nan" in line for line in table)
 
 
 def test_recommend_ends_with_one_sentence(capsys):

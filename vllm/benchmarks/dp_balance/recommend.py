@@ -3,6 +3,7 @@
 """`recommend`: one sentence of advice, and the table it rests on."""
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -53,10 +54,11 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
         )
     throughput = statistics.fmean(best.gains("steady_output_throughput", off))
     rate = "" if abs(throughput) < WORTHWHILE else f", output tok/s {throughput:+.0%}"
+    before, after = off.mean("mean_tpot_ms"), best.mean("mean_tpot_ms")
+    tpot = "" if math.isnan(after) else f" TPOT {before:.0f} → {after:.0f} ms,"
     return (
         f"Use --data-parallel-balance {best.policy}: requests end {gain:.0%} earlier "
-        f"on average (±{margin:.0%} between seeds){rate}, TPOT "
-        f"{off.mean('mean_tpot_ms'):.0f} → {best.mean('mean_tpot_ms'):.0f} ms, median "
+        f"on average (±{margin:.0%} between seeds){rate},{tpot} median "
         f"TTFT {off.mean('median_ttft_ms') / 1e3:.2f} → "
         f"{best.mean('median_ttft_ms') / 1e3:.2f} s."
     )
@@ -87,6 +89,8 @@ def main(args: argparse.Namespace) -> None:
         )
     if set(policies) == {"off"}:
         raise UsageError("--policy off: name a policy to compare it with.")
+    if args.role == "decode":  # where nothing is held: they differ by the dispatch
+        policies = [name for name in policies if name == "adaptive"] or policies[:1]
     comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
     advice = advise(comparison.results, args.ttft_budget_ms)
     comparison.show()

@@ -3,6 +3,7 @@
 """Results as a table and as a JSON file that says how they came about."""
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -58,8 +59,8 @@ def table_rows(results: Sequence[PolicyResult]) -> list[list[str]]:
     for result in results:
         cells = [result.policy]
         for title, name, form in TABLE:
-            value = result.mean(name)
-            cells.append(form.format(value / 1e3 if title.endswith(" s") else value))
+            value = result.mean(name) / (1e3 if title.endswith(" s") else 1)
+            cells.append("-" if math.isnan(value) else form.format(value))
         if off is not None:
             gains = result.gains("steady_output_throughput", off)
             cells.append(f"{statistics.fmean(gains):+.1%}")
