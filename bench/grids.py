@@ -11,7 +11,7 @@ from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 TRACES = Path(__file__).parent / "traces"
@@ -69,8 +69,9 @@ VARIANTS = {
     "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
     **{
         f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("align", "sglang23-30")
+        for name in ("off", "align", "sglang23-30")
     },
+    "off, vLLM 0.30": Variant("off", load_balancer="0.30"),
     "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
     "trtllm, its router and chunks": Variant(
         "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
@@ -132,22 +133,21 @@ def _trace(file: str) -> Trace:
     return read_trace(TRACES / file)
 
 
-def on_trace(window: Window, cost: str, load: Load) -> Cell:
-    """A window of a trace at a load."""
+def all_slots(
+    window: Window, limits: RankLimits, cost: CostModel, share: float = 1.0
+) -> tuple[Scenario, float]:
+    """A window with all slots in use, and its own requests per second.
+
+    `share` are requests in flight per slot; some are left to send while they are.
+    """
     times = [row.time or 0.0 for row in _trace(window.file).rows]
     start, end = times[window.first], times[window.first + window.count - 1]
-    whose = WHOSE if cost == TRADE_OFF_COST else ()
-    own = TRADE_OFFS if whose and load.of == "off" else ()
-    labels = {
-        **{"trace": window.trace, "first": window.first, "count": window.count},
-        "cost": cost,
-        "load": load.share if load.of == "off" else None,
-    }
-    # All slots in use, and requests left to send while they are.
-    in_flight = min(2 * RANKS * SLOTS, window.count // 2)
+    in_flight = min(
+        round(share * limits.ranks * limits.max_num_seqs), window.count // 2
+    )
     scenario = Scenario(
-        RankLimits(RANKS, SLOTS, STEP),
-        COSTS[cost],
+        limits,
+        cost,
         Workload(
             window.count,
             trace=TRACES / window.file,
@@ -156,8 +156,21 @@ def on_trace(window: Window, cost: str, load: Load) -> Cell:
         ClientTraffic(max_concurrency=in_flight),
         load_balancer=AS_SERVED,
     )
+    return scenario, (window.count - 1) / (end - start)
+
+
+def on_trace(window: Window, cost: str, load: Load) -> Cell:
+    """A window of a trace at a load."""
+    whose = WHOSE if cost == TRADE_OFF_COST else ()
+    own = TRADE_OFFS if whose and load.of == "off" else ()
+    labels = {
+        **{"trace": window.trace, "first": window.first, "count": window.count},
+        "cost": cost,
+        "load": load.share if load.of == "off" else None,
+    }
+    limits = RankLimits(RANKS, SLOTS, STEP)
+    scenario, rate = all_slots(window, limits, COSTS[cost], share=2.0)
     policies = (*ON_TRACES, *whose, *own)
-    rate = (window.count - 1) / (end - start)
     return Cell(labels, scenario, policies, load=load, own_rate=rate)
 
 
@@ -295,9 +308,45 @@ def agents() -> Iterator[Cell]:
         yield on_agents(ranks, 4, 1_000_000, policies=few)
 
 
+# ---- Instances that only prefill or only decode
+
+ON_ROLES = ("adaptive", "off", "off, vLLM 0.30")
+A3_DP16, A3_DP4 = ("a3-dp16-tp1", 16, 48), ("a3-dp4-tp4", 4, 48)
+"""Cost preset, ranks and slots."""
+ROLE_LOADS = 0.5, 0.8, 0.95
+
+
+def roles() -> Iterator[Cell]:
+    """Windows of traces at several loads, and sessions of agents."""
+    long, short = Window(*MOONCAKE, 1200, 3000), Window(*CONV, 7000, 3000)
+    for role, window, sizes in (
+        ("decode", long, (A3_DP16, A3_DP4, ("deepseek-v3.1-5212", 8, 64))),
+        ("decode", short, (A3_DP16,)),
+        ("prefill", long._replace(count=1500), (A3_DP16, A3_DP4)),
+        ("prefill", short, (A3_DP16,)),
+    ):
+        for preset, ranks, slots in sizes:
+            limits = RankLimits(ranks, slots, STEP)
+            scenario, rate = all_slots(window, limits, PRESETS[preset])
+            scenario = replace(scenario, role=role)
+            for load in ROLE_LOADS:
+                labels = {"role": role, "of": window.trace, "cost": preset}
+                labels |= {"ranks": ranks, "slots": slots, "load": load}
+                yield Cell(labels, scenario, ON_ROLES, (0,), Load(load), rate)
+    for role, blocks in (("prefill", 1_000_000 // BLOCK_SIZE), ("decode", None)):
+        for per_rank in (4, 8):
+            cell = on_agents(RANKS, per_rank, 1_000_000)
+            limits = replace(cell.scenario.limits, kv_blocks=blocks)
+            labels = {"role": role, "of": "agents", "cost": "a3-dp4-tp4"}
+            labels |= {"ranks": RANKS, "slots": 16, "sessions": per_rank * RANKS}
+            scenario = replace(cell.scenario, limits=limits, role=role)
+            yield Cell(labels, scenario, (*ON_ROLES, "off, sessions kept"))
+
+
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "traces": traces,
     "synthetic": synthetic,
     "agents": agents,
+    "roles": roles,
 }
 """By the name of the result."""

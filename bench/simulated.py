@@ -41,6 +41,7 @@ from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
+from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.v1.core.sched.balance.policies import adaptive
 
 GRIDS = {"deployments": deployments, **grids.GRIDS}
@@ -81,22 +82,51 @@ def execute(task: Task) -> tuple[str, Figures]:
     own = adaptive._FIRST_TOKENS  # no option: it is varied here alone
     if variant.first_tokens is not None:
         adaptive._FIRST_TOKENS = variant.first_tokens
+    lost = Lost(what.cost)
+    on_step = lost.add if what.role == "decode" else None
     try:
-        run = scenario.simulate(what, variant.policy, task.seed)
+        run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
     finally:
         adaptive._FIRST_TOKENS = own
     found = measure(run)
-    figures = {name: round(getattr(found, name) or 0.0, 3) for name in MEASURED}
+    measured = {name: getattr(found, name) for name in MEASURED}
+    # A prefill instance has no time between tokens.
+    figures = {n: round(v, 3) for n, v in measured.items() if v is not None}
     if found.steady_output_throughput is None:  # all were sent at the start
         figures["steady_output_throughput"] = figures["output_throughput"]
     figures["goodput"] = round(goodput(run), 4)
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
-    if what.traffic.self_timed and variant.policy == "off":
+    if on_step is not None:
+        if found.p99_tpot_ms is not None:
+            figures["p99_tpot_ms"] = round(found.p99_tpot_ms, 3)
+        figures["unequal"] = round(lost.share, 4)
+    if what.traffic.self_timed and variant.policy == "off" and what.role == "both":
         least = least_mean_e2el(run.requests, what.limits, what.cost)
         figures["least_mean_e2el_ms"] = round(1e3 * least, 3)
     return task.key, figures
+
+
+class Lost:
+    """Time of the steps that is lost to unequal decodes."""
+
+    def __init__(self, cost: CostModel) -> None:
+        """With these step times."""
+        self._cost, self._seconds, self._lost = cost, 0.0, 0.0
+
+    def add(self, step: loop.StepRecord) -> None:
+        """What the slowest rank decodes longer than the mean one."""
+        loads, cost = step.loads, self._cost
+        each = zip(loads.decodes, loads.context, strict=True)
+        own = [cost.a * requests + cost.context * tokens for requests, tokens in each]
+        self._lost += max(own) - statistics.fmean(own)
+        self._seconds += step.seconds
+
+    @property
+    def share(self) -> float:
+        """Of all steps."""
+        return self._lost / self._seconds
 
 
 def goodput(run: loop.Run) -> float:

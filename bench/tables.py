@@ -275,6 +275,40 @@ def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+# ---- Instances that only prefill or only decode
+
+BY_COUNTS = "off, vLLM 0.30"
+
+
+def of_role(document: Document, role: str) -> Rows:
+    """By workload and device, a figure for each load: mean times in seconds.
+
+    Then how much less ours are than those of vLLM 0.30, and the mean share of the time
+    that is lost to unequal decodes.
+    """
+    rows = []
+    cells = select(document, role=role)
+    for (of, *device), alike in groups(cells, "of", "cost", "ranks", "slots").items():
+        cost, ranks, slots = device
+        row = [f"{of}, {cost}, {ranks} × {slots}"]
+        for name in ("off", BY_COUNTS, "off, sessions kept", "adaptive"):
+            found = [cell["policies"].get(name) for cell in alike]
+            means = [each["mean_e2el_ms"] / 1e3 for each in found if each]
+            row.append(" / ".join(f"{mean:.1f}" for mean in means) or "–")
+        less = [role_lead(cell) for cell in alike]
+        row.append(" / ".join(f"{100 * share:+.0f}" for share in less) + " %")
+        if role == "decode":
+            unequal = [mean(alike, name, "unequal") for name in (BY_COUNTS, "adaptive")]
+            row.append(" → ".join(f"{100 * share:.0f}" for share in unequal) + " %")
+        rows.append(row)
+    return rows
+
+
+def role_lead(cell: Cell) -> float:
+    """How much longer the mean of `adaptive` is than that of vLLM 0.30's dispatch."""
+    return ratio(cell, "mean_e2el_ms", "adaptive", BY_COUNTS) - 1
+
+
 # ---- Drawn lengths
 
 

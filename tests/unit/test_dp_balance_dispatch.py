@@ -158,3 +158,16 @@ def test_api_servers_tell_each_other_where_prefixes_are():
     servers[0].finished(prompt)
     again = SimRequest(1, 2048, 1, hash_ids=tuple(range(128)))
     assert {server.choose(again) for server in servers[1:]} == {prompt.rank}
+
+
+def test_by_context_the_answer_that_has_passed_counts():
+    (tested,) = make_load_balancers(
+        *("context", 2, random.Random(0)),
+        slots=8,
+        output_tokens=lambda sent: 5000 * (sent.index == 0),
+    )
+    short, long = SimRequest(0, 10, 9000), SimRequest(1, 4000, 9)
+    short.rank, long.rank = tested.choose(short), tested.choose(long)
+    assert (short.rank, long.rank) == (0, 1)
+    tested.step_ended()
+    assert tested.choose(SimRequest(2, 1, 1)) == 1

@@ -157,6 +157,27 @@ def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     assert json.loads(text)["results"][0]["runs"][1]["completed"] == 60
 
 
+CONTEXTS = [
+    *("--num-prompts", "400", "--data-parallel-size", "4", "--api-server-count", "1"),
+    *("--input-len", "lognormal:8000:1.3:90000", "--output-len", "uniform:20:200"),
+    *("--cost-preset", "a3-dp4-tp4", "--num-seeds", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "rate", "said"),
+    [("decode", "9", " adaptive: requests end 1"), ("prefill", "0.4", ", median")],
+)
+def test_recommend_advises_for_a_role(role, rate, said, capsys):
+    given = ("--role", role, "--request-rate", rate, "--policy", "cap", "adaptive")
+    run(recommend, *CONTEXTS, *given)
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("Use --data-parallel-balance")
+    assert said in last
+    assert ("TPOT" in last) == (role == "decode")
+    assert not any("nan" in line for line in table)
+
+
 def test_recommend_ends_with_one_sentence(capsys):
     run(recommend, *SMALL, "--policy", "cap", "--num-seeds", "1")
     last = capsys.readouterr().out.splitlines()[-1]

@@ -1,5 +1,7 @@
 """The simulator: cost, clients, load balancers, baselines and whole runs."""
 
+import itertools
+import json
 import math
 import random
 from dataclasses import replace
@@ -7,6 +9,7 @@ from dataclasses import replace
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
+from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
@@ -18,6 +21,7 @@ from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
 from vllm.benchmarks.dp_balance.scenario import (
+    DECODE_SECONDS,
     Scenario,
     Workload,
     simulate,
@@ -164,6 +168,66 @@ def test_a_step_brings_as_many_tokens_as_are_accepted(async_scheduling):
     assert {tokens % 4 for step in steps for tokens in step.loads.decodes} == {0}
     plain = simulate(replace(drafted, limits=LIMITS), "off", 1)
     assert len(plain.steps) / len(steps) == pytest.approx(3, rel=0.2)
+
+
+def test_a_prefill_instance_ends_requests_at_their_first_token(tmp_path):
+    """The next turn of a session comes once another instance has answered."""
+    turn = {"in": 64, "out": 100, "think_time": 2.0, "hash_ids": [1]}
+    session = {"block_size": 64, "requests": [turn, turn | {"in": 900}]}
+    (path := tmp_path / "trace.jsonl").write_text(json.dumps(session))
+    workload = Workload(2, trace=path)
+    run = simulate(replace(PUBLISHED, workload=workload, role="prefill"), "adaptive")
+    first, second = run.requests
+    assert first.done == first.first_token
+    assert second.sent == pytest.approx(first.done + 2.0 + 100 * DECODE_SECONDS)
+    assert measure(run).total_output_tokens == 2
+
+
+@pytest.mark.parametrize("kv_blocks", [None, 170])
+@pytest.mark.parametrize("policy", ["off", "align"])
+def test_prompts_reach_a_decode_instance_computed(policy, kv_blocks):
+    """They are computed again after a preemption, and nothing is held."""
+    steps: list[StepRecord] = []
+    decode = replace(
+        PUBLISHED,
+        limits=RankLimits(1, 4, 4096, kv_blocks),
+        workload=Workload(8, "600", "100"),
+        role="decode",
+    )
+    run = simulate(decode, policy, on_step=steps.append)
+    assert {request.output_len for request in run.requests} == {100}
+    assert not any(any(step.held) for step in steps)
+    assert max(step.loads.context[0] for step in steps) >= 4 * 600
+    computed = sum(step.loads.prefill[0] for step in steps)
+    assert (computed > 0) == (kv_blocks is not None)
+    assert computed % 600 == 0 or computed > 600
+
+
+@pytest.mark.parametrize("rates", [(), (1.0,)])
+@pytest.mark.parametrize("kv_blocks", [None, 10])
+def test_what_has_passed_of_an_answer_is_known(rates, kv_blocks):
+    """Also of one that is preempted."""
+    engine = Engine(RankLimits(1, 2, 100, kv_blocks, rates), max_model_len=90)
+    requests = [SimRequest(i, 60, 30) for i in range(2)]
+    for request in requests:
+        request.drafts = itertools.repeat(len(rates))
+        engine.add(0, request)
+    passed = []
+    for _ in range(11):
+        engine.schedule()
+        engine.update()
+        passed.append([engine.output_tokens(each) for each in requests])
+        tokens, in_flight = engine.contexts()[0][:2]
+        assert in_flight == 2
+        assert tokens == pytest.approx(120 + sum(passed[-1]), abs=2)
+    each = 1 + len(rates)
+    assert [first for first, _ in passed] == [1 + step * each for step in range(11)]
+    second = [last for _, last in passed]
+    if kv_blocks is None:
+        assert second == [0, *(1 + step * each for step in range(10))]
+    else:
+        assert second == sorted(second)
+        assert 1 < second[-1] == second[-4]
 
 
 def test_a_prompt_begins_where_all_ranks_have_it_cached():

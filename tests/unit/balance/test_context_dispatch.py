@@ -37,8 +37,8 @@ def test_a_request_counts_beside_its_context():
     dispatch = ContextDispatch(2, slots=8)
     for request in range(3):
         dispatch.sent(request, 1, 10)
-    dispatch.sent(3, 0, 4000)
-    assert dispatch.choose() == 0, "4000 + 2000 are less than 3 x (10 + 2000)"
+    dispatch.sent(3, 0, 3000)
+    assert dispatch.choose() == 0, "3000 + 1500 are less than 3 x (10 + 1500)"
     dispatch.generated(3, 31)
     assert dispatch.choose() == 1
 

@@ -15,7 +15,7 @@ _BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
 def sources() -> list[Path]:
     """The files of balance scheduling that a simulation imports."""
     policies = sorted((_BALANCE / "policies").glob("*.py"))
-    others = ("dispatch.py", "prefix_memory.py", "measure/ages.py")
+    others = "context_dispatch.py", "dispatch.py", "prefix_memory.py", "measure/ages.py"
     return [*policies, *(_BALANCE / name for name in others)]
 
 

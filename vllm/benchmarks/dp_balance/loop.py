@@ -77,7 +77,7 @@ def run(
     """
     clients = Clients(requests, traffic, frontend or Frontend(), rng)
     left = len(requests)
-    tell = engine.backlogs if dispatcher.by_tokens else engine.counts
+    tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
     in_flight: deque[Loads] = deque()
     totals: list[StepTotals] = []
     now, wave, step = 0.0, 0, 0
@@ -143,6 +143,7 @@ def _answer(
     for request in first:
         request.first_token = now
         dispatcher.first_token(request)
+    dispatcher.step_ended()
     for request in sorted(done, key=lambda request: request.index):
         request.done = now
         dispatcher.finished(request)

@@ -25,7 +25,7 @@ from .requests.trace_options import (
 )
 from .requests.workload import LENGTH_HELP
 from .results import FORMAT_VERSION, versions, write_json
-from .scenario import Scenario
+from .scenario import ROLES, Scenario
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 
@@ -36,6 +36,10 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `scenarios_from` reads."""
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
     add("--data-parallel-size", "-dp", type=whole(2, MOST_RANKS), default=4)
+    text = "What the instance does of a request: a prefill instance ends it at its "
+    text += "first token; to a decode instance it comes with its KV cache, which takes "
+    text += "no time here, and all policies but off are the same."
+    add("--role", choices=ROLES, default=ROLES[0], help=text)
     add("--max-num-seqs", type=whole(1, 65_536), default=32)
     tokens = whole(1, MOST_TOKENS)
     add("--max-num-batched-tokens", type=tokens, default=4096)
@@ -52,8 +56,9 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "--load-balancer",
         choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
         default=AS_SERVED,
-        help="as-served: by prompt tokens for the policies of a server, that of vLLM "
-        "0.23 for off and for other projects' rules. Or one for all: vLLM's own, by "
+        help="as-served: by prompt tokens for the policies of a server, or by context "
+        "on a decode instance; that of vLLM 0.23 for off and for other projects' "
+        "rules. Or one for all: vLLM's own, by "
         "version, or a router that does not look at the ranks (skewed draws some more "
         "often), keeps sessions together, or knows all; or TensorRT-LLM's two.",
     )
@@ -188,6 +193,7 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
         Scenario(
             *(limits, cost, workload, traffic, frontend, args.load_balancer),
             async_scheduling=args.async_scheduling,
+            role=args.role,
         )
         for cost in costs_from(args, limits)
     ]

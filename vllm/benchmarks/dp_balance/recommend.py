@@ -99,6 +99,8 @@ def main(args: argparse.Namespace) -> None:
         )
     if set(policies) == {"off"}:
         raise UsageError("--policy off: name a policy to compare it with.")
+    if args.role == "decode":  # where nothing is held: they differ by the dispatch
+        policies = [name for name in policies if name == "adaptive"] or policies[:1]
     comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
     advice = advise(comparison.results, args.ttft_budget_ms)
     comparison.show()

@@ -5,13 +5,14 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES, SHORT_FIRST
 
 from .errors import UsageError
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancers import OWN, load_balancer_of, make_load_balancers
+from .front_end.load_balancers import load_balancer_of, make_load_balancers
 from .loop import Run, StepRecord, run
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
@@ -22,6 +23,8 @@ from .requests.request import SimRequest
 from .requests.traces import CountTokens
 from .requests.workload import Workload
 from .step_time.model import CostModel
+
+ROLES = ("both", "prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Scenario:
     async_scheduling: bool = False
     short_first: bool | None = None
     """Whether short prompts pass long ones in a rank; None: as the policy is served."""
+    role: str = "both"
+    """What the instance does of a request, one of `ROLES`. A prefill instance ends it
+    at its first token. To a decode instance it comes with its KV cache, at once; no
+    policy holds it there."""
 
 
 def accepted(rates: Sequence[float], rng: random.Random) -> Iterator[int]:
@@ -44,6 +51,19 @@ def accepted(rates: Sequence[float], rng: random.Random) -> Iterator[int]:
     while True:
         drawn = rng.random()
         yield sum([drawn < rate for rate in rates])
+
+
+DECODE_SECONDS = 0.05
+"""That the next turn of a session waits for each token of an answer, where that is of a
+decode instance."""
+
+
+def _end_at_first_token(requests: Sequence[SimRequest]) -> None:
+    for before, request in pairwise(requests):
+        if request.think is not None:
+            request.think += before.output_len * DECODE_SECONDS
+    for request in requests:
+        request.output_len = 1
 
 
 def make_engine(
@@ -61,6 +81,7 @@ def make_engine(
         scenario.async_scheduling,
         any(request.hash_ids for request in requests),
         bool(scenario.short_first),
+        scenario.role == "decode",
     )
 
 
@@ -107,12 +128,16 @@ def simulate(
         for request in requests:
             drafts = random.Random(seed * len(requests) + request.index)
             request.drafts = accepted(rates, drafts)
+    if scenario.role == "prefill":
+        _end_at_first_token(requests)
     rng = random.Random(f"clients {seed}")
     ranks = scenario.limits.ranks
     spec = PolicySpec.parse(policy)
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
-    load_balancer = load_balancer_of(scenario.load_balancer, spec.name in POLICIES)
+    load_balancer = load_balancer_of(
+        scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
+    )
     engine = make_engine(scenario, requests, spec.ttft_budget)
     load_balancers = make_load_balancers(
         load_balancer,
@@ -122,14 +147,17 @@ def simulate(
         scenario.limits.max_num_seqs,
         scenario.limits.kv_blocks,
         engine.cached_tokens,
+        engine.output_tokens,
     )
     controller = make_controller(policy)
+    if scenario.role == "decode":
+        controller = None
     return run(
         engine,
         controller,
         requests,
         scenario.traffic,
-        Dispatcher(ranks, load_balancers, load_balancer in OWN),
+        Dispatcher(ranks, load_balancers),
         scenario.cost,
         rng,
         frontend=scenario.frontend,

@@ -12,17 +12,12 @@ from .load_balancer import LoadBalancer
 class Dispatcher(Coordinator):
     """Sends requests to ranks with what each API server knows at that time."""
 
-    def __init__(
-        self,
-        ranks: int,
-        load_balancers: Sequence[LoadBalancer],
-        by_tokens: bool = False,
-    ) -> None:
+    def __init__(self, ranks: int, load_balancers: Sequence[LoadBalancer]) -> None:
         """Starts without requests; one load balancer for each API server."""
         super().__init__(ranks)
         self._load_balancers = load_balancers
-        self.by_tokens = by_tokens
-        """Whether the ranks tell their backlog of prompt tokens instead of counts."""
+        self.told = load_balancers[0].told
+        """What of `rank.engine.Engine` the ranks publish."""
 
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]
@@ -42,6 +37,11 @@ class Dispatcher(Coordinator):
     def first_token(self, request: SimRequest) -> None:
         """The first token of a request passes its API server."""
         self._load_balancers[request.server].first_token(request)
+
+    def step_ended(self) -> None:
+        """The tokens of a step have passed all API servers."""
+        for load_balancer in self._load_balancers:
+            load_balancer.step_ended()
 
     def finished(self, request: SimRequest) -> None:
         """The last token of a request passes its API server."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from itertools import accumulate, cycle
 
+from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import (
     MISSING_WEIGHT,
     REQUEST_TOKENS,
@@ -24,7 +25,14 @@ from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
 from ..rivals.trtllm_router import DealByPrefix, DealByTokens
 from .coordinator import Counts, RankCounts
-from .load_balancer import FIRST, ApiServer, CachedTokens, LoadBalancer
+from .load_balancer import (
+    FIRST,
+    ApiServer,
+    CachedTokens,
+    LoadBalancer,
+    OutputTokens,
+    Told,
+)
 
 
 class Balancer023(LoadBalancer):
@@ -97,8 +105,11 @@ class Balancer030(LoadBalancer):
 class TokenBalancer(LoadBalancer):
     """Balance scheduling's own: by prompt tokens without a first token."""
 
+    told: Told = "backlogs"
+    rule: type[TokenDispatch] = TokenDispatch
+
     def __init__(self, ranks: int, server: ApiServer, slots: int, *cache: int) -> None:
-        self._dispatch = TokenDispatch(ranks, slots, server.count, server.index, *cache)
+        self._dispatch = self.rule(ranks, slots, server.count, server.index, *cache)
         self._peers: list[TokenBalancer] = []
 
     def publish(self, counts: Counts) -> None:
@@ -154,6 +165,43 @@ class PrefixAwareBalancer(TokenBalancer):
         for memory in self._dispatch.memories if request.has_cached else ():
             memory.used(keys)
         return keys
+
+
+class ContextBalancer(TokenBalancer):
+    """That of decode instances: by the context of the requests in flight."""
+
+    told = "contexts"
+    rule = ContextDispatch
+    _dispatch: ContextDispatch
+
+    def __init__(
+        self, ranks: int, server: ApiServer, slots: int, output_tokens: OutputTokens
+    ) -> None:
+        super().__init__(ranks, server, slots)
+        self._output_tokens = output_tokens
+        self._passed: dict[SimRequest, int] = {}
+        """Tokens of the answers of requests in flight."""
+        self._is_new = False
+
+    def step_ended(self) -> None:
+        """What has passed is counted once somebody asks."""
+        self._is_new = True
+
+    def choose(self, request: SimRequest) -> int:
+        """Counts the request at once."""
+        if self._is_new:
+            self._is_new = False
+            for each, before in self._passed.items():
+                if (passed := self._output_tokens(each)) != before:
+                    self._dispatch.generated(each.index, passed - before)
+                    self._passed[each] = passed
+        self._passed[request] = 0
+        return super().choose(request)
+
+    def finished(self, request: SimRequest) -> None:
+        """It no longer counts."""
+        del self._passed[request]
+        super().finished(request)
 
 
 class BlindBalancer(LoadBalancer):
@@ -222,7 +270,7 @@ class PerfectKnowledge(LoadBalancer):
 
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
-BY_TOKENS, BY_PREFIXES = OWN = ("tokens", "prefix-aware")
+BY_TOKENS, BY_PREFIXES, BY_CONTEXT = OWN = ("tokens", "prefix-aware", "context")
 """Balance scheduling's own."""
 
 LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
@@ -236,15 +284,18 @@ another engine: one for all API servers."""
 AS_SERVED = "as-served"
 
 
-def load_balancer_of(name: str, balance_on: bool) -> str:
+def load_balancer_of(name: str, balance_on: bool, decodes_only: bool = False) -> str:
     """The load balancer of that name, one of `LOAD_BALANCERS` or `AS_SERVED`.
 
-    As served it is aware of prefixes with balance on, which is by tokens where no
-    prompts share them, else that of vLLM 0.23.
+    As served it is by context on a decode instance with balance on; on others it is
+    aware of prefixes, which is by tokens where no prompts share them. With balance off
+    it is that of vLLM 0.23.
     """
     if name != AS_SERVED:
         return name
-    return BY_PREFIXES if balance_on else "0.23"
+    if not balance_on:
+        return "0.23"
+    return BY_CONTEXT if decodes_only else BY_PREFIXES
 
 
 def make_load_balancers(
@@ -255,6 +306,7 @@ def make_load_balancers(
     slots: int = 1,
     kv_blocks: int | None = None,
     cached: CachedTokens | None = None,
+    output_tokens: OutputTokens = lambda request: 0,
 ) -> list[LoadBalancer]:
     """The load balancer of that name, one for each API server; a router is one for all.
 
@@ -285,6 +337,8 @@ def make_load_balancers(
     servers = [ApiServer(i, api_servers) for i in range(api_servers)]
     if name == BY_TOKENS:
         return [TokenBalancer(ranks, server, slots) for server in servers]
+    if name == BY_CONTEXT:
+        return [ContextBalancer(ranks, s, slots, output_tokens) for s in servers]
     if name == BY_PREFIXES:
         own = [PrefixAwareBalancer(ranks, each, slots, kv_blocks) for each in servers]
         for one in own:

@@ -61,6 +61,10 @@ class Decodes:
         self.context -= computed
         self._growing[work.phase] -= 1
 
+    def output_tokens(self, work: RankRequest, step: int) -> int:
+        """Tokens of the answer that one has after a step."""
+        return work.request.output_len - (0 if work.ended else work.ends - step)
+
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""
         self.context += self.count
@@ -115,6 +119,12 @@ class DraftedDecodes(Decodes):
             work.num_output_tokens = known - work.request.prompt_len
             # What is in the KV cache and known.
             work.num_computed_tokens = before or known - 1
+
+    def output_tokens(self, work: RankRequest, step: int) -> int:
+        """Tokens of the answer that one has after a step."""
+        if work.ended:
+            return work.request.output_len
+        return self._known[work][0] - work.request.prompt_len
 
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""

@@ -11,7 +11,7 @@ from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest
 from ..step_time.model import Loads
 from .gate import GatedRank
-from .kv_cache import Blocks, CachedBlocks
+from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
 from .limits import RankLimits
 from .scheduler import NOTHING, Outcome
 
@@ -31,6 +31,7 @@ class Engine:
         async_scheduling: bool = False,
         shared_prefixes: bool = False,
         short_first: bool = False,
+        received: bool = False,
     ) -> None:
         """Makes empty ranks.
 
@@ -41,17 +42,24 @@ class Engine:
             async_scheduling: whether a step is scheduled before the last has ended.
             shared_prefixes: whether prompts share beginnings: then all are cached.
             short_first: whether short prompts may pass long ones in a rank.
+            received: whether prompts come with their KV cache.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
+
+        def blocks() -> Blocks:
+            if received:
+                return ReceivedBlocks(limits)
+            if shared_prefixes:
+                return CachedBlocks(limits, async_scheduling)
+            return Blocks(limits)
+
         self._ranks = [
             GatedRank(
                 limits,
-                CachedBlocks(limits, async_scheduling)
-                if shared_prefixes
-                else Blocks(limits),
+                blocks(),
                 ttft_budget,
                 async_scheduling,
                 short_first,
@@ -84,6 +92,14 @@ class Engine:
     def backlogs(self) -> Counts:
         """What the ranks tell the coordinator for a dispatch by tokens."""
         return [rank.backlog() for rank in self._ranks]
+
+    def contexts(self) -> Counts:
+        """What the ranks tell the coordinator for a dispatch by context."""
+        return [rank.context() for rank in self._ranks]
+
+    def output_tokens(self, request: SimRequest) -> int:
+        """Tokens of the answer that a request has which is on its way or in a rank."""
+        return self._ranks[request.rank].output_tokens(request)
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

@@ -16,6 +16,9 @@ from .request import Key, RankRequest, Run, Source
 class Blocks:
     """Blocks of which only the number matters: no prompt shares its beginning."""
 
+    are_received = False
+    """Whether prompts come with their KV cache."""
+
     def __init__(self, limits: RankLimits) -> None:
         count = limits.kv_blocks
         self.free = sys.maxsize if count is None else count - 1  # vLLM's null block
@@ -85,6 +88,25 @@ class Blocks:
     def _first_need(self, work: RankRequest, cached: int, budget: int) -> int:
         """Blocks that a waiting request uses at first, with so many tokens cached."""
         return self._most(work, min(work.num_tokens, cached + budget))
+
+
+class ReceivedBlocks(Blocks):
+    """Those of a decode instance, to which prompts come with their KV cache.
+
+    The last token of a prompt is computed, and all after a preemption. Blocks that
+    prompts could share are counted for each.
+    """
+
+    are_received = True
+
+    def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
+        """Lets a waiting request have its prompt, if all of it fits."""
+        if not work.preempted:
+            work.num_computed_tokens = work.num_tokens - 1
+        tokens = super().start(work, clip)
+        if not tokens:
+            work.num_computed_tokens = 0
+        return tokens
 
 
 class Chunks:

@@ -144,6 +144,24 @@ class Scheduler:
             self._backlog = RankCounts(tokens, len(waiting) + len(self._running))
         return self._backlog
 
+    def context(self) -> RankCounts:
+        """What it tells for a dispatch by context, in the same fields."""
+        waiting, work = self._waiting, self._partial
+        sample = [each.num_tokens for each in islice(waiting, QUEUE_SAMPLE)]
+        tokens = queued_tokens(sample, len(waiting)) + self._decodes.context
+        if work is not None:
+            tokens += work.num_tokens
+        return RankCounts(tokens, len(waiting) + len(self._running))
+
+    def output_tokens(self, request: SimRequest) -> int:
+        """Tokens of the answer that an unfinished request has."""
+        work = self._requests.get(str(request.index))
+        if work is None:
+            return 0
+        if work.num_computed_tokens < work.num_tokens:
+            return work.num_output_tokens
+        return self._decodes.output_tokens(work, self._step)
+
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
         self._decision = decision
@@ -253,8 +271,9 @@ class Scheduler:
         if need > self._blocks.free:
             return False
         self._blocks.take(work, need)
-        if work.num_output_tokens and position == work.num_tokens - 1:
-            self._single += 1  # computed again up to the last token: like a decode
+        is_last = position == work.num_tokens - 1
+        if is_last and (work.num_output_tokens or self._blocks.are_received):
+            self._single += 1  # all is there up to the last token: like a decode
             self._single_context += position
         else:
             self._prefill += tokens
