@@ -152,17 +152,7 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
 
 
 async def pause_that_keeps(asked: AsyncLLM) -> None:
-    """With prompts that come in the pause and are given up."""
     await asked.pause_generation(mode="keep", clear_cache=False)
-    prompts = [grown(30 + number, 5) for number in range(20)]
-    waiting = [
-        asyncio.create_task(ask(asked, f"{prompt[0]} in the pause", prompt, 2))
-        for prompt in prompts
-    ]
-    await asyncio.sleep(0.2)
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
     await asked.resume_generation()
 
 
