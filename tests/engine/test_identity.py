@@ -79,8 +79,3 @@ def test_ranks_compare_themselves_where_no_front_end_does():
         "with --data-parallel-balance-ttft 5. "
     )
     assert "rank 1 left" in found[0]
-    found = exchange_once([mine, mine | {"dispatch": "tokens"}])
-    assert found[1].startswith(
-        "Data parallel rank 1 was started with --data-parallel-dispatch tokens, rank 0 "
-        "with no --data-parallel-dispatch. "
-    )

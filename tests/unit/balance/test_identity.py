@@ -8,7 +8,7 @@ from balance.identity import code_version, difference
 
 from conftest import FOLDER
 
-MINE = {"policy": "adaptive", "ttft_budget": 5.0, "code": "abc"}
+MINE = {"policy": "adaptive", "dispatch": None, "ttft_budget": 5.0, "code": "abc"}
 
 
 def version_of(folder):
@@ -42,6 +42,7 @@ def test_an_edit_of_any_file_is_another_version(tmp_path, name):
         ({"policy": "cap"}, "balance cap, the front-end with --data-parallel-balance "),
         ({"ttft_budget": None}, "no --data-parallel-balance-ttft, the front-end with "),
         ({"ttft_budget": 2.5}, "-ttft 2.5, the front-end with --data-parallel-"),
+        ({"dispatch": "tokens"}, "-dispatch tokens, the front-end with no --data-par"),
         ({"code": "def"}, "version def of the balance code, the front-end has abc"),
     ],
 )
@@ -53,5 +54,6 @@ def test_the_sentence_says_what_differs(other, words):
 
 def test_equal_ranks_and_ranks_that_decide_nothing_are_not_refused():
     assert difference(3, dict(MINE), "the front-end", MINE) is None
-    off = {"policy": "off", "ttft_budget": None, "code": "abc"}
+    off = MINE | {"policy": "off"}
     assert difference(3, off | {"code": "def"}, "the front-end", off) is None
+    assert difference(3, off | {"dispatch": "vllm"}, "the front-end", off) is not None
