@@ -134,6 +134,9 @@ class _Rank:
             if generated and before >= known - 1:
                 decodes += tokens
                 context += known - 1  # drafts in flight are not all accepted
+            elif tokens == 1 and before:
+                decodes += 1
+                context += before
             else:
                 prefill += tokens
                 attended += tokens * (before + tokens / 2)

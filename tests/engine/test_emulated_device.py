@@ -2,18 +2,22 @@
 
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 from balance_tools.serving.server import Server
+from hostile_scheduler import FOLDER
 from vllm_balance.reference import emulated_config
 
-RANKS = 2
+RANKS, RANK = 2, "X-data-parallel-rank"
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
 OPTIONS = [
     *("--data-parallel-size", str(RANKS), "--max-num-seqs", "4"),
@@ -67,6 +71,39 @@ def test_a_small_cache_preempts(tmp_path, moe_model):
         assert first == again
         assert {len(tokens) for tokens in first} == {100}
         assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
+
+
+@pytest.mark.slow
+def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_model):
+    """Rank 1 decodes, and rank 0 has one long prompt after another: 16 such steps."""
+    options = [
+        *("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "16"),
+        *("--max-num-batched-tokens", "256", "--max-model-len", "4096"),
+        *("--no-enable-prefix-caching", "--scheduler-cls", "hostile_scheduler.Begun"),
+    ]
+    environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(tmp_path)}
+    quick = device(t0=0.01, a=0.0005, b=0.0002, c=0.01)
+    with (
+        Server(
+            tmp_path, moe_model, *options, *quick, environment=environment
+        ) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+
+        def ask(rank: int, prompt: int, tokens: int) -> int:
+            body = {"prompt": [5] * prompt, "max_tokens": tokens, "ignore_eos": True}
+            url, headers = f"{server.url}/v1/completions", {RANK: str(rank)}
+            answer = requests.post(url, json=body, headers=headers, timeout=120)
+            return answer.status_code
+
+        decodes = [pool.submit(ask, 1, 20, 250) for _ in range(24)]
+        time.sleep(2)
+        assert [ask(0, 2000, 4) for _ in range(12)] == [200] * 12
+        assert {each.result() for each in decodes} == {200}
+    counts = json.loads((tmp_path / "rank-0.json").read_text())
+    print(counts)
+    assert "dummy" not in counts
+    assert counts["least"] > 0, "nothing was held"
 
 
 @pytest.mark.parametrize(

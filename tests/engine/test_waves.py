@@ -44,7 +44,8 @@ class CheckedEngine(LoopEngine):
         if not decision.admit and new:
             self._complain(f"{sorted(new)} admitted while closed")
         budget = decision.prefill_budget
-        if budget is not None and sum(prompts.values()) > budget:
+        alone = prompts.keys() == output.num_scheduled_tokens.keys()
+        if budget is not None and sum(prompts.values()) > max(budget, alone):
             self._complain(f"{prompts} scheduled with a budget of {budget}")
         time.sleep(PREFILL_S_PER_TOKEN * sum(prompts.values()))
         if self.step_counter == 0 and (not decision.admit or budget is not None):
@@ -231,6 +232,22 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
     assert last_before[2:] == (False, [])
     assert first_after == (1, 0, True, ["late"])
     assert full.finished == 4
+
+
+@pytest.mark.parametrize("policy", ["off", "cap"])
+def test_a_request_and_a_resume_may_cross(moe_model, policy):
+    """Nobody is paused; rank 0 hears of the request first, rank 1 of the resume."""
+    arguments = loop_arguments(moe_model, data_parallel_balance=policy)
+    with Ranks(2, cpu_distributed_timeout_seconds=5, **arguments) as ranks:
+        ranks.running = True  # no start of a wave yet
+        ranks.submit(0, "request", 10, 60)
+        time.sleep(1)  # rank 0 runs it, as far as it can alone
+        for inbox in ranks.inboxes:
+            inbox.put(("call", ("resume_scheduler", ())))
+        ranks._start_wave(0, exclude=0)
+        ranks.drain(timeout=20)
+        (busy, _), _ = ranks.stop()
+    assert busy.finished == 1
 
 
 def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):

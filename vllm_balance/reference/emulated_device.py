@@ -148,7 +148,7 @@ class EmulatedDevice(WorkerBase):
         for name, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests[name]
             known = request.prompt_len + request.generated
-            if request.generated and computed[name] >= known - 1:
+            if tokens == 1 and computed[name]:
                 decodes += 1
                 context += computed[name]
             else:

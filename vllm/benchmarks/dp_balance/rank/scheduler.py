@@ -95,11 +95,11 @@ class Scheduler:
         self._begin_prefill()
 
     def _begin_prefill(self) -> None:
-        self._prefill = self._single = self._single_context = 0
+        self._single = self._single_context = 0
+        """Prompts of which one token behind others is computed, like a decode."""
         self._attended = 0.0
         self.prefilled = self.twice_attended = 0
-        """Prompt tokens of the step, and those that are computed again; what they
-        attend to, twice."""
+        """The other prompt tokens of the step; what they attend to, twice."""
 
     def _note_change(self) -> None:
         self._counts = self._backlog = None
@@ -169,7 +169,7 @@ class Scheduler:
     def schedule(self) -> tuple[int, int, int, float]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
-        if self.prefilled:
+        if self.prefilled or self._single:
             self._begin_prefill()
         before = self._changes, self._decision
         if self._blocks.is_limited or before != self._last_schedule:
@@ -179,7 +179,7 @@ class Scheduler:
             if not self._grow():
                 self._schedule_prefill()
         load = (
-            self._prefill,
+            self.prefilled,
             self._decodes.tokens + self._single,
             self._decodes.context + self._single_context,
             self._attended,
@@ -234,7 +234,8 @@ class Scheduler:
             tokens = self._clip(work, budget)
             if not tokens:
                 self._held.add(work.name)
-            elif not self._compute(work, tokens):
+                tokens = int(not self._decodes.tokens)  # never idle in a dummy step
+            if tokens and not self._compute(work, tokens):
                 self._preempt_last()
                 return
             budget -= tokens
@@ -271,16 +272,14 @@ class Scheduler:
         if need > self._blocks.free:
             return False
         self._blocks.take(work, need)
-        is_last = position == work.num_tokens - 1
-        if is_last and (work.num_output_tokens or self._blocks.are_received):
-            self._single += 1  # all is there up to the last token: like a decode
+        if tokens == 1 and (position or self._blocks.are_received):
+            self._single += 1
             self._single_context += position
         else:
-            self._prefill += tokens
+            self.prefilled += tokens
             self._attended += tokens * (position + tokens / 2)
+            self.twice_attended += twice_attended(position, tokens)
         self._note_change()
-        self.prefilled += tokens
-        self.twice_attended += twice_attended(position, tokens)
         work.num_computed_tokens = computed
         self._blocks.computed(work)
         if computed < work.num_tokens:

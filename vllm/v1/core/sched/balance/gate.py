@@ -5,7 +5,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,7 +35,6 @@ from vllm.v1.core.sched.balance.policies.by_name import (
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -109,8 +108,8 @@ class BalanceGate:
     """Holds the decision that the ranks took together after the last step.
 
     The engine core calls `exchange` once per step; `Scheduler.schedule` asks
-    `holds` before it admits a waiting request and `clip` for every prompt it
-    schedules.
+    `holds` before it admits a waiting request, and `clip` or `clip_running` for every
+    prompt that it schedules.
     """
 
     def __init__(
@@ -142,7 +141,9 @@ class BalanceGate:
         self.ttft_budget = ttft_budget
         self._group: dist.ProcessGroup | None = None
         self._pending = PendingWork(scheduler)
-        self._permit = PrefillPermit(scheduler)
+        self._permit = permit = PrefillPermit(scheduler)
+        self.holds, self.skip = permit.holds, permit.skip
+        self.put_back = permit.put_back
         self._ages = PendingAges()
         # A step that is timed now was scheduled as many steps ago as the engine
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
@@ -310,24 +311,19 @@ class BalanceGate:
 
     # Called by the scheduler.
 
-    def holds(self, request: Request) -> bool:
-        """As `PrefillPermit.holds`."""
-        return self._permit.holds(request)
-
-    def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
-        """As `PrefillPermit.skip`."""
-        return self._permit.skip(queue, skipped)
-
-    def put_back(self) -> None:
-        """As `PrefillPermit.put_back`."""
-        self._permit.put_back()
-
     def clip(
         self, request: Request, num_new_tokens: int, num_computed_tokens: int
     ) -> int:
         """As `PrefillPermit.clip`."""
         self._exchange.begin_step()
         return self._permit.clip(request, num_new_tokens, num_computed_tokens)
+
+    def clip_running(
+        self, request: Request, num_new_tokens: int, others_run: bool
+    ) -> int:
+        """As `PrefillPermit.clip_running`."""
+        self._exchange.begin_step()
+        return self._permit.clip_running(request, num_new_tokens, others_run)
 
     def shutdown(self) -> None:
         """The engine core ends, perhaps of an error that is being handled."""

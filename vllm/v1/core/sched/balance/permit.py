@@ -183,18 +183,41 @@ class PrefillPermit:
         self._clipped.append((request, num_computed_tokens, num_new_tokens))
         return num_new_tokens
 
+    def clip_running(
+        self, request: Request, num_new_tokens: int, others_run: bool
+    ) -> int:
+        """As `clip`, for a prompt in progress, which is never idle in a dummy step.
+
+        A dummy step is for ranks without requests: some models could read or write the
+        state of one that is there. So the prompt computes the least that it can, which
+        is one token for most, and is held all the same.
+
+        Args:
+            request: the prompt.
+            num_new_tokens: what the scheduler would schedule, at least 1.
+            others_run: whether another request of the rank is scheduled already.
+        """
+        computed = request.num_computed_tokens
+        allowed = self.clip(request, num_new_tokens, computed)
+        if not allowed and not others_run:
+            allowed = min(num_new_tokens, self._least(request, computed))
+            self._clipped[-1] = request, computed, allowed
+        return allowed
+
     def prefilled(self) -> tuple[int, int]:
         """Prompt tokens of the step, as computed, and what they attend to.
 
         The scheduler may have cut a prompt shorter than it was allowed, or have found
-        no room for it.
+        no room for it. A single token behind others is computed like that of a decode,
+        and does not count.
         """
         chunks = [
             (before, min(tokens, max(0, request.num_computed_tokens - before)))
             for request, before, tokens in self._clipped
         ]
-        twice = sum(twice_attended(*chunk) for chunk in chunks)
-        return sum(tokens for _, tokens in chunks), twice // 2
+        counted = [chunk for chunk in chunks if chunk[1] != 1 or not chunk[0]]
+        twice = sum(twice_attended(*chunk) for chunk in counted)
+        return sum(tokens for _, tokens in counted), twice // 2
 
     def _is_exempt(self, request: Request, computed: int) -> bool:
         """Whether the KV cache came from elsewhere, up to one block.

@@ -1,0 +1,41 @@
+"""What one client can do to all others: a bad request fails, and nothing else."""
+
+import pytest
+import requests
+
+from balance_tools.serving.server import Server
+
+GOOD = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}
+OUT = [10**6]
+"""A token that no model has."""
+REQUESTS = [
+    # The first grammar chooses the compiler of all.
+    ({"structured_outputs": {"regex": "[ab]c"}}, 200),
+    ({"structured_outputs": {"grammar": 'start: %json {"type": "object"}'}}, 500),
+    ({"structured_outputs": {"json_object": False}}, 400),
+    ({"structured_outputs": {"json": ""}}, 400),
+    ({"stop_token_ids": OUT, "min_tokens": 2}, 400),
+    ({"stop_token_ids": [-1], "min_tokens": 2}, 400),
+    ({"allowed_token_ids": OUT}, 400),
+]
+"""Upstream accepts each, and most end its engines."""
+
+
+@pytest.mark.parametrize("policy", [pytest.param("off", marks=pytest.mark.slow), "cap"])
+def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
+    options = ("-dp", "2", "--data-parallel-balance", policy, "--max-model-len", "256")
+    with Server(tmp_path, moe_model, *options) as server:
+
+        def ask(rank: int, **change: object) -> requests.Response:
+            return requests.post(
+                f"{server.url}/v1/completions",
+                json=GOOD | change,
+                headers={"X-data-parallel-rank": str(rank)},
+                timeout=60,
+            )
+
+        for change, status in REQUESTS:
+            answer = ask(0, **change)
+            assert answer.status_code == status, (change, answer.text)
+            assert [ask(rank).status_code for rank in (0, 1)] == [200, 200], change
+    assert "its request fails" in server.log.read_text()
