@@ -1,6 +1,6 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
-# PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# PYTHON3   the interpreter that makes .venv (3.10 to 3.13)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
 # ASCEND    options of test-ascend: -k NAME; -n 0 for one after the other, with --pdb or -s
 # SLOW      options of test-slow-engine: -k NAME
@@ -12,6 +12,10 @@ ARCH ?= $(shell uname -m)
 KERNELS ?= prebuilt
 
 VENV := .venv/.made
+CONSTRAINTS := tests/constraints.txt
+# When it fails, all that it says: --quiet would hide why two requirements conflict.
+PIP := @.venv/bin/python -m pip --disable-pip-version-check install --constraint $(CONSTRAINTS)
+SAY := >.venv/pip.log || { cat .venv/pip.log >&2; exit 1; }
 TOOL := PYTHONPATH=tools .venv/bin/python -m balance_tools
 WHEEL_OPTIONS := --target $(TARGET)
 ifneq ($(TARGET),reference)
@@ -27,7 +31,7 @@ ASCEND ?=
 SLOW ?=
 
 .PHONY: help demo test test-unit test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
-	vendor wheel wheels image release env clean
+	vendor wheel wheels image release env constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -93,10 +97,16 @@ clean:  ## delete what was built; downloads in build/cache stay
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +
 	rm -rf dist .venv
 
-$(VENV): pyproject.toml
-	@$(PYTHON3) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 or newer; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
+constraints: wheel  ## choose anew what tools, tests and the demo install
+	ls -t dist/*.reference-*.whl | head -n 1 | sed 's|^|./|' | UV_PYTHON_DOWNLOADS=never .venv/bin/uv pip compile - \
+	    --quiet --upgrade --universal --python-version 3.10 --group tools --group test --group demo --group engine \
+	    --strip-extras --no-annotate --no-emit-package vllm --no-emit-index-url \
+	    --custom-compile-command 'make constraints' --output-file $(CONSTRAINTS)
+
+$(VENV): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON3) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 to 3.13; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	$(PYTHON3) -m venv --clear .venv
-	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	$(PIP) pip $(SAY)
+	$(PIP) --group tools --group test --group demo $(SAY)
 	@touch $@
