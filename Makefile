@@ -23,6 +23,12 @@ WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
     $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
+# Of test-unit what the Python and its libraries can change. Left out: the policies, the
+# simulator and the bench, which are arithmetic; documents, images and deployments; and
+# the rebase tools, which take minutes.
+PYTHON_TESTS := $(addprefix tests/unit/,contract demo doctor environment hooks installed \
+	kernels series serving upstream vendoring verify wheel test_distribution.py test_main.py)
+
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
 	--net --pid --fork --kill-child --mount-proc
@@ -30,7 +36,7 @@ HOSTS ?=
 ASCEND ?=
 SLOW ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
+.PHONY: help demo test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,7 +44,7 @@ help:  ## list the targets
 demo: $(VENV)  ## build, serve with balance off and adaptive, compare answers and speed
 	$(TOOL) demo
 
-test: lint test-unit test-wheel test-engine  ## all tests, the fast ones first
+test: lint test-unit test-wheel test-engine  ## the everyday tests, the fast ones first
 
 lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/ruff check .
@@ -51,6 +57,9 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
+
+test-python: lint vendor wheel  ## what another Python can change: .ci/run does this on several
+	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
@@ -72,7 +81,7 @@ test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: o
 	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
 	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadfile --no-loadscope-reorder $(ASCEND)
 
-test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
+test-image: $(VENV)  ## both commands, and the reference image, on bare Debian; needs root
 	.venv/bin/python -m pytest tests/image
 
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says

@@ -1,4 +1,6 @@
+import errno
 import importlib
+import os
 
 import pytest
 
@@ -25,3 +27,15 @@ def test_a_command_needs_no_module_of_another(repo, tmp_path):
     assert code == 1
     (line,) = err.splitlines()
     assert line.startswith("error: psutil: expected this module for the tools")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_is_one_sentence(number, monkeypatch, capsys):
+    def demo(paths):
+        raise OSError(number, os.strerror(number), str(paths.build))
+
+    monkeypatch.setattr("balance_tools.demo.demo.demo", demo)
+    assert main(["demo"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert f"build: expected to write there, found {os.strerror(number)}; " in line

@@ -1,5 +1,6 @@
 """The environment of the wheel: what torch costs is said first, and why pip failed."""
 
+import tempfile
 import venv
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from balance_tools.environment import reference
 from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
 from index_samples import SampleIndex, make_wheel
 from pinned import CONSTRAINTS
 
@@ -67,6 +69,13 @@ def test_a_disk_without_room_is_refused_before(index, python, monkeypatch):
     monkeypatch.setattr(reference, "BESIDE_TORCH_GB", 10**6)
     with pytest.raises(ToolError, match=r"expected 1000000\.0 GB of free disk"):
         reference.look_ahead(python, TORCH)
+
+
+def test_a_folder_too_deep_for_sockets_is_refused_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * 80}")
+    with pytest.raises(ToolError, match=r"TMPDIR: expected .* at most 70 bytes"):
+        reference.make_env(Paths(tmp_path), tmp_path / "a.whl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_reason_of_pip_is_in_the_error(index, python, tmp_path):

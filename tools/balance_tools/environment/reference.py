@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
+import tempfile
 import venv
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import tomlkit
 
@@ -33,6 +34,8 @@ CONSTRAINTS = Path("tests", "constraints.txt")
 GROUP = "engine"
 STAMP = ".made-from"
 GIGABYTE = 10**9
+LONGEST_TMPDIR = 70
+"""In bytes: a Unix socket has 107 for its path, and vLLM adds 37."""
 TRACEBACK = "Exception information:"
 """The line of pip's log after the reason of a failure."""
 BESIDE_TORCH_GB = 3
@@ -44,7 +47,15 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 
     A changed wheel with the same requirements takes a second, a new environment one or
     two minutes.
+
+    Raises:
+        ToolError: pip failed, or what runs in it would fail on this machine.
     """
+    if (length := len(os.fsencode(tempfile.gettempdir()))) > LONGEST_TMPDIR:
+        raise ToolError(
+            f"TMPDIR: expected a path of at most {LONGEST_TMPDIR} bytes, for the "
+            f"engine makes Unix sockets in it, found {length}; say TMPDIR=/tmp"
+        )
     folder = paths.env / "reference"
     constraints = paths.root / CONSTRAINTS
     extra = group_requirements(paths.root / "pyproject.toml", GROUP)
@@ -90,7 +101,10 @@ def look_ahead(python: Path, *wanted: str) -> None:
     Raises:
         ToolError: pip cannot have it, or the disk has no room for it.
     """
-    with TemporaryDirectory() as folder, progress("asking pip for torch", 1, "step"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        progress("asking pip for torch", 1, "step"),
+    ):
         report = Path(folder, "report.json")
         pip(python, "install", "--dry-run", f"--report={report}", *wanted)
         packages = json.loads(report.read_text(encoding="utf-8"))["install"]
@@ -129,7 +143,7 @@ def pip(python: Path, *arguments: str) -> None:
     command.append("--disable-pip-version-check")
     if not sys.stderr.isatty():
         command.append("--quiet")
-    with TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "pip.log")
         # What these commands print on their output is a path, and nothing else.
         if to_terminal([*command, f"--log={log}", *arguments]) == 0:
