@@ -13,16 +13,10 @@ GROUPS = tomlkit.parse(PYPROJECT.read_text(encoding="utf-8"))["dependency-groups
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_set_fits_what_pyproject_asks_for(group, python):
-    wanted = [Requirement(line) for line in group_requirements(PYPROJECT, group)]
-    assert wanted
-    assert list(misfits(wanted, python)) == [], "run `make constraints`"
-
-
-@pytest.mark.parametrize("python", PYTHONS)
-def test_what_torch_brings_for_a_gpu_is_left_to_it(python):
-    assert pins(python)["torch"]
+def test_the_set_fits_pyproject_and_leaves_to_torch_what_it_brings(python):
+    lines = [line for name in GROUPS for line in group_requirements(PYPROJECT, name)]
+    assert len(lines) > 30
+    assert list(misfits(map(Requirement, lines), python)) == [], "make constraints"
     gpu = ("cuda", "nvidia", "triton")
     assert [name for name in pins(python) if name.startswith(gpu)] == []
 
