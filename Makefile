@@ -23,11 +23,11 @@ WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
     $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
 
-# Of test-unit what the Python and its libraries can change. Left out: the policies, the
-# simulator and the bench, which are arithmetic; documents, images and deployments; and
-# the rebase tools, which take minutes.
-PYTHON_TESTS := $(addprefix tests/unit/,contract demo doctor environment hooks installed \
-	kernels series serving upstream vendoring verify wheel test_distribution.py test_main.py)
+# Of test-unit what the Python and its libraries can change. Left out: policies, simulator
+# and bench, which are arithmetic; documents, images and deployments, which are files; and
+# rebase, drift, contract, doctor and verify, which take longest.
+PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed kernels series \
+    serving upstream vendoring wheel test_distribution.py test_main.py)
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
