@@ -38,7 +38,9 @@ def test_a_newcomer_runs_the_commands(
     tmp_path: Path,
 ) -> None:
     clone = tmp_path / "vllm balance"
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    subprocess.run(
+        ["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True
+    )
     shutil.copytree(Paths(ROOT).cache, Paths(clone).cache)  # downloads
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, NEWCOMER, NEWCOMER, follow_symlinks=False)
