@@ -1,6 +1,7 @@
 import errno
 import importlib
 import os
+from pathlib import Path
 
 import pytest
 
@@ -37,5 +38,5 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(number, monkeypatch, ca
     monkeypatch.setattr("balance_tools.demo.demo.demo", demo)
     assert main(["demo"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert f"build: expected to write there, found {os.strerror(number)}; " in line
+    assert line.startswith(f"error: {Path.cwd()}: expected to write in it, found ")
+    assert f"found {os.strerror(number)} for " in line

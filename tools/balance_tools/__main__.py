@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in OF_THE_DISK:
             raise
         print(
-            f"error: {error.filename}: expected to write there, found "
-            f"{error.strerror}; make room, or run this in a checkout of your own",
+            f"error: {Path.cwd()}: expected to write in it, found {error.strerror} for "
+            f"{error.filename}; make room, or run this in a checkout of your own",
             file=sys.stderr,
         )
         return EXIT_ERROR

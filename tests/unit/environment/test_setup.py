@@ -39,7 +39,7 @@ def test_another_python_gets_one_sentence(version, tmp_path):
     said, ended = run.stderr.splitlines()
     found = f"{version[0]}.{version[1]}, expected 3.10 to 3.13; run make PYTHON3="
     assert f"is Python {found}" in said
-    assert ended.startswith("make: ***")
+    assert "***" in ended  # of make
 
 
 @pytest.mark.parametrize("version", [(3, 10, 0), (3, 13, 99)])
