@@ -115,7 +115,8 @@ constraints: wheel  ## choose anew what tools, tests and the demo install
 $(VENV): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON3) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 to 3.13; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
 	@echo "Setting up .venv with the tools and tests (half a minute)"
-	$(PYTHON3) -m venv --clear .venv
+	rm -rf .venv  # if it is a link, that alone
+	$(PYTHON3) -m venv .venv
 	$(PIP) pip $(SAY)
 	$(PIP) --group tools --group test --group demo $(SAY)
 	@touch $@

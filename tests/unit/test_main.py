@@ -1,7 +1,4 @@
-import errno
 import importlib
-import os
-from pathlib import Path
 
 import pytest
 
@@ -28,15 +25,3 @@ def test_a_command_needs_no_module_of_another(repo, tmp_path):
     assert code == 1
     (line,) = err.splitlines()
     assert line.startswith("error: psutil: expected this module for the tools")
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_one_sentence(number, monkeypatch, capsys):
-    def demo(paths):
-        raise OSError(number, os.strerror(number), str(paths.build))
-
-    monkeypatch.setattr("balance_tools.demo.demo.demo", demo)
-    assert main(["demo"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {Path.cwd()}: expected to write in it, found ")
-    assert f"found {os.strerror(number)} for " in line

@@ -116,13 +116,6 @@ def test_materialised_files_are_not_tracked(package):
     assert upstream & set(tracked()) == set()
 
 
-def test_no_setting_of_git_converts_a_file():
-    """With core.autocrlf=true, neither make nor a patch would work."""
-    command = ["git", "-C", str(PATHS.root), "check-attr", "text", "--", *tracked()]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert {line.rpartition(": ")[2] for line in said.splitlines()} == {"unset"}
-
-
 def test_no_tracked_file_names_a_package_index():
     hosts = {PyPI.netloc, PyPI.file_storage_domain}
     configured = subprocess.run(

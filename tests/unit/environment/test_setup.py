@@ -1,5 +1,7 @@
-"""`make` on a Python that this does not run on, and on those that it does."""
+"""`make` on Pythons that will do and that will not, and where nothing can be written."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from balance_tools.__main__ import main
 from balance_tools.paths import Paths
 
 FILES = ("Makefile", "pyproject.toml", "tests/constraints.txt")
@@ -47,3 +50,15 @@ def test_these_pythons_will_do(version, tmp_path):
     run = make(tmp_path, version)
     assert "Setting up .venv" in run.stdout
     assert "Error 9" in run.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_is_one_sentence(number, monkeypatch, capsys):
+    def demo(paths):
+        raise OSError(number, os.strerror(number), str(paths.build))
+
+    monkeypatch.setattr("balance_tools.demo.demo.demo", demo)
+    assert main(["demo"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {Path.cwd()}: expected to write in it, found ")
+    assert f"found {os.strerror(number)} for " in line
