@@ -1,4 +1,4 @@
-"""`make` on Pythons that will do and that will not, and where nothing can be written."""
+"""`make` on Pythons that will do or not, and where nothing can be written."""
 
 import errno
 import os
