@@ -1,6 +1,6 @@
 # Everything that this project does, one line each. `make` lists the targets.
 #
-# PYTHON3   the interpreter that makes .venv (3.10 or newer)
+# PYTHON3   the interpreter that makes .venv (3.10 to 3.13)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
 # ASCEND    options of test-ascend: -k NAME; -n 0 for one after the other, with --pdb or -s
 # SLOW      options of test-slow-engine: -k NAME
@@ -12,12 +12,22 @@ ARCH ?= $(shell uname -m)
 KERNELS ?= prebuilt
 
 VENV := .venv/.made
+CONSTRAINTS := tests/constraints.txt
+# When it fails, all that it says: --quiet would hide why two requirements conflict.
+PIP := @.venv/bin/python -m pip --disable-pip-version-check install --constraint $(CONSTRAINTS)
+SAY := >.venv/pip.log || { cat .venv/pip.log >&2; exit 1; }
 TOOL := PYTHONPATH=tools .venv/bin/python -m balance_tools
 WHEEL_OPTIONS := --target $(TARGET)
 ifneq ($(TARGET),reference)
 WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
     $(if $(PYTHON),--python $(PYTHON)) $(if $(SOC),--soc $(SOC))
 endif
+
+# Of test-unit what the Python and its libraries can change. Left out: policies, simulator
+# and bench, which are arithmetic; documents, images and deployments, which are files; and
+# rebase, drift, contract, doctor and verify, which take longest.
+PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed kernels series \
+    serving upstream vendoring wheel test_distribution.py test_main.py)
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
@@ -26,15 +36,15 @@ HOSTS ?=
 ASCEND ?=
 SLOW ?=
 
-.PHONY: help demo test test-unit test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
-	vendor wheel wheels image release env clean
+.PHONY: help demo test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
+	vendor wheel wheels image release env constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)  ## build, serve with balance off and adaptive, compare answers and speed
 	$(TOOL) demo
 
-test: lint test-unit test-wheel test-engine  ## all tests, the fast ones first
+test: lint test-unit test-wheel test-engine  ## the everyday tests, the fast ones first
 
 lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/ruff check .
@@ -47,6 +57,9 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
+
+test-python: lint vendor wheel  ## what another Python can change: .ci/run does this on several
+	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
@@ -68,7 +81,7 @@ test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: o
 	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
 	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadfile --no-loadscope-reorder $(ASCEND)
 
-test-image: $(VENV)  ## build and run the reference image in a bare Debian root; needs root
+test-image: $(VENV)  ## both commands, and the reference image, on bare Debian; needs root
 	.venv/bin/python -m pytest tests/image
 
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
@@ -93,11 +106,17 @@ clean:  ## delete what was built; downloads in build/cache stay
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +
 	rm -rf dist .venv
 
-$(VENV): pyproject.toml
-	@$(PYTHON3) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 or newer; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
+constraints: wheel  ## choose anew what tools, tests and the demo install
+	ls -t dist/*.reference-*.whl | head -n 1 | sed 's|^|./|' | UV_PYTHON_DOWNLOADS=never .venv/bin/uv pip compile - \
+	    --quiet --upgrade --universal --python-version 3.10 --group tools --group test --group demo --group engine \
+	    --strip-extras --no-annotate --no-emit-package vllm --no-emit-index-url \
+	    --custom-compile-command 'make constraints' --output-file $(CONSTRAINTS)
+
+$(VENV): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON3) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit("error: $(PYTHON3) is Python %d.%d, expected 3.10 to 3.13; run make PYTHON3=/path/to/python3" % sys.version_info[:2])'
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	rm -rf .venv  # if it is a link, that alone
 	$(PYTHON3) -m venv .venv
-	.venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/python -m pip install --quiet --group tools --group test --group demo
+	$(PIP) pip $(SAY)
+	$(PIP) --group tools --group test --group demo $(SAY)
 	@touch $@

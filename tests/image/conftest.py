@@ -1,4 +1,4 @@
-"""The reference image, built as `make image` does, on a bare Debian root.
+"""Bare Debian roots: what a newcomer does in them, and the reference image on one.
 
 Needs root, podman, runc and mmdebstrap; `.ci/run` says when it cannot have them.
 """
@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from optparse import Values
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +24,7 @@ from containers import Podman, make_podman
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("mmdebstrap", "podman", "runc")
 BARE = "localhost/bare-debian"
+PIP_CERT = "/etc/pip-cert.pem"
 SPACE_GB = 16
 """Free disk that the build needs: 14 GB were seen, most of it copies of PyTorch."""
 
@@ -59,30 +60,49 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 @pytest.fixture(scope="session")
-def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A base image with the essential packages of Debian and apt, nothing else."""
-    archive = tmp_path_factory.mktemp("debian") / "root.tar"
-    subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", str(archive)],
-        check=True,
-    )
-    podman("import", "--quiet", str(archive), BARE)
-    archive.unlink()
-    return BARE
+def debian(
+    podman: Podman, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
+    """Make an image of a Debian release: its essential packages, apt, and those named.
+
+    Nothing else is in it.
+    """
+
+    def make(suite: str, *packages: str) -> str:
+        archive = tmp_path_factory.mktemp(suite) / "root.tar"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase"]
+        command += [f"--include={','.join(packages)}"] if packages else []
+        subprocess.run([*command, suite, str(archive)], check=True)
+        podman("import", "--quiet", str(archive), name := f"{BARE}-{suite}")
+        archive.unlink()
+        return name
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def pip_settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A file with the settings that this machine's pip needs, and volumes for them."""
+    settings = tmp_path_factory.mktemp("pip") / "pip.conf"
+    return settings, settings_for_pip(pip_options(), settings)
+
+
+@pytest.fixture(scope="session")
+def image(
+    podman: Podman,
+    debian: Callable[..., str],
+    pip_settings: tuple[Path, list[str]],
+) -> str:
     """The image, built with the options that this machine's pip needs."""
     paths = Paths(ROOT)
     wheel = build_wheel(paths, Choice(), paths.dist)
-    settings = tmp_path_factory.mktemp("pip") / "pip.conf"
-    options = options_for_pip(pip_options(), settings)
+    settings, volumes = pip_settings
+    options = ["--secret", f"id=pip,src={settings}", *volumes]
     # One layer a stage: those between cost a minute and are never used again.
     script, built = ROOT / "docker" / "build.sh", f"dist/{wheel.name}"
     result = subprocess.run(
         [script, built, "--layers=false", *options],
-        env={**podman.variables, "ENGINE": "podman", "BASE": base},
+        env={**podman.variables, "ENGINE": "podman", "BASE": debian("bookworm")},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -90,10 +110,11 @@ def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -
     return result.stdout.splitlines()[-1]
 
 
-def options_for_pip(config: Values, settings: Path) -> list[str]:
-    """Options that give the build what this machine's pip is configured to use.
+def settings_for_pip(config: Values, settings: Path) -> list[str]:
+    """Write what this machine's pip is configured to use to the file `settings`.
 
-    That is written to the file `settings`, and folders that it names are mounted.
+    Returns:
+        Options that mount the folders and the file that it names.
     """
     values = {"timeout": str(int(config.timeout))}
     sources = sources_of(config)
@@ -106,16 +127,13 @@ def options_for_pip(config: Values, settings: Path) -> list[str]:
         values["proxy"] = config.proxy
     if config.cert:
         # Not where it lies here: a package of Debian writes there.
-        values["cert"] = "/etc/pip-cert.pem"
+        values["cert"] = PIP_CERT
         volumes.append(f"{config.cert}:{values['cert']}")
     if config.trusted_hosts:
         values["trusted-host"] = " ".join(sorted(config.trusted_hosts))
     lines = [f"{name} = {value}" for name, value in values.items()]
     settings.write_text("\n".join(["[global]", *lines, ""]))
-    options = ["--secret", f"id=pip,src={settings}"]
-    for volume in volumes:
-        options += ["--volume", f"{volume}:ro"]
-    return options
+    return [f"--volume={volume}:ro" for volume in volumes]
 
 
 def local_folder(location: str) -> Path | None:

@@ -17,6 +17,7 @@ from balance_tools.paths import Paths
 from balance_tools.upstream.index import pip_options, sources_of
 from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, ROOT, Build
+from pinned import PYTHONS, misfits
 from stub_wheels import write_stub
 
 # Not on the public index; the README says where operators get them. The stand-ins have
@@ -139,6 +140,8 @@ def test_reference_wheel_asks_for_what_upstream_asks_and_torch(
         for requirement in map(Requirement, metadata.get_all("Requires-Dist", []))
         if "extra ==" not in str(requirement.marker)
     }
+    for python in PYTHONS:
+        assert list(misfits(ours.values(), python)) == [], "make constraints"
     assert str(ours.pop("torch").specifier) == "==2.13.0"
     common = paths.pristine / "vllm-0.23.0" / "requirements" / "common.txt"
     texts = (line.split("#")[0].strip() for line in common.read_text().splitlines())

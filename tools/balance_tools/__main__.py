@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ COMMANDS = {
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
+OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -39,6 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        print(
+            f"error: {Path.cwd()}: expected to write in it, found {error.strerror} for "
+            f"{error.filename}; make room, or run this in a checkout of your own",
+            file=sys.stderr,
+        )
         return EXIT_ERROR
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith(("balance_tools", "vllm")):

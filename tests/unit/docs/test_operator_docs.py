@@ -44,11 +44,12 @@ def test_the_releases_of_upstream_are_those_of_the_locks():
         assert words(load_lock(lock), ",") in supported
 
 
-def test_the_public_workflow_runs_what_ci_runs():
+def test_the_public_workflow_runs_what_a_newcomer_and_ci_run():
     path = PATHS.root / ".github/workflows/ci.yml"
     workflow = yaml.safe_load(path.read_text())
-    (job,) = workflow["jobs"].values()
-    assert job["steps"][-1] == {"run": ".ci/run"}
+    newcomer, everything = workflow["jobs"].values()
+    assert newcomer["steps"][-2:] == [{"run": "make demo"}, {"run": "make test"}]
+    assert everything["steps"][-1] == {"run": ".ci/run"}
     assert workflow["permissions"] == {"contents": "read"}
 
 

@@ -38,6 +38,18 @@ def test_of_a_file_only_content_and_executability_are_kept(archive, dest):
     assert {stat.st_gid for stat in modes.values()} == {os.getgid()}
 
 
+def test_the_oldest_python_can_unpack_it(archive, dest, monkeypatch):
+    """`filter=` of `TarFile.extract` came with 3.10.12 and 3.11.4."""
+
+    def extract(self, member, path="", set_attrs=True, *, numeric_owner=False):
+        raise AssertionError("of that Python, it keeps owners and special mode bits")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", extract)
+    archive.write_bytes(make_sdist("t", {"a/f": "x"}))
+    extract_sdist(archive, dest)
+    assert contents(dest) == ["a", "a/f"]
+
+
 ESCAPES: dict[str, list[Member]] = {
     "dots": [file_member("t/../../evil", "x")],
     "absolute": [file_member("/tmp/evil", "x")],

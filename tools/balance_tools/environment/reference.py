@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import os
+import re
+import shutil
 import sys
+import tempfile
 import venv
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import tomlkit
 
-from balance_tools.distribution import Choice
+from balance_tools.distribution import SETTINGS_NAME, Choice, load_settings
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.run import to_terminal
+from balance_tools.upstream.index import Index, RefusedError
 from balance_tools.wheel.build import build_wheel
 
 CONSTRAINTS = Path("tests", "constraints.txt")
 GROUP = "engine"
 STAMP = ".made-from"
+GIGABYTE = 10**9
+LONGEST_TMPDIR = 70
+"""In bytes: a Unix socket has 107 for its path, and vLLM adds 37."""
+TRACEBACK = "Exception information:"
+"""The line of pip's log after the reason of a failure."""
+BESIDE_TORCH_GB = 3
+"""The disk that an environment takes, torch and what it brings left out."""
 
 
 def make_env(paths: Paths, wheel: Path) -> Path:
@@ -32,7 +47,15 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 
     A changed wheel with the same requirements takes a second, a new environment one or
     two minutes.
+
+    Raises:
+        ToolError: pip failed, or what runs in it would fail on this machine.
     """
+    if (length := len(os.fsencode(tempfile.gettempdir()))) > LONGEST_TMPDIR:
+        raise ToolError(
+            f"TMPDIR: expected a path of at most {LONGEST_TMPDIR} bytes, for the "
+            f"engine makes Unix sockets in it, found {length}; say TMPDIR=/tmp"
+        )
     folder = paths.env / "reference"
     constraints = paths.root / CONSTRAINTS
     extra = group_requirements(paths.root / "pyproject.toml", GROUP)
@@ -44,16 +67,18 @@ def make_env(paths: Paths, wheel: Path) -> Path:
             return folder
         fresh = not stamp.is_file()
         stamp.unlink(missing_ok=True)
+        # Byte code is made afterwards, on all processors: pip would use one.
+        options = ("--no-compile", f"--constraint={constraints}")
+        python = folder / "bin" / "python"
         if fresh:
             remove_tree(folder)
             venv.create(folder, with_pip=True)
-        python = folder / "bin" / "python"
+            target = load_settings(paths.root / SETTINGS_NAME).targets["reference"]
+            look_ahead(python, *options, *target.requires)
         with progress(f"installing {wheel.name} into {folder}", 1, "step"):
             if not fresh:
                 # The same version is never installed twice unless it is asked for.
                 pip(python, "uninstall", "--yes", "vllm")
-            # Byte code is made afterwards, on all processors: pip would use one.
-            options = ("--no-compile", f"--constraint={constraints}")
             pip(python, "install", *options, str(wheel), *extra)
             to_terminal([python, "-m", "compileall", "-qq", "-j0", folder / "lib"])
         stamp.write_text(wanted)
@@ -66,17 +91,76 @@ def group_requirements(pyproject: Path, group: str) -> list[str]:
     return [str(line) for line in data["dependency-groups"][group]]
 
 
+def look_ahead(python: Path, *wanted: str) -> None:
+    """Say what torch is about to cost, before it does.
+
+    Args:
+        python: of the environment that it is going to be installed in.
+        wanted: its requirement, and options of `pip install`.
+
+    Raises:
+        ToolError: pip cannot have it, or the disk has no room for it.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        progress("asking pip for torch", 1, "step"),
+    ):
+        report = Path(folder, "report.json")
+        pip(python, "install", "--dry-run", f"--report={report}", *wanted)
+        packages = json.loads(report.read_text(encoding="utf-8"))["install"]
+        index, size = Index(), 0
+        for package in packages:
+            # An index that does not say a size here says what is wrong to pip, later.
+            with (
+                suppress(RefusedError),
+                index.open(package["download_info"]["url"]) as (length, _),
+            ):
+                size += length or 0
+    gigabytes = size / GIGABYTE
+    if gigabytes > 1:
+        print(
+            f"pip is about to fetch {gigabytes:.1f} GB for {wanted[-1]}: a build for "
+            "GPUs, with libraries that nothing here uses. To save that, stop this, "
+            "configure pip with an index that has the CPU build (`pip config set "
+            "global.extra-index-url URL`), and run it again",
+            file=sys.stderr,
+        )
+    needed = BESIDE_TORCH_GB + 2 * gigabytes  # unpacked, it takes twice as much
+    if (free := shutil.disk_usage(python.parent).free / GIGABYTE) < needed:
+        raise ToolError(
+            f"{python.parents[1]}: expected {needed:.1f} GB of free disk for this "
+            f"environment, found {free:.1f}; make room and run this again"
+        )
+
+
 def pip(python: Path, *arguments: str) -> None:
-    """Run pip of another environment, which must succeed."""
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    """Let the tools' pip work on another environment; it must succeed.
+
+    Raises:
+        ToolError: with the reason that pip gives.
+    """
+    command = [sys.executable, "-m", "pip", "--python", str(python)]
+    command.append("--disable-pip-version-check")
     if not sys.stderr.isatty():
         command.append("--quiet")
-    # What this command prints on its output is the path, and nothing else.
-    if to_terminal(command) != 0:
-        raise ToolError(
-            f"{python}: expected pip to do {arguments[0]!r}, found that it failed; "
-            "read what it wrote above and run this again"
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "pip.log")
+        # What these commands print on their output is a path, and nothing else.
+        if to_terminal([*command, f"--log={log}", *arguments]) == 0:
+            return
+        reason = reason_in(log.read_text(encoding="utf-8").splitlines())
+    raise ToolError(
+        f"{python}: expected pip to do {arguments[0]!r}, found that it failed: "
+        f"{reason}; mend that and run this again"
+    )
+
+
+def reason_in(log: Sequence[str]) -> str:
+    """Why pip failed, by its log, which has more than --quiet lets it print."""
+    lines = [re.sub(r"^\d{4}-\S+ ?", "", line).strip() for line in log]
+    start = next((n for n, line in enumerate(lines) if line.startswith("ERROR: ")), 0)
+    end = lines.index(TRACEBACK, start) if TRACEBACK in lines[start:] else len(lines)
+    return " / ".join(filter(None, lines[start:end]))
 
 
 def run(args: argparse.Namespace) -> int:

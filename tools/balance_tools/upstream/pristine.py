@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import shutil
+import stat
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -54,7 +56,7 @@ def extract_sdist(archive: Path, dest: Path) -> None:
                 title = f"unpacking {archive.name}"
                 with progress(title, len(members), "file") as report:
                     for done, member in enumerate(members, 1):
-                        tar.extract(member, partial, filter="data")
+                        _extract(tar, member, partial / member.name)
                         report(done)
             (partial / top).replace(dest)
         except BROKEN_ARCHIVE as error:
@@ -64,6 +66,19 @@ def extract_sdist(archive: Path, dest: Path) -> None:
             ) from error
         finally:
             remove_tree(partial)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """Write a member of the archive: not every Python's `extract` keeps so little."""
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = tar.extractfile(member)
+    assert content is not None, member.name  # a regular file
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file)
+    path.chmod(0o755 if member.mode & stat.S_IXUSR else 0o644)
 
 
 def _top_folder(archive: Path, members: list[tarfile.TarInfo]) -> str:
