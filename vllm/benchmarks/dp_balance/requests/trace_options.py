@@ -49,6 +49,12 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     add("--session-turns", type=int, help=text)
 
 
+def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
+    """How the options say that a trace is to be read."""
+    names = [field.name for field in fields(TimedTrace)]
+    return TimedTrace(**{name: getattr(args, f"timed_trace_{name}") for name in names})
+
+
 def workload_from(args: argparse.Namespace) -> Workload:
     """The requests that the options describe."""
     if args.dataset_name == "timed_trace" and args.dataset_path is None:
@@ -61,14 +67,12 @@ def workload_from(args: argparse.Namespace) -> Workload:
     num_prompts = args.num_prompts
     if num_prompts is None and args.dataset_path is None:
         num_prompts = 2048
-    names = [field.name for field in fields(TimedTrace)]
-    how = {name: getattr(args, f"timed_trace_{name}") for name in names}
     return Workload(
         num_prompts,
         args.input_len,
         args.output_len,
         args.dataset_path,
-        TimedTrace(**how),
+        timed_trace_from(args),
         args.prefix_share,
         args.num_prefixes,
         args.session_shared_tokens,

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The server of a turn: starts it, waits until it answers, and ends all of it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import psutil
+
+from ..errors import UsageError
+from .endpoint import Endpoint
+
+STOP_S = 60.0
+"""A server that is told to stop may answer its open streams first."""
+FOLLOW_S = 5.0
+"""How much longer its other processes may live than the first."""
+PAUSE_S = 0.25
+TAIL_LINES = 40
+
+
+def refuse_port_in_use(url: str) -> None:
+    """Looks whether anybody listens where the server is to listen.
+
+    Raises:
+        UsageError: somebody does.
+    """
+    parts = urlsplit(url)
+    with contextlib.suppress(OSError):
+        socket.create_connection((parts.hostname, parts.port), timeout=2).close()
+        raise UsageError(
+            f"--port {parts.port}: in use, and what answers there would be measured "
+            "instead; stop it, or give another port to `vllm serve`."
+        )
+
+
+def show_end_of(log: Path) -> None:
+    """The end of a log, on standard error."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        print(f"--- end of {log}", *lines, "---", sep="\n", file=sys.stderr)
+
+
+class Server:
+    """A command with all its processes, as a context manager.
+
+    It has a session of its own, so that Ctrl-C does not reach it before we end it. If
+    the body fails, the end of the log goes to standard error.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        """Does not start it yet.
+
+        Args:
+            command: its words.
+            log: gets what it writes.
+            environment: variables besides those of this process.
+        """
+        self._command = command
+        self.log = log
+        self._environment = {**os.environ, **environment}
+        self._known: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> "Server":
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UsageError(
+                f"{self._command[0]}: cannot be started ({error.strerror})."
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            show_end_of(self.log)
+        self.stop()
+
+    def refuse_ended(self, when: str) -> None:
+        """Looks whether it still runs.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if (status := self._process.poll()) is not None:
+            raise UsageError(
+                f"{self.log}: the server ended with {status} {when}; the end of its "
+                "log is above."
+            )
+
+    def wait_until_ready(self, endpoint: Endpoint, limit_s: float) -> float:
+        """Waits until it answers; returns the seconds.
+
+        Raises:
+            UsageError: it ends, or takes longer than `limit_s`.
+        """
+        start = time.monotonic()
+        while not endpoint.answers():
+            waited = time.monotonic() - start
+            self.refuse_ended(f"after {waited:.0f} s, before it was ready")
+            if waited > limit_s:
+                raise UsageError(
+                    f"{self.log}: the server was not ready in {limit_s:g} s; the end "
+                    "of its log is above. If it only needs longer, give a greater "
+                    "--ready-timeout."
+                )
+            self._processes()
+            time.sleep(PAUSE_S)
+        return time.monotonic() - start
+
+    def stop(self) -> None:
+        """Asks it to stop, and kills what is left; nothing interrupts that."""
+        before = {s: signal.signal(s, signal.SIG_IGN) for s in INTERRUPTS}
+        try:
+            self._processes()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+            psutil.wait_procs(self._processes(), timeout=FOLLOW_S)
+            left = self._processes()
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=STOP_S)
+            self._process.wait(STOP_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _processes(self) -> list[psutil.Process]:
+        """Those alive of its group, its descendants, and what was one of them."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                self._known.setdefault(child.pid, child)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == self._process.pid:
+                    self._known.setdefault(process.pid, process)
+        return [process for process in self._known.values() if _is_alive(process)]
+
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    return False
