@@ -3,9 +3,10 @@
 """`trial`: the command, and what it refuses before anything starts."""
 
 import argparse
+import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -73,6 +74,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "A server that runs already, instead of a command; once for each policy."
     add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)
+    text = "Options of `vllm serve` for one policy alone, as one word."
+    add("--options", action="append", default=[], metavar="POLICY=WORDS", help=text)
     text = "Turns of each policy (default: 3). More can be asked for later."
     add("--rounds", type=int, default=3, help=text)
     text = "Keeps the turns, and gets the report (default: dp-balance-trial)."
@@ -118,7 +121,8 @@ def _main(given: Given) -> None:
     policies = _policies(args, deployments)
     if args.rounds < 1:
         raise UsageError(f"--rounds {args.rounds}: give 1 or more.")
-    plan = Plan() if deployments else _plan(given.serve, policies)
+    options = _options(args, policies)
+    plan = Plan() if deployments else _plan(given.serve, policies, options)
     load = load_from(given.load, args)
     headers, verify = connection(load)
     endpoints = {
@@ -131,13 +135,15 @@ def _main(given: Given) -> None:
         serve: _Deployed | _Started = _Deployed(endpoints)
     else:
         refuse_port_in_use(plan.url)
-        serve = _Started(given.serve, Endpoint(plan.url, headers, verify), args)
+        endpoint = Endpoint(plan.url, headers, verify)
+        serve = _Started(given.serve, options, endpoint, args.ready_timeout)
     folder = Folder(args.result_dir)
     what = {
         "load": [*given.load, args.replay, args.length_divisor],
         "serve": list(given.serve),
         "deployments": deployments,
         "policies": policies,
+        "options": options,
         "versions": versions(),
     }
     folder.prepare(what)
@@ -187,8 +193,38 @@ def _deployments(given: Given) -> dict[str, str]:
     return found
 
 
-def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
-    for word in serve:
+def _options(args: argparse.Namespace, policies: Sequence[str]) -> dict[str, list[str]]:
+    """By policy, the words that the command gets for it."""
+    found = {policy: _policy_words(policy) for policy in policies}
+    for text in args.options:
+        policy, equals, words = text.partition("=")
+        if not equals or policy not in found or args.deployment:
+            raise UsageError(
+                f"--options {text}: give POLICY=WORDS with one of "
+                f"{', '.join(policies)}, and a command that they are for."
+            )
+        more = shlex.split(words)
+        _refuse_void(more)
+        found[policy] += more
+    return found
+
+
+def _plan(
+    serve: Sequence[str], policies: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> Plan:
+    _refuse_void(serve)
+    print("looking at the command", file=sys.stderr, flush=True)
+    active = next(policy for policy in policies if policy != "off")
+    return plan_of([*serve, *options[active]])
+
+
+def _refuse_void(words: Sequence[str]) -> None:
+    """Looks for what would leave nothing to compare.
+
+    Raises:
+        UsageError: it is there.
+    """
+    for word in words:
         name = word.partition("=")[0].replace("_", "-")
         if name in (POLICY_FLAG, f"{POLICY_FLAG}-ttft"):
             raise UsageError(
@@ -199,9 +235,6 @@ def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
                 f"{name}: nothing could be said of the policies without statistics; "
                 "leave it out of the command."
             )
-    print("looking at the command", file=sys.stderr, flush=True)
-    active = next(policy for policy in policies if policy != "off")
-    return plan_of([*serve, *_policy_words(active)])
 
 
 def _policy_words(policy: str) -> list[str]:
@@ -229,12 +262,16 @@ class _Started:
     """Starts the command for each turn, and ends it."""
 
     def __init__(
-        self, command: Sequence[str], endpoint: Endpoint, args: argparse.Namespace
+        self,
+        command: Sequence[str],
+        options: Mapping[str, Sequence[str]],
+        endpoint: Endpoint,
+        limit_s: float,
     ) -> None:
         self._command = list(command)
         if DETAILS_FLAG not in command:
             self._command.append(DETAILS_FLAG)
-        self._endpoint, self._limit_s = endpoint, args.ready_timeout
+        self._options, self._endpoint, self._limit_s = options, endpoint, limit_s
         self.folder: Folder
 
     @contextmanager
@@ -245,7 +282,7 @@ class _Started:
         self.folder.guarded(write_logging_config, config, steps.resolve())
         refuse_port_in_use(self._endpoint.url)
         with Server(
-            [*self._command, *_policy_words(turn.policy)],
+            [*self._command, *self._options[turn.policy]],
             path.with_suffix(".server.log"),
             {"VLLM_LOGGING_CONFIG_PATH": str(config.resolve())},
         ) as server:

@@ -45,7 +45,7 @@ def learned(results: Sequence[Result]) -> dict[str, float]:
 
 
 def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
-    """The cost model by the logs of the base's turns, or why there is none."""
+    """The cost model by the logs of all turns, or why there is none."""
     if not plan.ranks:
         return "the logs of deployments are not read"
     samples, host = [], [0.0]

@@ -4,6 +4,7 @@
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -118,6 +119,9 @@ def shown(
     """
     own = [*("--policy", *policies), "--rounds", str(args.rounds)]
     own += ["--replay"] * args.replay
+    for text in args.options:
+        policy, _, more = text.partition("=")
+        own += ["--options", f"'{policy}={' '.join(_harmless(shlex.split(more)))}'"]
     if args.length_divisor > 1:
         own += ["--length-divisor", str(args.length_divisor)]
     words = ["vllm bench dp-balance trial", *own, *_harmless(load)]

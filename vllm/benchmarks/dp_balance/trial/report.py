@@ -60,8 +60,7 @@ def write(
         about: what is known beside, without anything private.
         model: its name, to be shown; None for no name.
     """
-    base = turns[0].policy
-    found = device.constants(folder, [t for t in turns if t.policy == base], plan)
+    found = device.constants(folder, turns, plan)
     simulated = device.forecast(folder, turns, results, load, plan, found)
     cost = None if isinstance(found, str) else found.cost
     steps = {
@@ -228,7 +227,7 @@ def text(document: Document) -> str:
         *(f"**{verdict}**" for verdict in verdicts(document)),
         "",
         f"{document['requests']} requests to {document['ranks']} ranks, "
-        f"{rounds} turns of each policy. Ratios are means of the rounds, with their "
+        f"{rounds} turn(s) of each policy. Ratios are means of the rounds, with their "
         "range, and as the simulator forecasts them.",
         "",
         *table(document),
