@@ -140,7 +140,7 @@ def _main(given: Given) -> None:
     folder = Folder(args.result_dir)
     what = {
         "load": [*given.load, args.replay, args.length_divisor],
-        "serve": list(given.serve),
+        "serve": _without_port(given.serve),
         "deployments": deployments,
         "policies": policies,
         "options": options,
@@ -155,6 +155,13 @@ def _main(given: Given) -> None:
     if args.show_model:
         model = plan.model or next(iter(endpoints.values())).model()[1]
     report.write(folder, turns, results, load, plan, about, model)
+
+
+def _without_port(words: Sequence[str]) -> list[str]:
+    """Another port makes no other trial."""
+    pairs = zip(["", *words], words, strict=False)
+    ports = ("--port", "--port=")
+    return [w for before, w in pairs if before != "--port" and not w.startswith(ports)]
 
 
 def _policies(args: argparse.Namespace, deployments: dict[str, str]) -> list[str]:

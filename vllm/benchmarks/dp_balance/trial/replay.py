@@ -110,22 +110,22 @@ async def _send(
                 bar.update()
 
     # An idle connection may end just when the next request goes.
-    connections = aiohttp.TCPConnector(
-        limit=0, force_close=True, ssl=None if endpoint.verify else False
-    )
+    connections = aiohttp.TCPConnector(limit=0, force_close=True, ssl=endpoint.verify)
     async with aiohttp.ClientSession(
         connector=connections, timeout=AIOHTTP_TIMEOUT, read_bufsize=2**18
     ) as http:
-        extra = [
-            SimRequest(-1 - i, WARM_UP_TOKENS, WARM_UP_TOKENS) for i in range(WARM_UPS)
-        ]
+        lengths = WARM_UP_TOKENS, WARM_UP_TOKENS
+        extra = [SimRequest(-1 - number, *lengths) for number in range(WARM_UPS)]
         await asyncio.gather(*(ask(prompts.of(r), r.output_len) for r in extra))
-        with tqdm(
-            total=len(requests), unit="req", disable=None if show_progress else True
-        ) as bar:
+        hidden = None if show_progress else True  # None: unless on a terminal
+        with tqdm(total=len(requests), unit="req", disable=hidden) as bar:
             begin = time.perf_counter()
             await asyncio.gather(*map(client, sessions, due))
-    rows = [answers[request.index] for request in requests]
+    return _saved([answers[request.index] for request in requests])
+
+
+def _saved(rows: Sequence[Any]) -> dict[str, Any]:
+    """As `vllm bench serve --save-detailed` has it."""
     return {
         "completed": sum(row.success for row in rows),
         "failed": sum(not row.success for row in rows),

@@ -68,15 +68,9 @@ def write(
         for turn in reversed(turns)
     }
     document: Document = {
-        "format": "dp-balance trial",
-        "format_version": FORMAT_VERSION,
-        "date": date.today().isoformat(),
+        **_headed("trial"),
         **about,
-        "versions": versions() | _packages(),
-        "cores": os.cpu_count(),
-        "devices": list(plan.devices),
-        "npus_per_rank": plan.npus_per_rank,
-        "doctor": [list(line) for line in plan.doctor],
+        **_surroundings(plan),
         "ranks": plan.ranks or len(results[0].counters["vllm:generation_tokens_total"]),
         "slots": plan.slots,
         "requests": int(results[0].figures["requests"]),
@@ -95,10 +89,31 @@ def write(
         document["model"] = model
     folder.write(folder.report / "report.json", document)
     folder.write(folder.report / "report.md", text(document))
+    if not isinstance(found, str):
+        parts = {"versions": versions(), "fit": asdict(found)}
+        calibration = _headed("calibrate") | parts
+        folder.write(folder.report / "calibration.json", calibration)
     why = picture.draw(document, steps, folder.report / "trial.png")
     print("\n".join([*table(document), "", *verdicts(document), ""]))
     print(why or f"Picture: {folder.report / 'trial.png'}")
     print(f"Report, without prompts, addresses and paths: {folder.report}")
+
+
+def _headed(kind: str) -> Document:
+    """The beginning of a file that `results.read_json` reads."""
+    return {"format": f"dp-balance {kind}", "format_version": FORMAT_VERSION}
+
+
+def _surroundings(plan: Plan) -> Document:
+    """What the trial ran on, and with."""
+    return {
+        "date": date.today().isoformat(),
+        "versions": versions() | _packages(),
+        "cores": os.cpu_count(),
+        "devices": list(plan.devices),
+        "npus_per_rank": plan.npus_per_rank,
+        "doctor": [list(line) for line in plan.doctor],
+    }
 
 
 def _packages() -> dict[str, str]:

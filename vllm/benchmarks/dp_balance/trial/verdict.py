@@ -27,7 +27,7 @@ def t95(freedom: int) -> float:
     """The half width of a 95 % interval in standard errors (Student)."""
     if freedom <= len(T95):
         return T95[freedom - 1]
-    # Cornish and Fisher's expansion; from 10 on, right to three decimals.
+    # Cornish and Fisher's expansion; from 10 on, right to 0.1 %.
     z = Z95
     return (
         z
