@@ -10,8 +10,8 @@ import pytest
 from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
-from balance_tools.serving.server import Server
 from vllm_balance.reference import emulated_config
+from vllm_server import Server
 
 RANKS = 2
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from balance_tools.serving.server import Server, free_port
+from vllm_server import Server, free_port
 
 RANKS = 2
 DEVICE = {"t0": 0.01, "a": 0.001, "b": 0.0001, "c": 0.01}

@@ -15,7 +15,12 @@ from pathlib import Path
 
 from balance_tools.demo.emulated import ALL_SLOTS, DEVICE, run_trial, serve
 from balance_tools.distribution import Choice
-from balance_tools.environment.reference import group_requirements, make_env, pip
+from balance_tools.environment.reference import (
+    CONSTRAINTS,
+    group_requirements,
+    make_env,
+    pip,
+)
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
@@ -50,7 +55,8 @@ def demo(paths: Paths) -> None:
     wheel = build_wheel(paths, Choice(), paths.dist)
     say(f"Installing {wheel.name} into an environment of its own")
     python = make_env(paths, wheel) / "bin" / "python"
-    pip(python, "install", *group_requirements(paths.root / "pyproject.toml", "demo"))
+    picture = group_requirements(paths.root / "pyproject.toml", "demo")
+    pip(python, "install", f"--constraint={paths.root / CONSTRAINTS}", *picture)
     say("1 of 2: the same answers. A tiny model with random weights, on two ranks")
     model = tiny_model(python, folder / "models")
     run_trial(
