@@ -294,10 +294,11 @@ class _Started:
             {"VLLM_LOGGING_CONFIG_PATH": str(config.resolve())},
         ) as server:
             server.wait_until_ready(self._endpoint, self._limit_s)
+            self._endpoint.watch = server.refuse_ended
             try:
                 yield self._endpoint
             except UsageError:
-                server.refuse_ended("during its turn")
+                server.refuse_ended()
                 raise
 
 

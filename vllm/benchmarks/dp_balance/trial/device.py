@@ -4,6 +4,7 @@
 
 import contextlib
 import statistics
+import sys
 from collections.abc import Sequence
 
 from tqdm import tqdm
@@ -98,7 +99,8 @@ def forecast(
             try:
                 run = simulate_and_measure(scenario, turn.policy, turn.round)
             except UsageError as error:
-                return str(error)
+                print(f"no forecast: {error}", file=sys.stderr)
+                return "the simulator refuses it"
             simulated[turn.policy].append(run)
             bar.update()
     return simulated

@@ -5,7 +5,7 @@
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,8 @@ class Endpoint:
             verify: whether its certificate counts.
         """
         self.url = url.rstrip("/")
+        self.watch: Callable[[], None] = lambda: None
+        """Called about once a second while a load is sent; raises to end it."""
         key = os.environ.get("OPENAI_API_KEY")
         given = {"Authorization": f"Bearer {key}"} if key else {}
         self.headers, self.verify = {**given, **(headers or {})}, verify

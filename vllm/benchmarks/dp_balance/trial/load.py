@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ VLLM = (
 )
 """Not from the folder in which it runs, which may be a checkout of vLLM."""
 WARM_UPS = 8
+POLL_S = 0.5
 
 
 class Load(Protocol):
@@ -91,9 +93,18 @@ class BenchServe:
             options += ["--disable-tqdm"]
         log = result.with_suffix(".log")
         command = [sys.executable, "-c", VLLM, "bench", "serve", *self.words, *options]
-        with log.open("wb") as file:
-            errors = None if is_watched else subprocess.STDOUT
-            status = subprocess.call(command, stdout=file, stderr=errors)
+        errors = None if is_watched else subprocess.STDOUT
+        with (
+            log.open("wb") as file,
+            subprocess.Popen(command, stdout=file, stderr=errors) as client,
+        ):
+            try:
+                while (status := client.poll()) is None:
+                    endpoint.watch()
+                    time.sleep(POLL_S)
+            except BaseException:
+                client.kill()
+                raise
         if status or not result.exists():
             said = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
             raise UsageError(

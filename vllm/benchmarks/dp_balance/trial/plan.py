@@ -4,7 +4,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -24,7 +24,8 @@ class Plan:
     npus_per_rank: int = 0
     model: str = ""
     doctor: tuple[tuple[str, str], ...] = ()
-    """What was looked at on this host, and its state; not what was found there."""
+    """What was looked at on this host, and the worst state; not what was found, which
+    may be a name or an address."""
     devices: tuple[str, ...] = ()
     """Names of the chips."""
 
@@ -37,7 +38,8 @@ def plan_of(command: Sequence[str]) -> Plan:
     """
     # In the wheel, as this is; a checkout may lack what it needs.
     from vllm_balance.build_info import load_build_info
-    from vllm_balance.doctor.command import look
+    from vllm_balance.doctor.command import OF_ALL, OF_NPUS
+    from vllm_balance.doctor.lines import lines_of, worst
     from vllm_balance.doctor.machine import Machine
     from vllm_balance.doctor.serve import Plan as Parsed
     from vllm_balance.doctor.serve import plan_of as parsed_of
@@ -54,6 +56,8 @@ def plan_of(command: Sequence[str]) -> Plan:
         raise UsageError(
             "--headless: such a server has no address to send requests to."
         )
+    machine = replace(machine, plan=found)
+    checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL
     settings = found.settings
     host = settings["host"] if settings["host"] not in (None, "", "0.0.0.0") else None
     host = f"[{host}]" if host and ":" in host else host
@@ -67,7 +71,10 @@ def plan_of(command: Sequence[str]) -> Plan:
         async_scheduling=settings["async_scheduling"],
         npus_per_rank=found.npus_per_rank,
         model=found.model,
-        doctor=tuple((line.what, line.state) for line in [*look(machine), *lines]),
+        doctor=tuple(
+            (what, worst(lines_of(what, check(machine))))
+            for what, check in checks.items()
+        ),
         devices=tuple(npu.name for npu in machine.smi.npus)
         if machine.is_for_npus
         else (),

@@ -120,7 +120,11 @@ async def _send(
         hidden = None if show_progress else True  # None: unless on a terminal
         with tqdm(total=len(requests), unit="req", disable=hidden) as bar:
             begin = time.perf_counter()
-            await asyncio.gather(*map(client, sessions, due))
+            sent = asyncio.gather(*map(client, sessions, due))
+            while not sent.done():
+                endpoint.watch()
+                await asyncio.wait([sent], timeout=1)
+            await sent
     return _saved([answers[request.index] for request in requests])
 
 

@@ -6,6 +6,7 @@ It has no prompt, address, host or path, and the model's name only if asked for:
 shows is numbers, and words that are listed here.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..calibrate import UNITS
+from ..metrics import Metrics
 from ..results import FORMAT_VERSION, versions
 from . import device, picture
 from .figures import STEADY
@@ -156,14 +158,20 @@ def _policies(
         mine["differs"] = judged.differs
         mine["verdict"] = sentence(policy, base, judged, ratios.get(STEADY))
         if not isinstance(simulated, str):
-            mine["forecast"] = {
-                name: statistics.fmean(
-                    getattr(a, name) / getattr(b, name)
-                    for a, b in zip(simulated[policy], simulated[base], strict=True)
-                )
-                for name in FIGURES
-                if name in SIMULATED
-            }
+            mine["forecast"] = _forecast(simulated[policy], simulated[base])
+    return found
+
+
+def _forecast(mine: Sequence[Metrics], base: Sequence[Metrics]) -> dict[str, float]:
+    """Ratios of what was simulated."""
+    found = {}
+    for name in SIMULATED:
+        pairs = [
+            (getattr(a, name), getattr(b, name))
+            for a, b in zip(mine, base, strict=True)
+        ]
+        if all(math.isfinite(a) and b > 0 for a, b in pairs):
+            found[name] = statistics.fmean(a / b for a, b in pairs)
     return found
 
 

@@ -24,6 +24,8 @@ STOP_S = 60.0
 FOLLOW_S = 5.0
 """How much longer its other processes may live than the first."""
 PAUSE_S = 0.25
+RANK = "VLLM::Engine"
+"""What the names of the ranks' processes begin with."""
 TAIL_LINES = 40
 
 
@@ -70,6 +72,7 @@ class Server:
         self.log = log
         self._environment = {**os.environ, **environment}
         self._known: dict[int, psutil.Process] = {}
+        self._ranks: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> "Server":
         try:
@@ -98,16 +101,21 @@ class Server:
             show_end_of(self.log)
         self.stop()
 
-    def refuse_ended(self, when: str) -> None:
-        """Looks whether it still runs.
+    def refuse_ended(self, when: str = "during its turn") -> None:
+        """Looks whether it still runs, with all its ranks.
 
         Raises:
             UsageError: it does not.
         """
+        ended = ""
         if (status := self._process.poll()) is not None:
+            ended = f"the server ended with {status}"
+        elif gone := [pid for pid, each in self._ranks.items() if not _is_alive(each)]:
+            # Without balance clients may wait for ever then.
+            ended = f"a rank of the server (pid {gone[0]}) ended"
+        if ended:
             raise UsageError(
-                f"{self.log}: the server ended with {status} {when}; the end of its "
-                "log is above."
+                f"{self.log}: {ended} {when}; the end of its log is above."
             )
 
     def wait_until_ready(self, endpoint: Endpoint, limit_s: float) -> float:
@@ -128,6 +136,7 @@ class Server:
                 )
             self._processes()
             time.sleep(PAUSE_S)
+        self._ranks = {p.pid: p for p in self._processes() if _is_rank(p)}
         return time.monotonic() - start
 
     def stop(self) -> None:
@@ -163,6 +172,12 @@ class Server:
 
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.name().startswith(RANK))
+    return False
 
 
 def _is_alive(process: psutil.Process) -> bool:
