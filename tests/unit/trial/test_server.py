@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import sys
+from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -27,6 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+ARGS = Namespace(header=None, insecure=False)
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ def is_gone(pid: int) -> bool:
 
 def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
     before = signal.getsignal(signal.SIGINT)
-    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
     children = []
 
     def turn(started: Server) -> None:
-        assert started.wait_until_ready(endpoint, 60) < 60
+        started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
         started.refuse_ended()
@@ -76,7 +78,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     ],
 )
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
-    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
     with pytest.raises(UsageError, match=said), server(tmp_path, program) as started:
         started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
@@ -113,7 +115,7 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
 
     with HTTPServer(("127.0.0.1", 0), Handler) as served:
         Thread(target=served.serve_forever, daemon=True).start()
-        endpoint = Endpoint(f"http://127.0.0.1:{served.server_port}")
+        endpoint = Endpoint(f"http://127.0.0.1:{served.server_port}", ARGS)
         assert endpoint.model() == ("a", "b")
         if said:
             with pytest.raises(UsageError, match=said):

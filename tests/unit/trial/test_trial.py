@@ -4,25 +4,19 @@ import json
 import math
 import random
 import shlex
-import statistics
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib import image
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.requests.workload import Workload
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.trial import (
-    command,
-    load_options,
-    picture,
-    replay,
-    report,
-    turns,
-)
+from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
+from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
+from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
 from vllm.benchmarks.dp_balance.trial.plan import Plan
 from vllm.benchmarks.dp_balance.trial.steps import (
     Step,
@@ -50,26 +44,71 @@ def test_a_folder_goes_on_with_its_own_trial_only(tmp_path):
     folder = turns.Folder(tmp_path / "out")
     folder.prepare({"load": ["a"]})
     folder.prepare({"load": ["a"]})
-    with pytest.raises(UsageError, match="turns of another trial"):
+    with pytest.raises(UsageError, match="or the turns of another trial"):
         folder.prepare({"load": ["b"]})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="is not empty, and not of a trial"):
+    with pytest.raises(UsageError, match="has something else"):
         turns.Folder(tmp_path / "mine").prepare({})
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
     folder = turns.Folder(tmp_path)
-    folder.write(tmp_path / "a.json", {"old": 1})
+    folder.write(tmp_path / "a.json", "old")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UsageError, match=r"\(No space left on device\). Finished"):
-        folder.write(tmp_path / "a.json", {"new": 1})
-    assert json.loads((tmp_path / "a.json").read_bytes()) == {"old": 1}
+    with pytest.raises(UsageError, match=r"No space left on device\. Finished"):
+        folder.write(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    usage = SimpleNamespace(free=5 << 20)
+    monkeypatch.setattr(turns.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match="5 MiB are free on its disk, 16 are needed"):
+        folder.refuse_full()
+
+
+class Answers:
+    """A load and an endpoint of which one turn fails."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.sent: list[int] = []
+        self._fails = fails
+        self.watch = lambda: None
+
+    async def send(self, _: object, number: int) -> dict[str, object]:
+        self.sent.append(number)
+        if len(self.sent) == self._fails:
+            return {"completed": 1, "failed": 2, "errors": ["", "a\nTimeoutError: b"]}
+        return {"completed": 2, "failed": 0, **SAVED}
+
+    def figures(self) -> Figures:
+        return Figures(frozenset(), {}, {}, {})
+
+    def refuse_other_policy(self, policy: str) -> None:
+        assert policy in ("off", "adaptive")
+
+
+def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 2)
+    found = Answers(fails=3)
+    serve = nullcontext(found)
+    with pytest.raises(UsageError) as caught:
+        turns.run(folder, order, lambda _: serve, found, False)
+    assert str(caught.value) == (
+        "turn 3 of 4, adaptive: 2 of 3 requests failed, the first with: TimeoutError: "
+        "b. 2 finished turns are kept; run the same command again to go on."
+    )
+    results = turns.run(folder, order, lambda _: serve, found, False)
+    assert found.sent == [0, 0, 1, 1, 1]
+    assert [result.saved["ttfts"] for result in results] == [SAVED["ttfts"]] * 4
+    folder.file(order[0]).write_text("{}")
+    with pytest.raises(UsageError, match="is no result of a turn; delete it"):
+        turns.run(folder, order, lambda _: serve, found, False)
 
 
 # ---- The command line
@@ -80,6 +119,7 @@ def given(text: str) -> "command.Given":
 
 
 SERVE = "-- vllm serve MODEL --port 9"
+TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
 
 
 @pytest.mark.parametrize(
@@ -94,35 +134,34 @@ SERVE = "-- vllm serve MODEL --port 9"
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
         (f"--policy off sglang-8 {SERVE}", "--policy sglang-8: a server has"),
         (f"--rounds 0 {SERVE}", "--rounds 0: give 1 or more"),
-        (f"--options align=--x {SERVE}", "POLICY=WORDS with one of off, adaptive"),
-        (f"--options 'off=--disable-log-stats' {SERVE}", "without statistics"),
-        (f"{SERVE} --data_parallel_balance=off", "leave it out of the command"),
-        (f"{SERVE} --disable-log-stats", "without statistics"),
+        (f"--replay {SERVE}", "--replay: give the --dataset-path"),
+        (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
+        (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
+        (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
     ],
 )
 def test_what_would_void_the_comparison_is_refused(text, said):
     with pytest.raises(UsageError, match=said):
-        command._main(given(text))
+        command.trial(given(text))
 
 
 def test_the_report_shows_numbers_and_hides_names():
-    serve = (
-        "vllm serve /models/secret -dp 4 --port 8000 --host 10.0.0.7 --api-key hunter2 "
-        "--served-model-name=secret --data-parallel-address 10.0.0.7 --dtype bfloat16 "
-        '--additional-config {"a":"/etc"} --max-num-seqs=64'
+    words = (
+        "--policy off adaptive:ttft_budget=2 --dataset-name sharegpt --num-prompts 9 "
+        "--dataset-path /home/me/x.json --header Authorization=hunter2 "
+        "--request-rate inf --random-range-ratio .4 "
+        "-- vllm serve /models/secret -dp 4 --port 8000 --host 10.0.0.7 "
+        "--api-key hunter2 --served-model-name=secret --dtype bfloat16 "
+        "--data-parallel-address 10.0.0.7 --max-num-seqs=64 "
+        """--additional-config '{"a":"/etc"}' --compilation-config.level 3"""
     )
-    load = "--dataset-name sharegpt --dataset-path /home/me/x.json --num-prompts 9"
-    load += " --header Authorization=hunter2 --request-rate inf --random-range-ratio .4"
-    args = given(f"--options 'off=--max-num-seqs 3 --api-key hunter2' {SERVE}").args
-    shown = load_options.shown(
-        load.split(), serve.split(), ["off", "adaptive:ttft_budget=2"], args
-    )
+    shown = command.shown(given(words), ["off", "adaptive:ttft_budget=2"])
     for secret in ("secret", "hunter2", "10.0", "8000", "/"):
         assert secret not in shown
     for told in (
         *("-dp 4", "--dtype bfloat16", "--max-num-seqs 64", "--num-prompts 9"),
         *("--dataset-name sharegpt", "--request-rate inf", "adaptive:ttft_budget=2"),
-        *("--options 'off=--max-num-seqs 3", "--random-range-ratio .4"),
+        "--random-range-ratio .4",
     ):
         assert told in shown
 
@@ -130,14 +169,23 @@ def test_the_report_shows_numbers_and_hides_names():
 # ---- What is sent
 
 
+class Tokenizer:
+    all_special_ids = (0, 1)
+
+    def __len__(self) -> int:
+        return 1000
+
+
 def test_equal_hash_ids_are_equal_text_and_lengths_are_kept():
+    tokenizer = Tokenizer()
     one, other = (SimRequest(i, 11, 3, hash_ids=(7, 8), chunk_size=4) for i in (0, 1))
-    prompts = replay.Prompts(range(1000), seed=5)
+    prompts = Prompts(tokenizer, seed=5)
     assert prompts.of(one)[:8] == prompts.of(other)[:8]
     assert prompts.of(one)[8:] != prompts.of(other)[8:]
     assert len(prompts.of(one)) == 11
-    assert prompts.of(one) == replay.Prompts(range(1000), seed=5).of(one)
-    assert prompts.of(one) != replay.Prompts(range(1000), seed=6).of(one)
+    assert {0, 1}.isdisjoint(prompts.of(one))
+    assert prompts.of(one) == Prompts(tokenizer, seed=5).of(one)
+    assert prompts.of(one) != Prompts(tokenizer, seed=6).of(one)
 
 
 def test_lengths_are_divided_and_a_rate_stretches_the_intervals(tmp_path):
@@ -145,8 +193,7 @@ def test_lengths_are_divided_and_a_rate_stretches_the_intervals(tmp_path):
     line = '{"timestamp": %d, "input_length": 80, "output_length": 9, "hash_ids": [1]}'
     trace.write_text("\n".join(line % (1000 * n) for n in range(5)))
     words = f"--dataset-path {trace} --request-rate 2"
-    args = given(f"--replay --length-divisor 8 {SERVE}").args
-    load = load_options.load_from(words.split(), args)
+    load = Replay(words.split(), 8, False)
     requests = load.workload.requests(random.Random(0))
     assert {(r.prompt_len, r.output_len, r.chunk_size) for r in requests} == {
         (10, 1, 64)
@@ -220,11 +267,9 @@ def test_so_many_more_rounds_would_tell():
     found = trials(0.04, 0.06, 3, seed=1)
     assert not found.differs
     more = found.more_rounds
-    assert more is not None
-    assert more > 0
-    half = t95(found.rounds + more - 1) * found.deviation
-    half /= math.sqrt(found.rounds + more)
-    assert half < max(abs(math.log(found.mean)), math.log1p(0.02))
+    assert 0 < more < 100
+    wanted = max(abs(math.log(found.mean)), math.log1p(0.02))
+    assert found.half_width(3 + more) < wanted < found.half_width(2 + more)
     assert f"About {more} more turns" in sentence("adaptive", "off", found, None)
     one = sentence("adaptive", "off", trials(0.3, 0.0, 1, 0), None)
     assert APART in one
@@ -272,43 +317,48 @@ def test_overlapping_steps_last_from_end_to_end():
     assert len(spaced(idle, 2)) == 1
 
 
-def result(turn: turns.Turn, e2el: float) -> turns.Result:
-    figures = {name: e2el for name in report.FIGURES if name != "computed_share"}
-    counters = {
+def result(turn: turns.Turn, seconds: float) -> turns.Result:
+    """Five requests at once that take so long."""
+    saved = {
+        "start_times": [0.0, 0.1],
+        "ttfts": [1.0, 1.0],
+        "itls": [[seconds - 1], [seconds - 1]],
+        "output_lens": [2, 2],
+    }
+    of_ranks = {
         "vllm:generation_tokens_total": {"0": 1.0, "1": 1.0},
         "vllm:prefix_cache_queries_total": {"0": 100.0, "1": 100.0},
         "vllm:prefix_cache_hits_total": {"0": 50.0, "1": 0.0},
-        "vllm:dp_balance_exchange_seconds_sum": {"0": 3.0, "1": 1.0},
-        "vllm:dp_balance_exchange_seconds_count": {"0": 1e3, "1": 1e3},
     }
-    if turn.policy == "off":
-        counters = {k: v for k, v in counters.items() if "exchange" not in k}
-    figures |= {"requests": 5.0, "duration": 9.0}
-    return turns.Result(turn.policy, turn.round, figures, counters, {}, {})
+    if turn.policy != "off":
+        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = {"0": 3.0, "1": 1.0}
+        of_ranks["vllm:dp_balance_exchange_seconds_count"] = {"0": 1e3, "1": 1e3}
+    counters = {name: of_ranks.get(name, {}) for name in COUNTERS}
+    return turns.Result(saved, counters, {}, {})
 
 
-def test_a_report_has_what_the_turns_say(tmp_path):
+def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     folder = turns.Folder(tmp_path)
     folder.prepare({})
     order = turns.order(["off", "adaptive"], 3)
     results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
-    load = load_options.Replay(Workload(1), ClientTraffic(), given(SERVE).args)
     about = {"command": "vllm bench dp-balance trial"}
-    report.write(folder, order, results, load, Plan(), about, None)
+    report.write(folder, order, results, Answers(), Plan(), about)
     found = json.loads((folder.report / "report.json").read_text())
-    ratio = found["policies"]["adaptive"]["ratios"]["mean_e2el_ms"]
-    assert ratio["low"] == pytest.approx(8 / 10)
-    assert ratio["high"] == pytest.approx(10 / 12)
-    assert ratio["mean"] == pytest.approx(
-        math.exp(statistics.fmean(math.log(x) for x in (8 / 10, 9 / 11, 10 / 12)))
-    )
-    assert found["policies"]["adaptive"]["mean"]["computed_share"] == 0.75
-    assert found["device"]["exchange_us"] == pytest.approx(1e6 * 1 / 1e3)
+    adaptive = found["policies"]["adaptive"]
+    assert adaptive["runs"]["mean_e2el_ms"] == [8000, 9000, 10000]
+    ratio = adaptive["ratios"]["mean_e2el_ms"]
+    assert (ratio["low"], ratio["high"]) == pytest.approx((8 / 10, 10 / 12))
+    assert ratio["mean"] == pytest.approx((8 / 10 * 9 / 11 * 10 / 12) ** (1 / 3))
+    assert adaptive["mean"]["computed_share"] == 0.75
+    assert found["exchange_us"] == pytest.approx(1e6 * 1 / 1e3)
     page = (folder.report / "report.md").read_text()
-    assert "adaptive: requests end 18.3% earlier than with off (16.7%" in page
-    assert "No forecast" in page
-    pixels = image.imread(folder.report / "trial.png")
-    assert pixels.shape[0] > 500
+    verdict = "adaptive: requests end 18.3% earlier than with off (16.7% earlier"
+    assert verdict in page
+    assert verdict in capsys.readouterr().out
+    assert "no forecast: the cost of a step is not known" in page
+    assert image.imread(folder.report / "trial.png").shape[0] > 500
+    assert not (folder.report / "calibration.json").exists()
 
 
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path):
@@ -318,9 +368,11 @@ def test_the_picture_shows_the_same_seconds_of_both(tmp_path):
         for rank in range(4)
     ]
     mean = {name: 10.0 for _, name, _ in picture.FIGURES}
-    policies = {"off": {"mean": mean, "runs": [1]}, "cap": {"mean": mean, "runs": [1]}}
+    runs = {name: [10.0] for name in mean}
+    policies = {name: {"mean": mean, "runs": runs} for name in ("off", "cap")}
     both = {"off": steps, "cap": steps}
-    assert picture.draw({"policies": policies}, both, tmp_path / "x.png") == ""
+    said = picture.draw({"policies": policies}, both, tmp_path / "x.png")
+    assert said == f"Picture: {tmp_path / 'x.png'}"
     pixels = image.imread(tmp_path / "x.png")
     assert pixels.shape[1] > 1000
     for colour in (picture.PROMPT, picture.TOKENS):

@@ -3,43 +3,36 @@
 """`trial`: the command, and what it refuses before anything starts."""
 
 import argparse
-import shlex
+import json
+import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UsageError
 from ..policies import OWN, PolicySpec, make_controller
 from ..results import versions
 from . import report
 from .endpoint import Endpoint
-from .load import connection
-from .load_options import load_from, shown
+from .load import BenchServe, Load, Replay
 from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
-from .steps import write_logging_config
+from .steps import logging_config
 from .turns import Folder, Turn, order, run
 
 VERB = "trial"
-USAGE = (
-    "vllm bench dp-balance trial [options] [load] -- vllm serve MODEL …\n"
-    "       vllm bench dp-balance trial [options] [load] --deployment off=URL "
-    "--deployment adaptive=URL"
-)
+USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
+USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
 LOAD_HELP = (
     "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
-    "--request-rate, --max-concurrency and so on, passed on. With --replay a trace is "
-    "sent at its own times, and sessions a think time after each answer, with the "
-    "options of `simulate`."
+    "--request-rate, --max-concurrency and so on. With --replay a trace is sent at its "
+    "own times, and sessions a think time after each answer, by the options of "
+    "`simulate`."
 )
-POLICY_FLAG, DETAILS_FLAG = (
-    "--data-parallel-balance",
-    "--enable-logging-iteration-details",
-)
+POLICY, DETAILS = "--data-parallel-balance", "--enable-logging-iteration-details"
 INTERRUPTED = 130
 
 
@@ -74,8 +67,6 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "A server that runs already, instead of a command; once for each policy."
     add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)
-    text = "Options of `vllm serve` for one policy alone, as one word."
-    add("--options", action="append", default=[], metavar="POLICY=WORDS", help=text)
     text = "Turns of each policy (default: 3). More can be asked for later."
     add("--rounds", type=int, default=3, help=text)
     text = "Keeps the turns, and gets the report (default: dp-balance-trial)."
@@ -92,7 +83,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 def parse(words: Sequence[str]) -> Given:
     """Divides the words into our options, those of the load, and the command."""
     at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(prog=USAGE, add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(USAGE, add_help=False, allow_abbrev=False)
     _add_own(parser)
     args, load = parser.parse_known_args(list(words[:at]))
     return Given(args, load, words[at + 1 :])
@@ -104,215 +95,167 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         UsageError: something is refused, or a turn failed.
     """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
     try:
-        with _ended_like_ctrl_c():
-            _main(parse(args.words))
+        trial(parse(args.words))
     except KeyboardInterrupt:
-        print(
-            "interrupted: finished turns are kept; run the same command to go on",
-            file=sys.stderr,
-        )
+        text = "interrupted: finished turns are kept; run the same command to go on"
+        print(text, file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
-def _main(given: Given) -> None:
-    args = given.args
+def trial(given: Given) -> None:
+    """Looks at everything, and then runs the turns.
+
+    Raises:
+        UsageError: something is refused, or a turn failed.
+    """
+    args, shows = given.args, not given.args.disable_tqdm
     deployments = _deployments(given)
     policies = _policies(args, deployments)
-    if args.rounds < 1:
-        raise UsageError(f"--rounds {args.rounds}: give 1 or more.")
-    options = _options(args, policies)
-    plan = Plan() if deployments else _plan(given.serve, policies, options)
-    load = load_from(given.load, args)
-    headers, verify = connection(load)
-    endpoints = {
-        policy: Endpoint(url, headers, verify) for policy, url in deployments.items()
-    }
-    if endpoints:
-        for policy, endpoint in endpoints.items():
-            endpoint.ask()
-            endpoint.refuse_other_policy(policy)
-        serve: _Deployed | _Started = _Deployed(endpoints)
-    else:
-        refuse_port_in_use(plan.url)
-        endpoint = Endpoint(plan.url, headers, verify)
-        serve = _Started(given.serve, options, endpoint, args.ready_timeout)
     folder = Folder(args.result_dir)
-    what = {
-        "load": [*given.load, args.replay, args.length_divisor],
-        "serve": _without_port(given.serve),
-        "deployments": deployments,
-        "policies": policies,
-        "options": options,
-        "versions": versions(),
-    }
-    folder.prepare(what)
-    serve.folder = folder
+    load: Load
+    if args.replay:
+        load = Replay(given.load, args.length_divisor, shows)
+    else:
+        load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
+    plan = Plan() if deployments else _plan(given.serve, policies)
+    urls = deployments or dict.fromkeys(policies, plan.url)
+    endpoints = {policy: Endpoint(url, load.args) for policy, url in urls.items()}
+    for policy in deployments:
+        endpoints[policy].ask()
+        endpoints[policy].refuse_other_policy(policy)
+    if not deployments:
+        refuse_port_in_use(plan.url)
+    # Another port makes no other trial.
+    serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
+    what = [*given.load, args.replay, args.length_divisor, serve, deployments, policies]
+    folder.prepare([*what, versions()])
+
+    @contextmanager
+    def served(turn: Turn) -> Iterator[Endpoint]:
+        endpoint = endpoints[turn.policy]
+        if deployments:
+            yield endpoint
+            return
+        refuse_port_in_use(plan.url)
+        steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
+        steps.unlink(missing_ok=True)
+        folder.write(config, json.dumps(logging_config(steps)))
+        command = [*given.serve, DETAILS, *_policy_words(turn.policy)]
+        variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
+        with Server(command, folder.file(turn, ".server.log"), variables) as server:
+            server.wait_until_ready(endpoint, args.ready_timeout)
+            endpoint.watch = server.refuse_ended
+            try:
+                yield endpoint
+            except UsageError:
+                server.refuse_ended()
+                raise
+
     turns = order(policies, args.rounds)
-    results = run(folder, turns, serve, load, not args.disable_tqdm)
-    about = {"command": shown(given.load, given.serve, policies, args)}
-    model = None
+    results = run(folder, turns, served, load, shows)
+    model = endpoints[policies[0]].model()[1] if deployments else plan.model
+    about = {"command": shown(given, policies)}
     if args.show_model:
-        model = plan.model or next(iter(endpoints.values())).model()[1]
-    report.write(folder, turns, results, load, plan, about, model)
+        about["model"] = model
+    report.write(folder, turns, results, load, plan, about)
 
 
-def _without_port(words: Sequence[str]) -> list[str]:
-    """Another port makes no other trial."""
-    pairs = zip(["", *words], words, strict=False)
-    ports = ("--port", "--port=")
-    return [w for before, w in pairs if before != "--port" and not w.startswith(ports)]
-
-
-def _policies(args: argparse.Namespace, deployments: dict[str, str]) -> list[str]:
+def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
     policies = args.policy or list(deployments) or ["off", "adaptive"]
-    for policy in policies:
-        if PolicySpec.parse(policy).name not in OWN:
+    names = [PolicySpec.parse(policy).name for policy in policies]
+    for policy, name in zip(policies, names, strict=True):
+        if name not in OWN:
             raise UsageError(f"--policy {policy}: a server has {', '.join(OWN)}.")
         make_controller(policy)
-    names = [PolicySpec.parse(policy).name for policy in policies]
     if len(set(names)) < max(2, len(names)):
         raise UsageError(
             f"--policy {' '.join(policies)}: give two or more different ones."
         )
-    if deployments and set(policies) != set(deployments):
-        raise UsageError(
-            f"--policy {' '.join(policies)}: --deployment names "
-            f"{', '.join(deployments)}; leave --policy out."
-        )
+    if args.rounds < 1:
+        raise UsageError(f"--rounds {args.rounds}: give 1 or more.")
     return list(policies)
 
 
 def _deployments(given: Given) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given.args.deployment:
-        policy, equals, url = text.partition("=")
-        if not equals or not url.startswith(("http://", "https://")) or policy in found:
+        policy, _, url = text.partition("=")
+        if not re.match(r"https?://\S", url) or policy in found or given.args.policy:
             raise UsageError(
-                f"--deployment {text}: give POLICY=http://HOST:PORT, each policy once."
+                f"--deployment {text}: give POLICY=http://HOST:PORT, each policy once, "
+                "and no --policy."
             )
         found[policy] = url
     if bool(found) == bool(given.serve):
         raise UsageError(
-            "trial: give either `-- vllm serve MODEL …` or --deployment POLICY=URL for "
-            "each policy, and not both."
+            f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment for each "
+            "policy, and not both."
         )
     return found
 
 
-def _options(args: argparse.Namespace, policies: Sequence[str]) -> dict[str, list[str]]:
-    """By policy, the words that the command gets for it."""
-    found = {policy: _policy_words(policy) for policy in policies}
-    for text in args.options:
-        policy, equals, words = text.partition("=")
-        if not equals or policy not in found or args.deployment:
-            raise UsageError(
-                f"--options {text}: give POLICY=WORDS with one of "
-                f"{', '.join(policies)}, and a command that they are for."
-            )
-        more = shlex.split(words)
-        _refuse_void(more)
-        found[policy] += more
-    return found
-
-
-def _plan(
-    serve: Sequence[str], policies: Sequence[str], options: Mapping[str, Sequence[str]]
-) -> Plan:
-    _refuse_void(serve)
+def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
+    for word in serve:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in (POLICY, f"{POLICY}-ttft"):
+            raise UsageError(f"{name}: leave it out; --policy says what is served.")
+        if name == "--disable-log-stats":
+            raise UsageError(f"{name}: leave it out; the policies could not be seen.")
     print("looking at the command", file=sys.stderr, flush=True)
     active = next(policy for policy in policies if policy != "off")
-    return plan_of([*serve, *options[active]])
-
-
-def _refuse_void(words: Sequence[str]) -> None:
-    """Looks for what would leave nothing to compare.
-
-    Raises:
-        UsageError: it is there.
-    """
-    for word in words:
-        name = word.partition("=")[0].replace("_", "-")
-        if name in (POLICY_FLAG, f"{POLICY_FLAG}-ttft"):
-            raise UsageError(
-                f"{name}: leave it out of the command; --policy says what is served."
-            )
-        if name == "--disable-log-stats":
-            raise UsageError(
-                f"{name}: nothing could be said of the policies without statistics; "
-                "leave it out of the command."
-            )
+    return plan_of([*serve, *_policy_words(active)])
 
 
 def _policy_words(policy: str) -> list[str]:
     spec = PolicySpec.parse(policy)
-    words = [POLICY_FLAG, spec.name]
+    words = [POLICY, spec.name]
     if spec.ttft_budget is not None:
-        words += [f"{POLICY_FLAG}-ttft", f"{spec.ttft_budget:g}"]
+        words += [f"{POLICY}-ttft", f"{spec.ttft_budget:g}"]
     return words
 
 
-class _Deployed:
-    """Servers that run already."""
-
-    def __init__(self, endpoints: dict[str, Endpoint]) -> None:
-        self._endpoints = endpoints
-        self.folder: Folder
-
-    @contextmanager
-    def __call__(self, turn: Turn, path: Path) -> Iterator[Endpoint]:
-        """That of the turn's policy."""
-        yield self._endpoints[turn.policy]
+PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model")
+PUBLIC = re.compile(r"--(dataset-name|dtype|quantization|kv-cache-dtype)")
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?|inf", re.IGNORECASE)
 
 
-class _Started:
-    """Starts the command for each turn, and ends it."""
+def shown(given: Given, policies: Sequence[str]) -> str:
+    """The command as the report has it: options, and of their values only numbers.
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        options: Mapping[str, Sequence[str]],
-        endpoint: Endpoint,
-        limit_s: float,
-    ) -> None:
-        self._command = list(command)
-        if DETAILS_FLAG not in command:
-            self._command.append(DETAILS_FLAG)
-        self._options, self._endpoint, self._limit_s = options, endpoint, limit_s
-        self.folder: Folder
-
-    @contextmanager
-    def __call__(self, turn: Turn, path: Path) -> Iterator[Endpoint]:
-        """The server of the turn."""
-        steps, config = path.with_suffix(".steps"), path.with_suffix(".logging.json")
-        steps.unlink(missing_ok=True)
-        self.folder.guarded(write_logging_config, config, steps.resolve())
-        refuse_port_in_use(self._endpoint.url)
-        with Server(
-            [*self._command, *self._options[turn.policy]],
-            path.with_suffix(".server.log"),
-            {"VLLM_LOGGING_CONFIG_PATH": str(config.resolve())},
-        ) as server:
-            server.wait_until_ready(self._endpoint, self._limit_s)
-            self._endpoint.watch = server.refuse_ended
-            try:
-                yield self._endpoint
-            except UsageError:
-                server.refuse_ended()
-                raise
+    No model, prompt, address, host or path is in it.
+    """
+    args = given.args
+    words = [
+        "vllm bench dp-balance trial --policy",
+        *policies,
+        f"--rounds {args.rounds}",
+    ]
+    words += ["--replay", f"--length-divisor {args.length_divisor}"] * args.replay
+    words += _harmless(given.load)
+    if given.serve:
+        at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0
+        words += ["-- vllm serve MODEL", *_harmless(given.serve[at:])]
+    return " ".join(words)
 
 
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal, stop a trial as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> Any:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _harmless(words: Iterable[str]) -> list[str]:
+    """Options with their numbers; other values as `…`."""
+    found: list[str] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            option, equals, word = word.partition("=")
+            option = option.partition(".")[0].replace("_", "-")
+            found.append(option)
+            if not equals:
+                continue
+        if found:  # what comes before any option is the model
+            number = NUMBER.fullmatch(word) and not PRIVATE.search(option)
+            found.append(word if number or PUBLIC.fullmatch(option) else "…")
+    return found

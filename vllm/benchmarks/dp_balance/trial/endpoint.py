@@ -4,6 +4,7 @@
 
 import contextlib
 import os
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ SECONDS = 30.0
 GATE = "vllm:dp_balance_"
 """What the names of a server with balance on begin with."""
 DECISIONS = "vllm:dp_balance_decisions_total"
+EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
+QUERIES, HITS = (f"vllm:prefix_cache_{what}_total" for what in ("queries", "hits"))
+COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, "vllm:generation_tokens_total")
+"""What a turn keeps of /metrics."""
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
 
@@ -45,23 +50,23 @@ class Figures:
 class Endpoint:
     """A server by its address."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, verify: bool = True
-    ) -> None:
+    def __init__(self, url: str, args: Namespace) -> None:
         """Asks nothing yet.
 
         Args:
             url: without a path.
-            headers: of each request.
-            verify: whether its certificate counts.
+            args: of them `header` and `insecure` count, as of `vllm bench serve`.
         """
         self.url = url.rstrip("/")
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
         key = os.environ.get("OPENAI_API_KEY")
-        given = {"Authorization": f"Bearer {key}"} if key else {}
-        self.headers, self.verify = {**given, **(headers or {})}, verify
-        self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        for text in args.header or ():
+            name, _, value = text.partition("=")
+            self.headers[name.strip()] = value.strip()
+        self.verify = not args.insecure
+        self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
 
     def answers(self) -> bool:
         """Whether it serves a model."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The figures of a turn, from what `vllm bench serve --save-detailed` saved."""
+"""The figures of a turn, from what `vllm bench serve --save-detailed` saves."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,39 +11,43 @@ from ..metrics import percentile
 
 Saved = Mapping[str, Any]
 STEADY = "steady_output_throughput"
+JUDGED = "mean_e2el_ms"
+SIMULATED = {
+    STEADY: ("output tokens per second", 1.0, "{:.0f}"),
+    "output_throughput": ("the same, to the last answer", 1.0, "{:.0f}"),
+    JUDGED: ("seconds a request takes, mean", 1e-3, "{:.2f}"),
+    "mean_tpot_ms": ("ms between tokens, mean (TPOT)", 1.0, "{:.1f}"),
+    "median_ttft_ms": ("seconds to first token, median", 1e-3, "{:.2f}"),
+    "p99_ttft_ms": ("seconds to first token, p99", 1e-3, "{:.2f}"),
+}
+"""Named as in `metrics.Metrics`: title, scale and format."""
+FIGURES = SIMULATED | {
+    "p99_itl_ms": ("ms between tokens, p99 (ITL)", 1.0, "{:.0f}"),
+    "computed_share": ("share of prompt tokens computed", 1.0, "{:.2f}"),
+}
 
 
 def figures_of(saved: Saved) -> dict[str, float]:
-    """Named as in `metrics.Metrics`; times are in ms, throughputs in tokens per second.
+    """Times are in ms, throughputs in tokens per second.
 
     Args:
         saved: a result of which every request succeeded.
     """
-    ttfts, itls, outputs = saved["ttfts"], saved["itls"], saved["output_lens"]
+    starts, ttfts, itls = saved["start_times"], saved["ttfts"], saved["itls"]
     lasts = [ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)]
-    starts = saved["start_times"]
-    ends = [start + last for start, last in zip(starts, lasts, strict=True)]
-    tpots = [
-        (last - ttft) / (count - 1)
-        for last, ttft, count in zip(lasts, ttfts, outputs, strict=True)
-        if count > 1
-    ]
+    last = max(map(sum, zip(starts, lasts, strict=True)))
+    outputs = zip(lasts, ttfts, saved["output_lens"], strict=True)
+    tpots = [(end - ttft) / (count - 1) for end, ttft, count in outputs if count > 1]
     gaps = sorted(gap for each in itls for gap in each)
-    ordered = sorted(ttfts)
-    duration = max(ends) - min(starts)
-    found = {
-        "output_throughput": sum(outputs) / duration,
-        STEADY: steady_throughput(saved),
-        "mean_e2el_ms": statistics.fmean(lasts),
-        "mean_tpot_ms": statistics.fmean(tpots) if tpots else 0.0,
-        "median_ttft_ms": statistics.median(ordered),
-        "p99_ttft_ms": percentile(ordered, 0.99),
-        "p99_itl_ms": percentile(gaps, 0.99) if gaps else 0.0,
-    }
     return {
-        name: value * 1e3 if name.endswith("_ms") else value
-        for name, value in found.items()
-    } | {"duration": duration, "requests": len(starts)}
+        STEADY: steady_throughput(saved),
+        "output_throughput": sum(saved["output_lens"]) / (last - min(starts)),
+        JUDGED: 1e3 * statistics.fmean(lasts),
+        "mean_tpot_ms": 1e3 * statistics.fmean(tpots or [0.0]),
+        "median_ttft_ms": 1e3 * statistics.median(ttfts),
+        "p99_ttft_ms": 1e3 * percentile(sorted(ttfts), 0.99),
+        "p99_itl_ms": 1e3 * percentile(gaps or [0.0], 0.99),
+    }
 
 
 def steady_throughput(saved: Mapping[str, Sequence[Any]]) -> float:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -19,14 +19,13 @@ import psutil
 from ..errors import UsageError
 from .endpoint import Endpoint
 
-STOP_S = 60.0
-"""A server that is told to stop may answer its open streams first."""
-FOLLOW_S = 5.0
-"""How much longer its other processes may live than the first."""
-PAUSE_S = 0.25
+STOP_S, FOLLOW_S, PAUSE_S = 60.0, 5.0, 0.25
+"""How long a server may take to stop, its other processes longer than the first, and
+between two looks."""
+TAIL_LINES = 40
 RANK = "VLLM::Engine"
 """What the names of the ranks' processes begin with."""
-TAIL_LINES = 40
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def refuse_port_in_use(url: str) -> None:
@@ -42,13 +41,6 @@ def refuse_port_in_use(url: str) -> None:
             f"--port {parts.port}: in use, and what answers there would be measured "
             "instead; stop it, or give another port to `vllm serve`."
         )
-
-
-def show_end_of(log: Path) -> None:
-    """The end of a log, on standard error."""
-    with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        print(f"--- end of {log}", *lines, "---", sep="\n", file=sys.stderr)
 
 
 class Server:
@@ -68,15 +60,14 @@ class Server:
             log: gets what it writes.
             environment: variables besides those of this process.
         """
-        self._command = command
-        self.log = log
+        self._command, self._log = command, log
         self._environment = {**os.environ, **environment}
         self._known: dict[int, psutil.Process] = {}
-        self._ranks: dict[int, psutil.Process] = {}
+        self._ranks: list[psutil.Process] = []
 
     def __enter__(self) -> "Server":
         try:
-            with self.log.open("wb") as log:
+            with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
@@ -86,19 +77,13 @@ class Server:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise UsageError(
-                f"{self._command[0]}: cannot be started ({error.strerror})."
-            ) from None
+            raise UsageError(f"{self._command[0]}: {error.strerror}.") from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: Any) -> None:
         if isinstance(error, Exception):
-            show_end_of(self.log)
+            lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+            print(f"--- end of {self._log}", *lines, "---", sep="\n", file=sys.stderr)
         self.stop()
 
     def refuse_ended(self, when: str = "during its turn") -> None:
@@ -110,16 +95,14 @@ class Server:
         ended = ""
         if (status := self._process.poll()) is not None:
             ended = f"the server ended with {status}"
-        elif gone := [pid for pid, each in self._ranks.items() if not _is_alive(each)]:
+        elif gone := [rank.pid for rank in self._ranks if not _is_alive(rank)]:
             # Without balance clients may wait for ever then.
             ended = f"a rank of the server (pid {gone[0]}) ended"
         if ended:
-            raise UsageError(
-                f"{self.log}: {ended} {when}; the end of its log is above."
-            )
+            raise UsageError(f"{self._log}: {ended} {when}; its log's end is above.")
 
-    def wait_until_ready(self, endpoint: Endpoint, limit_s: float) -> float:
-        """Waits until it answers; returns the seconds.
+    def wait_until_ready(self, endpoint: Endpoint, limit_s: float) -> None:
+        """Waits until it answers.
 
         Raises:
             UsageError: it ends, or takes longer than `limit_s`.
@@ -130,22 +113,19 @@ class Server:
             self.refuse_ended(f"after {waited:.0f} s, before it was ready")
             if waited > limit_s:
                 raise UsageError(
-                    f"{self.log}: the server was not ready in {limit_s:g} s; the end "
-                    "of its log is above. If it only needs longer, give a greater "
+                    f"{self._log}: the server was not ready in {limit_s:g} s; its "
+                    "log's end is above. If it only needs longer, give a greater "
                     "--ready-timeout."
                 )
-            self._processes()
             time.sleep(PAUSE_S)
-        self._ranks = {p.pid: p for p in self._processes() if _is_rank(p)}
-        return time.monotonic() - start
+        self._ranks = [p for p in self._processes() if p.name().startswith(RANK)]
 
     def stop(self) -> None:
         """Asks it to stop, and kills what is left; nothing interrupts that."""
         before = {s: signal.signal(s, signal.SIG_IGN) for s in INTERRUPTS}
         try:
             self._processes()
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+            self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
             psutil.wait_procs(self._processes(), timeout=FOLLOW_S)
@@ -169,15 +149,6 @@ class Server:
                 if os.getpgid(process.pid) == self._process.pid:
                     self._known.setdefault(process.pid, process)
         return [process for process in self._known.values() if _is_alive(process)]
-
-
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _is_rank(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.name().startswith(RANK))
-    return False
 
 
 def _is_alive(process: psutil.Process) -> bool:

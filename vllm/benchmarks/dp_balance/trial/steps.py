@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the ranks did, step by step, from a log with exact times."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -46,9 +45,9 @@ def logging_config(steps: Path) -> dict[str, object]:
 
     vLLM's own lines have whole seconds, and lines of several ranks may mix.
     """
-    own = {"class": "logging.StreamHandler", "formatter": "vllm", "level": "INFO"}
+    text = "%(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s"
+    own = {"class": "logging.StreamHandler", "formatter": "vllm"}
     file = {"class": "logging.FileHandler", "filename": str(steps), "formatter": "file"}
-    logger = {"handlers": ["vllm", "file"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -56,19 +55,15 @@ def logging_config(steps: Path) -> dict[str, object]:
             "vllm": {
                 "class": "vllm.logging_utils.NewLineFormatter",
                 "datefmt": "%m-%d %H:%M:%S",
-                "format": "%(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] "
-                "%(message)s",
+                "format": text,
             },
             "file": {"format": "%(created).4f %(processName)s %(message)s"},
         },
         "handlers": {"vllm": own | {"stream": "ext://sys.stdout"}, "file": file},
-        "loggers": {"vllm": logger},
+        "loggers": {
+            "vllm": {"handlers": ["vllm", "file"], "level": "INFO", "propagate": False}
+        },
     }
-
-
-def write_logging_config(path: Path, steps: Path) -> None:
-    """Writes it for VLLM_LOGGING_CONFIG_PATH."""
-    path.write_text(json.dumps(logging_config(steps)), encoding="utf-8")
 
 
 def read_steps(log: Path, cost: CostModel | None) -> tuple[Step, ...]:

@@ -2,36 +2,26 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The turns: their order, their folder, and going on where it was stopped."""
 
+import asyncio
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from ..errors import UsageError
-from .endpoint import Endpoint, Figures
-from .figures import figures_of
+from .endpoint import COUNTERS, Endpoint, Figures
 from .load import Load
 
 ROOM_BYTES = 16 << 20
 """Free on the disk before a turn; logs of an hour take some of it."""
 SETTLE_S, PAUSE_S = 60.0, 0.5
-COUNTERS = (
-    "vllm:dp_balance_exchange_seconds_sum",
-    "vllm:dp_balance_exchange_seconds_count",
-    "vllm:dp_balance_held_steps_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:generation_tokens_total",
-)
-"""What of /metrics a turn keeps."""
+NO_SPACE = "Finished turns are kept; run the same command again when there is room."
 
 
 class Turn(NamedTuple):
@@ -43,28 +33,19 @@ class Turn(NamedTuple):
     """From 0 on; a load of its own."""
     policy: str
 
-    @property
-    def name(self) -> str:
-        """Of its files."""
-        return f"{self.number:02d}-{self.policy.partition(':')[0]}"
-
 
 def order(policies: Sequence[str], rounds: int) -> list[Turn]:
     """A, B, B, A, A, B, …: what drifts with time meets all alike."""
-    found: list[Turn] = []
-    for number in range(rounds):
-        for policy in policies if number % 2 == 0 else reversed(policies):
-            found.append(Turn(len(found) + 1, number, policy))
-    return found
+    both_ways = (list(policies), list(policies)[::-1])
+    turns = [(n, policy) for n in range(rounds) for policy in both_ways[n % 2]]
+    return [Turn(number, *each) for number, each in enumerate(turns, start=1)]
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a turn left; written when it has ended well."""
+class Result(NamedTuple):
+    """What is known of a turn that has ended well."""
 
-    policy: str
-    round: int
-    figures: Mapping[str, float]
+    saved: Mapping[str, Any]
+    """As `vllm bench serve --save-detailed` has it."""
     counters: Mapping[str, Mapping[str, float]]
     """By name and engine: how much was added in the turn."""
     costs: Mapping[str, float]
@@ -73,19 +54,22 @@ class Result:
     """The configuration of the KV cache."""
 
 
-Serve = Callable[[Turn, Path], AbstractContextManager[Endpoint]]
-"""Makes the endpoint of a turn ready; the path, without suffix, is of its files."""
+Serve = Callable[[Turn], AbstractContextManager[Endpoint]]
+"""Makes the endpoint of a turn ready."""
 
 
 class Folder:
     """Where a trial keeps its turns; only what is in `report` is meant for others."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.turns = path / "turns"
-        self.report = path / "report"
+        self.path, self.report = path, path / "report"
 
-    def prepare(self, options: Mapping[str, Any]) -> None:
+    def file(self, turn: Turn, suffix: str = ".json") -> Path:
+        """One of a turn; without a suffix of the caller its result."""
+        name = f"{turn.number:02d}-{turn.policy.partition(':')[0]}{suffix}"
+        return self.path / "turns" / name
+
+    def prepare(self, options: object) -> None:
         """Makes it, or goes on with it if it is of the same trial.
 
         Raises:
@@ -93,56 +77,34 @@ class Folder:
         """
         state = self.path / "trial.json"
         text = json.dumps(options, sort_keys=True)
-        mark = {"trial": hashlib.sha256(text.encode()).hexdigest()}
-        if state.exists():
-            try:
-                found = json.loads(state.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                found = None
-            if found != mark:
+        mark = hashlib.sha256(text.encode()).hexdigest()
+        try:
+            names = [path.name for path in self.path.glob("*")]
+            if names and (not state.exists() or json.loads(state.read_text()) != mark):
                 raise UsageError(
-                    f"--result-dir {self.path}: has the turns of another trial (model, "
-                    "load, policies or versions differ); give another folder."
+                    f"--result-dir {self.path}: has something else, or the turns of "
+                    "another trial (model, load, policies or versions differ); give "
+                    "another folder."
                 )
-            return
-        if self.path.exists() and any(self.path.iterdir()):
-            raise UsageError(
-                f"--result-dir {self.path}: is not empty, and not of a trial; give "
-                "another folder."
-            )
-        for folder in (self.turns, self.report):
-            self.guarded(folder.mkdir, parents=True, exist_ok=True)
-        self.write(state, mark)
+            for folder in ("turns", "report"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--result-dir {self.path}: {error.strerror}.") from None
+        self.write(state, json.dumps(mark))
 
-    def write(self, path: Path, document: Any) -> None:
-        """Writes JSON, or text, whole or not at all.
+    def write(self, path: Path, text: str) -> None:
+        """Writes a file whole or not at all.
 
         Raises:
             UsageError: it cannot be written.
         """
-        text = document
-        if not isinstance(document, str):
-            text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         part = path.with_name(f"{path.name}.part")
         try:
-            self.guarded(part.write_text, text, encoding="utf-8")
-            self.guarded(os.replace, part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    def guarded(self, write: Callable[..., object], *args: Any, **more: Any) -> None:
-        """Calls what writes below it.
-
-        Raises:
-            UsageError: the disk refuses.
-        """
-        try:
-            write(*args, **more)
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
         except OSError as error:
-            raise UsageError(
-                f"--result-dir {self.path}: cannot be written ({error.strerror}). "
-                "Finished turns are kept; run the same command again when it can."
-            ) from None
+            part.unlink(missing_ok=True)
+            raise UsageError(f"{path}: {error.strerror}. {NO_SPACE}") from None
 
     def refuse_full(self) -> None:
         """Looks whether the disk has room for a turn.
@@ -153,34 +115,26 @@ class Folder:
         if (free := shutil.disk_usage(self.path).free) < ROOM_BYTES:
             raise UsageError(
                 f"--result-dir {self.path}: {free >> 20} MiB are free on its disk, "
-                f"{ROOM_BYTES >> 20} are needed. Finished turns are kept; free some, "
-                "and run the same command again."
+                f"{ROOM_BYTES >> 20} are needed. {NO_SPACE}"
             )
 
-    def bench(self, turn: Turn) -> Path:
-        """What `vllm bench serve` saved, or would have."""
-        return self.turns / f"{turn.name}.bench.json"
-
     def result(self, turn: Turn) -> Result | None:
-        """Of a turn that has ended well, else None."""
-        path = self.turns / f"{turn.name}.json"
-        if not path.exists():
+        """Of a turn that has ended well, else None.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        if not (path := self.file(turn)).exists():
             return None
         try:
-            return Result(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(
-                f"{path}: cannot be read ({error}); delete it, and run the same "
-                "command again."
-            ) from None
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            return Result(saved, *saved.pop("trial"))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 
 
 def run(
-    folder: Folder,
-    turns: Sequence[Turn],
-    serve: Serve,
-    load: Load,
-    show_progress: bool = True,
+    folder: Folder, turns: Sequence[Turn], serve: Serve, load: Load, progress: bool
 ) -> list[Result]:
     """Runs what is missing; the results of all turns, in order.
 
@@ -188,14 +142,13 @@ def run(
         UsageError: a turn failed; those before it are kept.
     """
     found: list[Result] = []
-    with tqdm(
-        total=len(turns), unit="turn", desc="trial", disable=not show_progress or None
-    ) as bar:
+    done = sum(folder.file(turn).exists() for turn in turns)
+    hidden = None if progress else True  # None: unless on a terminal
+    with tqdm(total=len(turns), initial=done, unit="turn", disable=hidden) as bar:
         for turn in turns:
+            bar.set_description(turn.policy)
             result = folder.result(turn)
             if result is None:
-                bar.set_postfix_str(turn.policy)
-                bar.refresh()
                 folder.refuse_full()
                 try:
                     result = _run(folder, turn, serve, load)
@@ -206,47 +159,30 @@ def run(
                         f"{len(found)} finished turns are kept; run the same command "
                         "again to go on."
                     ) from None
-            else:
-                bar.initial += 1  # not counted in the time that is left
+                bar.update()
             found.append(result)
-            bar.update()
     return found
 
 
 def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
-    path = folder.turns / turn.name
-    saved_path = folder.bench(turn)
-    saved_path.unlink(missing_ok=True)
-    with serve(turn, path) as endpoint:
+    with serve(turn) as endpoint:
         before = endpoint.figures()
-        try:
-            load.send(endpoint, saved_path, turn.round)
-        except OSError as error:
-            raise UsageError(f"{saved_path}: {error.strerror}.") from None
-        after = _settled(endpoint)
-        saved = _read(saved_path)
+        saved = asyncio.run(_watched(endpoint, load, turn.round))
         _refuse_failed(saved)
+        after = _settled(endpoint)
         endpoint.refuse_other_policy(turn.policy.partition(":")[0])
-    result = Result(
-        policy=turn.policy,
-        round=turn.round,
-        figures=figures_of(saved),
-        counters={
-            name: after.since(before, name) for name in COUNTERS if name in after.sums
-        },
-        costs=after.costs,
-        cache=after.cache,
-    )
-    folder.write(folder.turns / f"{turn.name}.json", asdict(result))
-    return result
+    counters = {name: after.since(before, name) for name in COUNTERS}
+    parts = counters, after.costs, after.cache
+    folder.write(folder.file(turn), json.dumps({**saved, "trial": parts}))
+    return Result(saved, *parts)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: is no result ({error}).") from None
-    return document
+async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, Any]:
+    sent = asyncio.ensure_future(load.send(endpoint, number))
+    while not sent.done():
+        endpoint.watch()
+        await asyncio.wait([sent], timeout=1)
+    return await sent
 
 
 def _refuse_failed(saved: Mapping[str, Any]) -> None:
@@ -266,11 +202,9 @@ def _refuse_failed(saved: Mapping[str, Any]) -> None:
 
 def _settled(endpoint: Endpoint) -> Figures:
     """The figures once the ranks have stopped: their steps outlast the answers."""
-    before = endpoint.figures()
-    for _ in range(int(SETTLE_S / PAUSE_S)):
+    now, before = endpoint.figures(), None
+    end = time.monotonic() + SETTLE_S
+    while now != before and time.monotonic() < end:
         time.sleep(PAUSE_S)
-        now = endpoint.figures()
-        if all(now.sums.get(x) == before.sums.get(x) for x in COUNTERS):
-            break
-        before = now
+        now, before = endpoint.figures(), now
     return now
