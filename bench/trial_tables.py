@@ -50,9 +50,9 @@ def ratios(reports: Sequence[Report], names: Iterable[str] = ()) -> Rows:
                 cell = f"{measured['mean']:.2f}"
                 if measured["rounds"] > 1:
                     cell += f" ({measured['low']:.2f}–{measured['high']:.2f})"
-                if not isinstance(predicted := report["forecast"], str):
-                    if figure in predicted[policy]:
-                        cell += f", {predicted[policy][figure]:.2f}"
+                predicted = report["forecast"]
+                if not isinstance(predicted, str) and figure in predicted[policy]:
+                    cell += f", {predicted[policy][figure]:.2f}"
                 rows[-1].append(cell)
     return rows
 
