@@ -3,7 +3,10 @@
 The report becomes a file of bench/results. A trial that was stopped goes on. Run it on
 a machine that does nothing else::
 
-    .venv/bin/python bench/wall_clock.py {slots,trace,sessions,decode}
+    .venv/bin/python bench/wall_clock.py {slots,trace,sessions}
+
+With ``demo``, the report and the picture are those that `make demo` has left; README.md
+shows them.
 """
 
 import argparse
@@ -65,21 +68,25 @@ WALL_CLOCKS = {
 def main() -> None:
     """Runs the trial, and keeps its report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("name", choices=WALL_CLOCKS)
+    parser.add_argument("name", choices=[*WALL_CLOCKS, "demo"])
     parser.add_argument("--rounds", default="3")
     args = parser.parse_args()
-    words, served = WALL_CLOCKS[args.name]
     paths = Paths.find()
-    folder = paths.build / "wall_clock"
-    folder.mkdir(parents=True, exist_ok=True)
-    python = make_env(paths, build_wheel(paths, Choice(), paths.dist)) / "bin/python"
-    model = tiny_model(python, folder / "models")
-    run_trial(
-        python, folder / args.name, model, ["--rounds", args.rounds, *words], served
-    )
+    folder = paths.build / "wall_clock" / args.name
+    if args.name == "demo":
+        folder = paths.build / "demo" / "gain"
+        picture = folder / "report" / "trial.png"
+        shutil.copy(picture, ROOT / "docs" / "pictures" / "demo.png")
+    else:
+        words, served = WALL_CLOCKS[args.name]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        wheel = build_wheel(paths, Choice(), paths.dist)
+        python = make_env(paths, wheel) / "bin" / "python"
+        model = tiny_model(python, folder.parent / "models")
+        run_trial(python, folder, model, ["--rounds", args.rounds, *words], served)
     result = ROOT / "bench" / "results" / f"trial_{args.name}.json"
-    shutil.copy(folder / args.name / "report" / "report.json", result)
-    print(f"Wrote {result}; now run bench/pages.py")
+    shutil.copy(folder / "report" / "report.json", result)
+    print(f"Wrote {result}; now run bench/pages.py, and see README.md for demo")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ class Plan:
     batched_tokens: int = 0
     api_servers: int = 1
     async_scheduling: bool = False
-    npus_per_rank: int = 0
     model: str = ""
     doctor: tuple[tuple[str, str], ...] = ()
     """What was looked at on this host, and the worst state; not what was found, which
@@ -69,7 +68,6 @@ def plan_of(command: Sequence[str]) -> Plan:
         batched_tokens=settings["batched_tokens"],
         api_servers=settings["api_servers"] or found.ranks,
         async_scheduling=settings["async_scheduling"],
-        npus_per_rank=found.npus_per_rank,
         model=found.model,
         doctor=tuple(
             (what, worst(lines_of(what, check(machine))))
