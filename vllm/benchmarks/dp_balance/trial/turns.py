@@ -152,7 +152,7 @@ def run(
                 folder.refuse_full()
                 try:
                     result = _run(folder, turn, serve, load)
-                except UsageError as error:
+                except (UsageError, OSError) as error:
                     folder.refuse_full()
                     raise UsageError(
                         f"turn {turn.number} of {len(turns)}, {turn.policy}: {error} "
