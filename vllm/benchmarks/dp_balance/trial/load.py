@@ -8,6 +8,7 @@ import contextlib
 import copy
 import itertools
 import random
+import sys
 import time
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
@@ -80,7 +81,7 @@ class BenchServe:
             if getattr(self.args, name) != parser.get_default(name):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option}: the trial sets it; leave it out.")
-        self.args.disable_tqdm |= not show_progress
+        self.args.disable_tqdm |= not (show_progress and sys.stderr.isatty())
         self._log = log
 
     async def send(self, endpoint: Endpoint, number: int) -> dict[str, Any]:
