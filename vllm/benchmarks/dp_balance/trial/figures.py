@@ -19,11 +19,11 @@ SIMULATED = {
     "mean_tpot_ms": ("ms between tokens, mean (TPOT)", 1.0, "{:.1f}"),
     "median_ttft_ms": ("seconds to first token, median", 1e-3, "{:.2f}"),
     "p99_ttft_ms": ("seconds to first token, p99", 1e-3, "{:.2f}"),
+    "p99_itl_ms": ("ms between tokens, p99 (ITL)", 1.0, "{:.0f}"),
 }
 """Named as in `metrics.Metrics`: title, scale and format."""
 FIGURES = SIMULATED | {
-    "p99_itl_ms": ("ms between tokens, p99 (ITL)", 1.0, "{:.0f}"),
-    "computed_share": ("share of prompt tokens computed", 1.0, "{:.2f}"),
+    "computed_share": ("share of prompt tokens computed", 1.0, "{:.2f}")
 }
 
 

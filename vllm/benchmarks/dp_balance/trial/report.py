@@ -130,8 +130,9 @@ def table(document: Document) -> list[list[str]]:
                 cell = f"{ratio['mean']:.2f}"
             if ratio is not None and ratio["rounds"] > 1:
                 cell += f" ({ratio['low']:.2f}–{ratio['high']:.2f})"
-            if not isinstance(predicted := document["forecast"], str):
-                cell += f", forecast {predicted[other].get(name, 0):.2f}"
+            predicted = document["forecast"]
+            if not isinstance(predicted, str) and name in predicted[other]:
+                cell += f", forecast {predicted[other][name]:.2f}"
             row.append(cell)
         rows.append([title, *row])
     if waits := document["waiting_share"]:
