@@ -221,7 +221,7 @@ def _policy_words(policy: str) -> list[str]:
     return words
 
 
-PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model")
+PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")
 PUBLIC = re.compile(r"--(dataset-name|dtype|quantization|kv-cache-dtype)")
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?|inf", re.IGNORECASE)
 
