@@ -3,11 +3,13 @@
 import json
 import signal
 import socket
+import subprocess
 import sys
 from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import psutil
 import pytest
@@ -53,6 +55,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     children = []
 
     def turn(started: Server) -> None:
+        started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
@@ -80,8 +83,30 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
     with pytest.raises(UsageError, match=said), server(tmp_path, program) as started:
+        started.start()
         started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
+
+
+def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
+    start = subprocess.Popen.__init__
+    begun: list[int] = []
+
+    def interrupted(self: Any, *words: Any, **more: Any) -> None:
+        start(self, *words, **more)
+        begun.append(self.pid)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
+    started = server(tmp_path, "import time; time.sleep(600)")
+
+    def turn() -> None:
+        with started:
+            started.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        turn()
+    assert is_gone(begun[0])
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge

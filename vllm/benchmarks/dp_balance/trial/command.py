@@ -150,6 +150,7 @@ def trial(given: Given) -> None:
         command = [*given.serve, DETAILS, *_policy_words(turn.policy)]
         variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
+            server.start()
             server.wait_until_ready(endpoint, args.ready_timeout)
             endpoint.watch = server.refuse_ended
             try:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,10 +64,20 @@ class Server:
         self._environment = {**os.environ, **environment}
         self._known: dict[int, psutil.Process] = {}
         self._ranks: list[psutil.Process] = []
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Server":
+        return self
+
+    def start(self) -> None:
+        """Starts it.
+
+        Raises:
+            UsageError: it cannot be.
+        """
         try:
-            with self._log.open("wb") as log:
+            # Ctrl-C between the start and our knowing of it would leave it behind.
+            with self._log.open("wb") as log, _deferred_interrupts():
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
@@ -78,13 +88,15 @@ class Server:
                 )
         except OSError as error:
             raise UsageError(f"{self._command[0]}: {error.strerror}.") from None
-        return self
 
     def __exit__(self, kind: object, error: object, trace: Any) -> None:
+        if self._process is None:
+            return
         if isinstance(error, Exception):
             lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
             print(f"--- end of {self._log}", *lines, "---", sep="\n", file=sys.stderr)
-        self.stop()
+        with _deferred_interrupts():
+            self._stop(self._process)
 
     def refuse_ended(self, when: str = "during its turn") -> None:
         """Looks whether it still runs, with all its ranks.
@@ -93,6 +105,7 @@ class Server:
             UsageError: it does not.
         """
         ended = ""
+        assert self._process is not None
         if (status := self._process.poll()) is not None:
             ended = f"the server ended with {status}"
         elif gone := [rank.pid for rank in self._ranks if not _is_alive(rank)]:
@@ -120,27 +133,23 @@ class Server:
             time.sleep(PAUSE_S)
         self._ranks = [p for p in self._processes() if p.name().startswith(RANK)]
 
-    def stop(self) -> None:
-        """Asks it to stop, and kills what is left; nothing interrupts that."""
-        before = {s: signal.signal(s, signal.SIG_IGN) for s in INTERRUPTS}
-        try:
-            self._processes()
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-            psutil.wait_procs(self._processes(), timeout=FOLLOW_S)
-            left = self._processes()
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=STOP_S)
-            self._process.wait(STOP_S)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self, first: "subprocess.Popen[bytes]") -> None:
+        """Asks it to stop, and kills what is left."""
+        self._processes()
+        first.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            first.wait(STOP_S)
+        psutil.wait_procs(self._processes(), timeout=FOLLOW_S)
+        left = self._processes()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=STOP_S)
+        first.wait(STOP_S)
 
     def _processes(self) -> list[psutil.Process]:
         """Those alive of its group, its descendants, and what was one of them."""
+        assert self._process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 self._known.setdefault(child.pid, child)
@@ -149,6 +158,20 @@ class Server:
                 if os.getpgid(process.pid) == self._process.pid:
                     self._known.setdefault(process.pid, process)
         return [process for process in self._known.values() if _is_alive(process)]
+
+
+@contextlib.contextmanager
+def _deferred_interrupts() -> Iterator[None]:
+    """What would interrupt comes at the end. A child does not inherit that."""
+    came: list[int] = []
+    before = {s: signal.signal(s, lambda n, _: came.append(n)) for s in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _is_alive(process: psutil.Process) -> bool:
