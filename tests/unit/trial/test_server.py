@@ -82,9 +82,14 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
 )
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
-    with pytest.raises(UsageError, match=said), server(tmp_path, program) as started:
-        started.start()
-        started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
+
+    def turn() -> None:
+        with server(tmp_path, program) as started:
+            started.start()
+            started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
+
+    with pytest.raises(UsageError, match=said):
+        turn()
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
 
 
