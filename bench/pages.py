@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import deployment_tables
-import measured_tables
 import tables
 import tomlkit
+import trial_tables
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def environment() -> Environment:
     made.filters["form"] = format
     made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
     made.globals.update(table=table, table_of=table_of, policies_of=policies_of)
-    made.globals.update(tables=tables, measured=measured_tables)
+    made.globals.update(tables=tables, of_trials=trial_tables)
     made.globals.update(of_deployments=deployment_tables)
     return made
 

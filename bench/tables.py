@@ -340,3 +340,37 @@ def gain(document: Document, policy: str, **where: object) -> float:
     """Of the one cell with these labels."""
     (cell,) = select(document, **where)
     return float(cell["policies"][policy]["gain"])
+
+
+# ---- Costs
+
+
+def decisions(document: Document) -> Rows:
+    """Median µs by ranks; a row for each policy."""
+    rows: dict[str, list[str]] = {}
+    for row in document["results"]:
+        name, median = row["policy"], row["median_us"]
+        shown = f"{median:.0f}" if median >= 10 else f"{median}"
+        rows.setdefault(name, [name]).append(shown)
+    return list(rows.values())
+
+
+def dispatches(document: Document) -> Rows:
+    """Of the dispatch: median µs of vLLM's and ours, tenths, and the difference."""
+    rows = []
+    for row in document["results"]:
+        own = [f"{row[name]:.1f}" for name in ("median_us", "p10_us", "p90_us")]
+        theirs, more = row.get("upstream_us"), row.get("share")
+        rows.append(
+            [
+                *(row["of"], "" if theirs is None else f"{theirs:.1f}", *own),
+                "" if more is None else f"{more:.1%}",
+            ]
+        )
+    return rows
+
+
+def rank_titles(document: Document) -> list[str]:
+    """Heads of the columns for `decisions`."""
+    counts = dict.fromkeys(row["ranks"] for row in document["results"])
+    return [f"{count} ranks" for count in counts]

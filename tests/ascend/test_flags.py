@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from balance_tools.serving.server import Server
 from conftest import GRAPHS, PROGRAM_S, REPLAY, UPDATE
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from test_serving import ENVIRONMENT, ONE_PROCESS, _patience  # noqa: F401
+from vllm_server import Server
 
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--api-server-count", "1"),

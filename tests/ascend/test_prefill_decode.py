@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.serving.server import Server, free_port
 from conftest import PROGRAM_S
 from test_flags import EAGER, IN_GRAPHS, OPTIONS
 from test_greedy_equality import assert_the_gate_decided
 from test_serving import ENVIRONMENT, ONE_PROCESS, _patience  # noqa: F401
+from vllm_server import Server, free_port
 
 RANKS = 2
 SIZES = {"tp_size": 1, "dp_size": RANKS}

@@ -9,11 +9,11 @@ import signal
 import psutil
 import pytest
 
-from balance_tools.serving import server as server_module
-from balance_tools.serving.server import Server
+import vllm_server
 from conftest import PROGRAM_S
 from hostile_clients import rank_pids, statuses_after
 from test_greedy_equality import assert_equal, assert_the_gate_decided
+from vllm_server import Server
 
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
@@ -48,11 +48,11 @@ def _patience(monkeypatch):
 
     Only a hang is to meet these limits.
     """
-    monkeypatch.setattr(server_module, "START_S", PROGRAM_S)
-    monkeypatch.setattr(server_module, "REQUEST_S", PROGRAM_S)
-    monkeypatch.setattr(server_module, "SETTLE_S", PROGRAM_S)
-    monkeypatch.setattr(server_module, "STOP_S", 300)
-    monkeypatch.setattr(server_module, "FOLLOW_S", 60)
+    monkeypatch.setattr(vllm_server, "START_S", PROGRAM_S)
+    monkeypatch.setattr(vllm_server, "REQUEST_S", PROGRAM_S)
+    monkeypatch.setattr(vllm_server, "SETTLE_S", PROGRAM_S)
+    monkeypatch.setattr(vllm_server, "STOP_S", 300)
+    monkeypatch.setattr(vllm_server, "FOLLOW_S", 60)
 
 
 @pytest.mark.timeout(3 * PROGRAM_S)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import requests
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 ANSWER_S = 120
 

@@ -3,12 +3,12 @@
 import pytest
 from vllm.v1.core.sched.balance.policies.by_name import POLICIES
 
-from balance_tools.serving.server import Server
 from test_greedy_equality import (
     assert_all_served,
     assert_equal,
     assert_the_gate_decided,
 )
+from vllm_server import Server
 
 RANKS = 2
 

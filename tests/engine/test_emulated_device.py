@@ -13,9 +13,9 @@ import requests
 from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
-from balance_tools.serving.server import Server
 from hostile_scheduler import FOLDER
 from vllm_balance.reference import emulated_config
+from vllm_server import Server
 
 RANKS, RANK = 2, "X-data-parallel-rank"
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}

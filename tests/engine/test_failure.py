@@ -11,10 +11,10 @@ import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.utils.network_utils import get_open_port
 
-from balance_tools.serving.server import Server
 from dp_loop import LoopEngine
 from dp_ranks import Ranks, loop_arguments
 from hostile_clients import rank_pids, statuses_after
+from vllm_server import Server
 
 TIMEOUT_S = 4
 END_S = 60

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from vllm.distributed import utils
 
-from balance_tools.serving.server import Server
 from hugging_face import NEW_TOKENS, Sample
+from vllm_server import Server
 
 CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")  # so that ranks fill up
 BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}

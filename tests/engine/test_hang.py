@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from balance_tools.serving.server import Server
 from hanging_device import CALL, FOLDER, GLOO, KERNEL
 from vllm_balance.doctor.hang import report
 from vllm_balance.doctor.lines import Line
+from vllm_server import Server
 
 pytestmark = pytest.mark.slow
 

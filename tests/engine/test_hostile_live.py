@@ -16,10 +16,10 @@ import psutil
 import pytest
 import requests
 
-from balance_tools.serving.server import Server
 from hostile_clients import Load, measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
 from malformed import malformed
+from vllm_server import Server
 
 pytestmark = pytest.mark.slow
 

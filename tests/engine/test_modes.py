@@ -16,10 +16,10 @@ from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from balance_tools.serving.server import Server
 from hugging_face import NEW_TOKENS, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal
+from vllm_server import Server
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
 NGRAM = {

@@ -3,7 +3,7 @@
 import pytest
 import requests
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 GOOD = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}
 OUT = [10**6]

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import requests
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 ROUNDS, END_S = 300, 40
 DEVICE = {"t0": 0.001, "a": 0.0, "b": 0.00002, "c": 0.001}

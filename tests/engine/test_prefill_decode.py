@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from balance_tools.serving.server import Server
 from hugging_face import Sample, continuations
 from test_greedy_equality import assert_equal
+from vllm_server import Server
 
 RANKS = 2
 BLOCK_SIZE = 32

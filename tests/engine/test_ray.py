@@ -6,12 +6,12 @@ import psutil
 import pytest
 import ray
 
-from balance_tools.serving.server import Server
 from test_greedy_equality import (
     assert_all_served,
     assert_equal,
     assert_the_gate_decided,
 )
+from vllm_server import Server
 
 RANKS = 2
 

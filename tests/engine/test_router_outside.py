@@ -13,9 +13,9 @@ import psutil
 import pytest
 import requests
 
-from balance_tools.serving.server import Server, free_port
 from hostile_clients import rank_pids
 from test_greedy_equality import CAP, assert_equal
+from vllm_server import Server, free_port
 
 RANKS = 2
 START_S, END_S = 60, 60

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from balance_tools.serving.server import ServeProcess, free_port
+from vllm_server import ServeProcess, free_port
 
 REFUSED_S = 150
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.serving.server import Server
 from test_greedy_equality import BOUND
+from vllm_server import Server
 
 PAGE = Path(__file__).parents[2] / "docs/deployment.md"
 SEVERAL_HOSTS = "the same; ranks on several hosts"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 HANG_S = 20
 """What still runs after that hangs; an idle machine needs two or three seconds."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import requests
 
-from balance_tools.serving.server import ServeProcess, Server
 from netns import INTERFACE, Host
+from vllm_server import ServeProcess, Server
 
 OPTIONS = (
     "--enable-expert-parallel",

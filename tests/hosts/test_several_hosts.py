@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from balance_tools.serving.server import START_S, Server
 from deployment import RANKS, TIMEOUT_S, Group
 from hugging_face import Sample
 from netns import Host
 from test_greedy_equality import assert_equal
 from traffic import Traffic
+from vllm_server import START_S, Server
 
 END_S = 60
 """Within this time the ranks are named, clients have errors, and processes end."""

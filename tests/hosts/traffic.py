@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-from balance_tools.serving.server import Server
 from hugging_face import Sample
+from vllm_server import Server
 
 CLIENTS = 4
 """For each rank."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from balance_tools.serving.server import START_S, free_port
 from containers import Podman
+from vllm_server import START_S, free_port
 
 SHARE = "/opt/vllm/share/vllm-balance"
 RANKS = 2

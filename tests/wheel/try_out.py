@@ -11,7 +11,7 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 TOKENS = 8
 SERVE = (

@@ -1,7 +1,6 @@
 """Run other programs to their end, and quote the end of what they wrote.
 
-A program that goes on running has a class of its own: serving.server, and
-verify.pytest_file.
+A program that goes on running has a class of its own: verify.pytest_file.
 """
 
 from __future__ import annotations

@@ -27,6 +27,10 @@ OF_NPUS: Checks = {
     "libraries": software.libraries,
 }
 """Not for a wheel that needs none."""
+NEXT = (
+    "next: vllm bench dp-balance trial … -- vllm serve …, which measures what it gains "
+    "here; docs/operations.md"
+)
 OF_ALL: Checks = {
     "wheel": software.wheel,
     "requirements": software.requirements,
@@ -86,7 +90,10 @@ def run(chosen: argparse.Namespace) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return say([*look(machine), *more])
+    status = say([*look(machine), *more])
+    if not (status or chosen.json):
+        print(NEXT)
+    return status
 
 
 def look(machine: Machine) -> Iterator[Line]:

@@ -25,6 +25,8 @@ class Plan:
     model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """`--additional-config`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What `vllm bench dp-balance trial` needs to know beside."""
 
     @property
     def spans_hosts(self) -> bool:

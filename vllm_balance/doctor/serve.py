@@ -104,6 +104,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     """
     from vllm import AsyncEngineArgs
     from vllm.entrypoints.cli.serve import cmd_init
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.core.sched.balance.validation import check_balance_scheduler
 
@@ -115,7 +116,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
         args.model = args.model_tag
     serve.validate(args)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
-        headless=args.headless
+        UsageContext.OPENAI_API_SERVER, headless=args.headless
     )
     # The checks of a scheduler that need no whole instance, which would need a model.
     scheduler_cls = config.scheduler_config.get_scheduler_cls()
@@ -138,4 +139,12 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
         "address": args.data_parallel_address or "",
         "model": config.model_config.model,
         "options": dict(config.additional_config or {}),
+        "settings": {
+            "host": args.host,
+            "is_https": bool(args.ssl_keyfile),
+            "slots": config.scheduler_config.max_num_seqs,
+            "batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "api_servers": args.api_server_count,
+        },
     }

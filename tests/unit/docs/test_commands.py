@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import cli
+from vllm.benchmarks.dp_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -54,4 +55,9 @@ def test_the_simulator_takes_the_command(command):
     parser = argparse.ArgumentParser()
     cli.add_cli_args(parser)
     given = shlex.split(command.partition(SIMULATOR)[2], comments=True)
-    assert parser.parse_args(given)
+    if given[0] == "trial":
+        trial = command_of_trial.parse(given[1:])
+        assert trial.serve or trial.args.deployment
+        assert "--num-prompts" in trial.load
+    else:
+        assert parser.parse_args(given)

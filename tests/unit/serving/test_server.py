@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from balance_tools.serving.server import Server
+from vllm_server import Server
 
 
 class Imposter(Server):

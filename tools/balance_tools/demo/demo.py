@@ -1,45 +1,44 @@
 """The command `demo`: see balance scheduling work on this machine, from nothing.
 
 Builds and installs the reference wheel. A real tiny model on two ranks then shows that
-balance changes no answer, and the emulated device with four ranks what it gains.
+balance changes no answer, and a trial on the emulated device with four ranks what it
+gains.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from balance_tools.demo.load import (
-    DEVICE,
-    POLICIES,
-    STEADY,
-    Run,
-    answers,
-    call,
-    compare,
-    measure,
-    waiting_share,
-)
-from balance_tools.demo.picture import plot
+from balance_tools.demo.emulated import ALL_SLOTS, DEVICE, run_trial, serve
 from balance_tools.distribution import Choice
-from balance_tools.environment.reference import make_env
+from balance_tools.environment.reference import (
+    CONSTRAINTS,
+    group_requirements,
+    make_env,
+    pip,
+)
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
+from balance_tools.run import tail_of, to_log
 from balance_tools.wheel.build import build_wheel
 
-FIGURES = (
-    ("output tokens per second", STEADY, 1.0, ".0f"),
-    ("the same, to the last answer", "output_throughput", 1.0, ".0f"),
-    ("ms between tokens (mean TPOT)", "mean_tpot_ms", 1.0, ".0f"),
-    ("seconds a request takes (mean)", "mean_e2el_ms", 1e-3, ".1f"),
-    ("seconds to first token (p50)", "median_ttft_ms", 1e-3, ".2f"),
-    ("seconds to first token (p99)", "p99_ttft_ms", 1e-3, ".2f"),
+# Few slots, so that ranks fill up and the gate has something to decide.
+FEW_SLOTS = (
+    *("--data-parallel-size", "2", "--api-server-count", "1"),
+    *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
+    *("--max-model-len", "1024"),
 )
-"""Of the table: title, name in the result, scale and format."""
+QUESTIONS = (
+    *("--dataset-name", "random", "--random-input-len", "60"),
+    *("--random-output-len", "24", "--random-range-ratio", "0.5"),
+    *("--num-prompts", "24", "--max-concurrency", "24", "--temperature", "0"),
+)
+REQUESTS, ROUNDS = 80, 2
 
 
 def say(text: str) -> None:
@@ -48,7 +47,7 @@ def say(text: str) -> None:
 
 
 def demo(paths: Paths) -> None:
-    """Run the whole demonstration; it fails if an answer or the gate is not right."""
+    """Run the whole demonstration; it fails if an answer is not right."""
     folder = paths.build / "demo"
     remove_tree(folder)
     folder.mkdir(parents=True)
@@ -56,58 +55,60 @@ def demo(paths: Paths) -> None:
     wheel = build_wheel(paths, Choice(), paths.dist)
     say(f"Installing {wheel.name} into an environment of its own")
     python = make_env(paths, wheel) / "bin" / "python"
+    picture = group_requirements(paths.root / "pyproject.toml", "demo")
+    pip(python, "install", f"--constraint={paths.root / CONSTRAINTS}", *picture)
     say("1 of 2: the same answers. A tiny model with random weights, on two ranks")
-    models = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
-    call(folder, python, *models, "--out", str(folder / "models"))
-    (model,) = (folder / "models").iterdir()
-    compare({policy: answers(python, folder, model, policy) for policy in POLICIES})
-    say("2 of 2: the gain. Four ranks on an emulated device, a minute for each policy")
-    runs = []
-    for policy in POLICIES:
-        (folder / policy).mkdir()
-        print(f"vllm serve --data-parallel-size 4 --data-parallel-balance {policy} …")
-        runs.append(measure(python, folder / policy, model, policy))
-    picture = plot(runs, folder / "demo.png")
-    say(f"The same {runs[0].bench['completed']} requests, balance off and adaptive")
-    print(table(runs))
-    print(f"\n{verdict(runs)}\n\nPicture: {picture}\n\n{epilogue(python)}")
-
-
-def table(runs: Sequence[Run]) -> str:
-    """The figures of every run side by side, and the change to the first."""
-    rows: list[tuple[str, list[float], str]] = [
-        (title, [run.bench[name] * scale for run in runs], form)
-        for title, name, scale, form in FIGURES
-    ]
-    waits = [waiting_share(run.steps) for run in runs]
-    held = [sum(run.held_steps.values()) for run in runs]
-    rows.append(("ranks wait for the slowest", waits, ".0%"))
-    rows.append(("steps that held a prompt", held, ".0f"))
-    lines = [f"{'':32}" + "".join(f"{run.policy:>12}" for run in runs)]
-    for title, values, form in rows:
-        cells = "".join(f"{format(v, form):>12}" for v in values)
-        is_ratio = form != ".0%" and values[0]
-        change = f"{values[-1] / values[0] - 1:>+10.0%}" if is_ratio else ""
-        lines.append(f"{title:32}{cells}{change}")
-    return "\n".join(lines)
-
-
-def verdict(runs: Sequence[Run]) -> str:
-    """What the figures say."""
-    off, on = runs[0], runs[-1]
-    gain = on.bench[STEADY] / off.bench[STEADY]
-    price = on.bench["median_ttft_ms"] / off.bench["median_ttft_ms"]
-    return (
-        f"{on.policy}: {gain:.2f} times the tokens per second of {off.policy}, and "
-        f"{price:.1f} times the median time to the first token.\n"
-        "A machine that is busy or has few cores hides part of the gain."
+    model = tiny_model(python, folder / "models")
+    run_trial(
+        python, folder / "answers", model, ["--rounds", "1", *QUESTIONS], FEW_SLOTS
     )
+    print(compare(folder / "answers"))
+    say("2 of 2: the gain. Four ranks on an emulated device, each policy twice")
+    load = [*ALL_SLOTS, "--num-prompts", str(REQUESTS), "--rounds", str(ROUNDS)]
+    run_trial(python, folder / "gain", model, load, serve())
+    print(epilogue(python))
+
+
+def tiny_model(python: Path, folder: Path) -> Path:
+    """A tiny mixture of experts with random weights.
+
+    Raises:
+        ToolError: it could not be made.
+    """
+    log = folder.with_suffix(".log")
+    arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
+    # Not from a checkout, whose vllm would be imported.
+    command = [python, *arguments, "--out", folder.resolve()]
+    if to_log(command, log, cwd=folder.parent) != 0:
+        raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")
+    (model,) = folder.iterdir()
+    return model
+
+
+def compare(folder: Path) -> str:
+    """What a trial's turns say of the answers: that they are equal.
+
+    Raises:
+        ToolError: They are not.
+    """
+    turns = sorted(folder.glob("turns/*.bench.json"))
+    answers = [json.loads(path.read_text())["generated_texts"] for path in turns]
+    for path, found in zip(turns, answers, strict=True):
+        for number, (answer, first) in enumerate(zip(found, answers[0], strict=True)):
+            if answer != first:
+                raise ToolError(
+                    f"{path}: expected answer {number} as in {turns[0].name}, "
+                    f"{first!r}, found {answer!r}; this is a defect of the series"
+                )
+    names = " and ".join(path.name.split(".")[0].split("-", 1)[1] for path in turns)
+    return f"All {len(answers[0])} answers are equal with {names}."
 
 
 def epilogue(python: Path) -> str:
     """What was emulated, and what to try next."""
     vllm = os.path.relpath(python.parent / "vllm")
     return (
+        "\nA machine that is busy or has few cores hides part of the gain.\n"
         f"Emulated: how long a step takes on the device ({DEVICE['t0'] * 1000:.0f} ms, "
         f"{DEVICE['a'] * 1000:.0f} ms a decode, {DEVICE['b'] * 1000:.1f} ms a prompt\n"
         f"token, {DEVICE['c'] * 1000:.0f} ms if there is any), and its tokens. Real: "
@@ -115,20 +116,13 @@ def epilogue(python: Path) -> str:
         "Next:\n"
         f"  {vllm} bench dp-balance recommend --data-parallel-size 8\n"
         "      your own workload, simulated: docs/simulate.md\n"
-        "  docs/results.md     other workloads, and what is not known\n"
-        "  docs/operations.md  how to try it on a cluster, and how to go back"
+        "  docs/operations.md  the same trial on your hardware\n"
+        "  docs/results.md     other workloads, and what is not known"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `demo`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    try:
-        demo(Paths.find())
-    except (RuntimeError, AssertionError) as error:
-        # Of a server that did not start in time, or did not end.
-        raise ToolError(
-            f"{error}; the end of its log is above. If the machine was busy, run this "
-            "again when it is not"
-        ) from None
+    demo(Paths.find())
     return 0

@@ -213,7 +213,7 @@ def _file_hash(setup: Setup, file: str) -> str:
     digest = hashlib.sha256(",".join(setup.plugins).encode())
     path = setup.root / file
     helpers = set(path.parent.glob("*.py")) - set(path.parent.glob("test_*.py"))
-    for other in ("pyproject.toml", "tools/balance_tools/serving/server.py"):
+    for other in ("pyproject.toml", "tests/engine/vllm_server.py"):
         helpers |= set(setup.root.glob(other))
     for one in (path, *sorted(helpers)):
         digest.update(one.read_bytes())

@@ -8,6 +8,7 @@ import sys
 
 from . import calibrate, recommend, simulate
 from .errors import UsageError
+from .trial import command as trial
 
 SUBCOMMANDS = {
     "simulate": (simulate, "Compare policies on a workload, in virtual time."),
@@ -18,6 +19,10 @@ SUBCOMMANDS = {
     "recommend": (
         recommend,
         "Name the policy for a workload, or say to leave balance scheduling off.",
+    ),
+    "trial": (
+        trial,
+        "Compare policies on your hardware: serve in turn, load, and report.",
     ),
 }
 

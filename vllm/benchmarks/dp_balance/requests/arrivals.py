@@ -26,7 +26,8 @@ class ClientTraffic:
     self_timed: bool = False
     """Whether each request brings the time at which it is due, instead of a rate."""
     rate_multiplier: float = 1.0
-    """So many times faster than the trace, if requests bring their times."""
+    """So many times faster than the trace, if requests bring their times; so much
+    shorter are think times."""
 
     def due_times(
         self, requests: Sequence[SimRequest], rng: random.Random
@@ -75,6 +76,7 @@ class Clients:
         self._requests = requests
         self._frontend = frontend
         self._rng = rng
+        self._rate_multiplier = traffic.rate_multiplier
         first = [request for request in requests if request.think is None]
         self._unsent = iter(zip(first, traffic.due_times(first, rng), strict=True))
         self._thinking: list[tuple[float, int]] = []
@@ -116,7 +118,8 @@ class Clients:
         if following < len(self._requests):
             think = self._requests[following].think
             if think is not None:
-                heapq.heappush(self._thinking, (now + think, following))
+                pause = think / self._rate_multiplier
+                heapq.heappush(self._thinking, (now + pause, following))
                 return
         self._begin(now)
 

@@ -120,6 +120,12 @@ def _is_self_timed(args: argparse.Namespace) -> bool:
     return bool(args.self_timed)
 
 
+def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
+    """How the options say that a trace is to be read."""
+    names = [field.name for field in fields(TimedTrace)]
+    return TimedTrace(**{name: getattr(args, f"timed_trace_{name}") for name in names})
+
+
 def workload_from(args: argparse.Namespace, slots: int) -> Workload:
     """The requests that the options describe, for so many places on all ranks."""
     if args.dataset_name == "timed_trace" and args.dataset_path is None:
@@ -128,14 +134,12 @@ def workload_from(args: argparse.Namespace, slots: int) -> Workload:
     if num_prompts is None and args.dataset_path is None:
         in_flight = max(slots, args.max_concurrency or 0)
         num_prompts = min(MOST_REQUESTS, max(LEAST_PROMPTS, TURNS * in_flight))
-    names = [field.name for field in fields(TimedTrace)]
-    how = {name: getattr(args, f"timed_trace_{name}") for name in names}
     return Workload(
         num_prompts,
         args.input_len,
         args.output_len,
         args.dataset_path,
-        TimedTrace(**how),
+        timed_trace_from(args),
         args.prefix_share,
         args.num_prefixes,
         args.session_shared_tokens,

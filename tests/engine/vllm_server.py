@@ -1,6 +1,6 @@
 """A real `vllm serve`: start, wait, ask, read metrics, stop all of it.
 
-For the demo, the benchmarks and the engine tests.
+For the tests of engine, hosts, images and wheels.
 """
 
 from __future__ import annotations

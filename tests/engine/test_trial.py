@@ -1,0 +1,189 @@
+"""`vllm bench dp-balance trial` as an operator runs it, on the emulated device."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vllm_server import Server, free_port
+
+RANKS = 2
+DEVICE = {"t0": 0.01, "a": 0.001, "b": 0.0001, "c": 0.01}
+SERVE = [
+    *("--data-parallel-size", str(RANKS), "--api-server-count", "1"),
+    *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
+    *("--max-model-len", "1024", "--no-enable-prefix-caching"),
+    *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+]
+LOAD = [
+    *("--dataset-name", "random", "--random-input-len", "100"),
+    *("--random-output-len", "20", "--random-range-ratio", "0.5"),
+    *("--num-prompts", "40", "--max-concurrency", "8"),
+]
+VLLM = "from vllm.entrypoints.cli.main import main; main()"
+SECONDS = 400
+
+
+class Trial:
+    """The command, in a folder of its own."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.out = folder / "trial"
+        self.port = free_port()
+        self.model = model
+        # Its server is `vllm` on PATH.
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
+
+    def command(self, *more: str, serve: "list[str] | None" = None) -> list[str]:
+        words = ["bench", "dp-balance", "trial", "--rounds", "1", "--disable-tqdm"]
+        words += ["--result-dir", str(self.out), *more]
+        if serve is None:
+            serve = [*("--host", "127.0.0.1", "--port", str(self.port)), *SERVE]
+        if serve:
+            words += ["--", "vllm", "serve", str(self.model), *serve]
+        return [sys.executable, "-c", VLLM, *words]
+
+    def run(self, *more: str, serve: "list[str] | None" = None):
+        return subprocess.run(
+            self.command(*more, serve=serve),
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+
+    @contextlib.contextmanager
+    def running(self, *more: str) -> "Iterator[subprocess.Popen[str]]":
+        with subprocess.Popen(
+            self.command(*more),
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            yield process
+
+    def servers(self) -> list[psutil.Process]:
+        """Those of this trial, by their command line."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if str(self.port) in line and "serve" in line and "bench" not in line:
+                    found.append(process)
+        return found
+
+    def wait_for(self, name: str, said: str = "") -> None:
+        """Until a file of the turns is there, and says so."""
+        deadline = time.monotonic() + SECONDS
+        file = self.out / "turns" / name
+        while not file.exists() or said not in file.read_text(errors="replace"):
+            assert time.monotonic() < deadline, name
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def trial(tmp_path, moe_model) -> Trial:
+    return Trial(tmp_path, moe_model)
+
+
+def error_of(stderr: str) -> str:
+    (line,) = [text for text in stderr.splitlines() if text.startswith("error: ")]
+    assert "Traceback" not in stderr
+    return line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
+    with trial.running(*LOAD) as process:
+        trial.wait_for("02-adaptive.server.log")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=100)[1]
+    assert process.returncode == 130
+    assert "finished turns are kept; run the same command to go on" in said
+    assert trial.servers() == []
+    first = trial.out / "turns" / "01-off.json"
+    kept = first.read_bytes()
+
+    with trial.running(*LOAD) as process:
+        trial.wait_for("02-adaptive.steps", "Iteration(")
+        for server in trial.servers():
+            server.kill()
+        said = process.communicate(timeout=200)[1]
+    assert process.returncode == 2
+    error = error_of(said)
+    assert error.startswith("error: turn 2 of 2, adaptive: ")
+    assert "02-adaptive.server.log: " in error
+    assert "1 finished turns are kept" in error
+    assert trial.servers() == []
+
+    done = trial.run(*LOAD)
+    assert done.returncode == 0, done.stderr
+    assert first.read_bytes() == kept
+    report = json.loads((trial.out / "report" / "report.json").read_text())
+    assert set(report["policies"]) == {"off", "adaptive"}
+    assert report["ranks"] == RANKS
+    found = report["fit"]["costs"][0]
+    assert found["b"] == pytest.approx(DEVICE["b"], rel=0.1)
+    for name in ("report.md", "report.json"):
+        text = (trial.out / "report" / name).read_text()
+        for private in (str(trial.folder), "127.0.0.1", str(trial.port), "models"):
+            assert private not in text
+    assert "cannot be told apart by one turn each" in done.stdout
+
+    other = trial.run(*LOAD, "--request-rate", "3")
+    assert "or the turns of another trial" in error_of(other.stderr)
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["--headless"], "headless"),
+    ],
+)
+def test_a_command_that_would_void_the_comparison_is_refused(trial, serve, said):
+    done = trial.run(*LOAD, serve=[*SERVE, *serve])
+    assert done.returncode == 2, done.stderr
+    assert said in error_of(done.stderr)
+    assert not trial.out.exists()
+
+
+@pytest.mark.slow
+def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path):
+    quiet = ["--host", "127.0.0.1", *SERVE]
+    off = Server(tmp_path, trial.model, *SERVE, name="off")
+    cap = Server(tmp_path, trial.model, *SERVE, "--data-parallel-balance", "cap")
+    with off, cap:
+        wrong = [f"--deployment=off={off.url}", f"--deployment=adaptive={cap.url}"]
+        done = trial.run(*LOAD, *wrong, serve=[])
+        assert "shows the policy cap, not adaptive" in error_of(done.stderr)
+        assert not trial.out.exists()
+        right = [f"--deployment=off={off.url}", f"--deployment=cap={cap.url}"]
+        done = trial.run(*LOAD, *right, serve=[])
+        assert done.returncode == 0, done.stderr
+        # A port that somebody listens on is refused.
+        serve = ["--port", str(off.port), *quiet]
+        busy = trial.run(*LOAD, serve=serve)
+        assert f"--port {off.port}: in use" in error_of(busy.stderr)
+        # Nothing succeeds: the prompts are longer than the server takes.
+        trial.out = tmp_path / "too long"
+        options = [*LOAD, "--random-input-len", "5000", *right]
+        failed = trial.run(*options, serve=[])
+        assert "turn 1 of 2, off: " in error_of(failed.stderr)
+    report = json.loads((tmp_path / "trial" / "report" / "report.json").read_text())
+    assert report["exchange_us"] > 0
+    assert "logs of deployments are not read" in report["fit"]

@@ -1,0 +1,155 @@
+"""The server of a turn is waited for, watched, and leaves no process behind."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from argparse import Namespace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint
+from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
+
+# Its child is a process of another session, as what a careless launcher starts.
+PROGRAM = """
+import http.server, subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+)
+print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+ARGS = Namespace(header=None, insecure=False)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server(folder: Path, program: str, *arguments: object) -> Server:
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return Server(words, folder / "server.log", {})
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
+    children = []
+
+    def turn(started: Server) -> None:
+        started.start()
+        started.wait_until_ready(endpoint, 60)
+        with pytest.raises(UsageError, match=f"--port {port}: in use"):
+            refuse_port_in_use(endpoint.url)
+        started.refuse_ended()
+        children.append(int((tmp_path / "server.log").read_text().split()[1]))
+        assert not is_gone(children[0])
+        _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError), server(tmp_path, PROGRAM, port) as started:
+        turn(started)
+    (child,) = children
+    assert is_gone(child)
+    assert not endpoint.answers()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert f"child {child}" in capfd.readouterr().err, "the end of its log"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise SystemExit('no such model')", "ended with 1 after .* before it was"),
+        ("import time; time.sleep(600)", "not ready in 1 s"),
+    ],
+)
+def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
+
+    def turn() -> None:
+        with server(tmp_path, program) as started:
+            started.start()
+            started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
+
+    with pytest.raises(UsageError, match=said):
+        turn()
+    assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
+
+
+def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
+    start = subprocess.Popen.__init__
+    begun: list[int] = []
+
+    def interrupted(self: Any, *words: Any, **more: Any) -> None:
+        start(self, *words, **more)
+        begun.append(self.pid)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
+    started = server(tmp_path, "import time; time.sleep(600)")
+
+    def turn() -> None:
+        with started:
+            started.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        turn()
+    assert is_gone(begun[0])
+
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0"}} 0.0
+{more}"""
+GATE = """# TYPE vllm:dp_balance_decisions counter
+vllm:dp_balance_decisions_total{engine="0",policy="cap",reason="open"} 3.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "said"),
+    [
+        (METRICS.format(more=""), "off", ""),
+        (METRICS.format(more=GATE), "cap", ""),
+        (METRICS.format(more=GATE), "adaptive", "shows the policy cap, not adaptive"),
+        (METRICS.format(more=GATE), "off", "shows the policy cap, not off"),
+        (METRICS.format(more=""), "cap", "shows the policy off, not cap"),
+        ("", "off", "serve without --disable-log-stats"),
+    ],
+)
+def test_a_deployment_with_another_policy_is_refused(text, policy, said):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            models = json.dumps({"data": [{"id": "a", "root": "b"}]})
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write((text if "metrics" in self.path else models).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{served.server_port}", ARGS)
+        assert endpoint.model() == ("a", "b")
+        if said:
+            with pytest.raises(UsageError, match=said):
+                endpoint.refuse_other_policy(policy)
+        else:
+            assert endpoint.refuse_other_policy(policy).policies == {policy}
+        served.shutdown()

@@ -1,0 +1,404 @@
+"""The trial's own parts: order, folder, verdict, what the report shows and hides."""
+
+import json
+import math
+import random
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from matplotlib import image
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.benchmarks.dp_balance.requests.workload import Workload
+from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
+from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
+from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
+from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
+from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
+from vllm.benchmarks.dp_balance.trial.plan import Plan
+from vllm.benchmarks.dp_balance.trial.steps import (
+    Step,
+    read_steps,
+    spaced,
+    waiting_share,
+)
+from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
+
+COST = CostModel(t0=0.05, a=0.001, b=0.0005, c=0.04)
+APART = "cannot be told apart"
+
+# ---- Order and folder
+
+
+def test_what_drifts_meets_all_policies_alike():
+    found = turns.order(["off", "adaptive"], 4)
+    assert [turn.policy[0] for turn in found] == list("oaaooaao")
+    assert [turn.round for turn in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    # More rounds leave those before as they were.
+    assert turns.order(["off", "adaptive"], 2) == found[:4]
+
+
+def test_a_folder_goes_on_with_its_own_trial_only(tmp_path):
+    folder = turns.Folder(tmp_path / "out")
+    folder.prepare({"load": ["a"]})
+    folder.prepare({"load": ["a"]})
+    with pytest.raises(UsageError, match="or the turns of another trial"):
+        folder.prepare({"load": ["b"]})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="has something else"):
+        turns.Folder(tmp_path / "mine").prepare({})
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
+    folder = turns.Folder(tmp_path)
+    folder.write(tmp_path / "a.json", "old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=r"No space left on device\. Finished"):
+        folder.write(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    usage = SimpleNamespace(free=5 << 20)
+    monkeypatch.setattr(turns.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match="5 MiB are free on its disk, 16 are needed"):
+        folder.refuse_full()
+
+
+class Answers:
+    """A load and an endpoint of which one turn fails."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.sent: list[int] = []
+        self._fails = fails
+        self.watch = lambda: None
+
+    async def send(self, _: object, number: int) -> dict[str, object]:
+        self.sent.append(number)
+        if len(self.sent) == self._fails:
+            return {"completed": 1, "failed": 2, "errors": ["", "a\nTimeoutError: b"]}
+        return {"completed": 2, "failed": 0, **SAVED}
+
+    def figures(self) -> Figures:
+        return Figures(frozenset(), {}, {}, {})
+
+    def refuse_other_policy(self, policy: str) -> None:
+        assert policy in ("off", "adaptive")
+
+
+def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 2)
+    found = Answers(fails=3)
+    serve = nullcontext(found)
+    with pytest.raises(UsageError) as caught:
+        turns.run(folder, order, lambda _: serve, found, False)
+    assert str(caught.value) == (
+        "turn 3 of 4, adaptive: 2 of 3 requests failed, the first with: TimeoutError: "
+        "b. 2 finished turns are kept; run the same command again to go on."
+    )
+    results = turns.run(folder, order, lambda _: serve, found, False)
+    assert found.sent == [0, 0, 1, 1, 1]
+    assert [result.saved["ttfts"] for result in results] == [SAVED["ttfts"]] * 4
+    folder.file(order[0]).write_text("{}")
+    with pytest.raises(UsageError, match="is no result of a turn; delete it"):
+        turns.run(folder, order, lambda _: serve, found, False)
+
+
+# ---- The command line
+
+
+def given(text: str) -> "command.Given":
+    return command.parse(shlex.split(text))
+
+
+SERVE = "-- vllm serve MODEL --port 9"
+TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "give either"),
+        (f"--deployment off=http://h:1 {SERVE}", "and not both"),
+        ("--deployment off", "POLICY=http://HOST:PORT"),
+        ("--deployment off=http://h:1 --deployment off=http://h:2", "each policy once"),
+        ("--deployment off=http://h:1", "two or more different ones"),
+        (f"--policy off off {SERVE}", "two or more different ones"),
+        (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
+        (f"--policy off sglang-8 {SERVE}", "--policy sglang-8: a server has"),
+        (f"--rounds 0 {SERVE}", "--rounds 0: give 1 or more"),
+        (f"--replay {SERVE}", "--replay: give the --dataset-path"),
+        (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
+        (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
+        (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
+    ],
+)
+def test_what_would_void_the_comparison_is_refused(text, said):
+    with pytest.raises(UsageError, match=said):
+        command.trial(given(text))
+
+
+def test_the_report_shows_numbers_and_hides_names():
+    words = (
+        "--policy off adaptive:ttft_budget=2 --dataset-name sharegpt --num-prompts 9 "
+        "--dataset-path /home/me/x.json --header Authorization=hunter2 "
+        "--request-rate inf --random-range-ratio .4 "
+        "-- vllm serve /models/secret -dp 4 --port 8000 --host 10.0.0.7 "
+        "--api-key hunter2 --served-model-name=secret --dtype bfloat16 "
+        "--data-parallel-address 10.0.0.7 --max-num-seqs=64 "
+        """--additional-config '{"a":"/etc"}' --compilation-config.level 3"""
+    )
+    shown = command.shown(given(words), ["off", "adaptive:ttft_budget=2"])
+    for secret in ("secret", "hunter2", "10.0", "8000", "/"):
+        assert secret not in shown
+    for told in (
+        *("-dp 4", "--dtype bfloat16", "--max-num-seqs 64", "--num-prompts 9"),
+        *("--dataset-name sharegpt", "--request-rate inf", "adaptive:ttft_budget=2"),
+        "--random-range-ratio .4",
+    ):
+        assert told in shown
+
+
+# ---- What is sent
+
+
+class Tokenizer:
+    all_special_ids = (0, 1)
+
+    def __len__(self) -> int:
+        return 1000
+
+
+def test_equal_hash_ids_are_equal_text_and_lengths_are_kept():
+    tokenizer = Tokenizer()
+    one, other = (SimRequest(i, 11, 3, hash_ids=(7, 8), chunk_size=4) for i in (0, 1))
+    prompts = Prompts(tokenizer, seed=5)
+    assert prompts.of(one)[:8] == prompts.of(other)[:8]
+    assert prompts.of(one)[8:] != prompts.of(other)[8:]
+    assert len(prompts.of(one)) == 11
+    assert {0, 1}.isdisjoint(prompts.of(one))
+    assert prompts.of(one) == Prompts(tokenizer, seed=5).of(one)
+    assert prompts.of(one) != Prompts(tokenizer, seed=6).of(one)
+
+
+def test_lengths_are_divided_and_a_rate_stretches_the_intervals(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": 80, "output_length": 9, "hash_ids": [1]}'
+    trace.write_text("\n".join(line % (1000 * n) for n in range(5)))
+    words = f"--dataset-path {trace} --request-rate 2"
+    load = Replay(words.split(), 8, False)
+    requests = load.workload.requests(random.Random(0))
+    assert {(r.prompt_len, r.output_len, r.chunk_size) for r in requests} == {
+        (10, 1, 64)
+    }
+    due = load.traffic.due_times(requests, random.Random(0))
+    assert due[-1] <= 5 / 2 + 3  # Mooncake's times are spread over three seconds
+    assert load.traffic.rate_multiplier == pytest.approx(
+        requests[-1].due * 2 / len(requests)
+    )
+
+
+# ---- Figures and verdict
+
+SAVED = {
+    "start_times": [10.0, 14.0],
+    "ttfts": [1.0, 1.0],
+    "itls": [[1, 1, 2], []],
+    "output_lens": [4, 1],
+}
+
+
+def test_figures_are_those_of_the_requests():
+    found = figures_of(SAVED)
+    assert found["steady_output_throughput"] == 3 / 4  # at 11, 12, 13 s; not at 15 s
+    assert found["output_throughput"] == 1.0
+    assert found["mean_e2el_ms"] == 3000
+    assert found["mean_tpot_ms"] == pytest.approx(4000 / 3)
+    assert found["median_ttft_ms"] == 1000
+    single = {"start_times": [1], "ttfts": [1], "itls": [[1]], "output_lens": [2]}
+    assert steady_throughput(single) == 0
+
+
+def test_students_t():
+    found = [t95(freedom) for freedom in (1, 10, 11, 30)]
+    assert found == pytest.approx([12.706, 2.228, 2.201, 2.042], rel=2e-3)
+
+
+def trials(gain: float, noise: float, rounds: int, seed: int) -> Ratio:
+    rng = random.Random(seed)
+    base = [rng.gauss(10, 1) for _ in range(rounds)]
+    values = [x * (1 - gain) * math.exp(rng.gauss(0, noise)) for x in base]
+    found = Ratio.of(values, base)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02, 0.1])
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+def test_off_in_disguise_cannot_be_told_apart(noise, rounds):
+    """Of a hundred trials at most ten say anything else, whatever the noise."""
+    said = [
+        sentence("adaptive", "off", trials(0.0, noise, rounds, seed), None)
+        for seed in range(100)
+    ]
+    assert sum(APART not in text for text in said) <= 10
+    assert all(APART in text or noise for text in said)
+
+
+@pytest.mark.parametrize(("gain", "noise"), [(0.2, 0.02), (0.05, 0.005), (-0.2, 0.02)])
+def test_a_difference_is_seen_and_given_its_sign(gain, noise):
+    said = [
+        sentence("adaptive", "off", trials(gain, noise, 4, seed), None)
+        for seed in range(100)
+    ]
+    assert sum(APART not in text for text in said) >= 90
+    word = "earlier" if gain > 0 else "later"
+    assert all(f"% {word} than with off" in text for text in said if APART not in text)
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+@pytest.mark.parametrize(("phi", "is_told"), [(1.0, False), (0.0, True)])
+def test_what_a_device_shares_fully_leaves_nothing_to_tell(phi, is_told, first):
+    """Simulated: rounds are seeds."""
+    scenario = Scenario(
+        RankLimits(4, 8, 512),
+        CostModel(t0=0.05, a=0.001, b=0.0005, c=0.0, phi=phi),
+        Workload(64, "uniform:240:560", "uniform:36:84"),
+        ClientTraffic(32),
+        load_balancer="as-served",
+    )
+    off, adaptive = (
+        [simulate_and_measure(scenario, p, first + n).mean_e2el_ms for n in range(3)]
+        for p in ("off", "adaptive")
+    )
+    found = Ratio.of(adaptive, off)
+    assert found is not None
+    assert (APART not in sentence("adaptive", "off", found, None)) == is_told
+
+
+def test_so_many_more_rounds_would_tell():
+    found = trials(0.04, 0.06, 3, seed=1)
+    assert not found.differs
+    more = found.more_rounds
+    assert 0 < more < 100
+    wanted = max(abs(math.log(found.mean)), math.log1p(0.02))
+    assert found.half_width(3 + more) < wanted < found.half_width(2 + more)
+    assert f"About {more} more turns" in sentence("adaptive", "off", found, None)
+    one = sentence("adaptive", "off", trials(0.3, 0.0, 1, 0), None)
+    assert APART in one
+    assert "--rounds 3" in one
+
+
+# ---- Steps, picture and report
+
+BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
+LINE = (
+    "Iteration({number}): 1 context requests, {prefill} context "
+    "tokens, {decodes} generation requests, 4 generation tokens, iteration elapsed "
+    "time: {ms} ms"
+)
+
+
+@pytest.mark.parametrize("who", [BY_RANKS, BY_FRONT_END])
+def test_steps_are_read_from_a_log(tmp_path, who):
+    log = tmp_path / "a.steps"
+    one, other = who.format(rank=0), who.format(rank=1)
+    log.write_text(
+        f"105.0 {one}{LINE.format(number=7, prefill=100, decodes=4, ms=200.0)}\n"
+        "104.9 MainProcess Application startup complete.\n"
+        f"105.0 {other}{LINE.format(number=7, prefill=0, decodes=8, ms=190.0)}\n"
+    )
+    first, second = read_steps(log, COST)
+    assert (first.rank, first.number, first.start) == (0, 7, 0)
+    assert first.end == pytest.approx(0.2)
+    assert first.waits_s == pytest.approx(0.2 - (0.05 + 4 * 0.001 + 0.04 + 0.05))
+    assert second.waits_s == pytest.approx(0.19 - 0.058)
+    waited = first.waits_s + second.waits_s
+    assert waiting_share([first, second]) == pytest.approx(waited / 0.39)
+    assert read_steps(tmp_path / "none", COST) == ()
+
+
+def test_overlapping_steps_last_from_end_to_end():
+    steps = [
+        Step(rank, number, 0.0, 0.1 * number + 0.001 * rank, 0, 3)
+        for number in range(1, 5)
+        for rank in (0, 1)
+    ]
+    assert [s.seconds for s in spaced(steps, 2)] == pytest.approx([0.1, 0.1, 0.1])
+    # Nothing is known of a step that came after a pause, or that a rank did not log.
+    idle = [step for step in steps if (step.rank, step.number) != (1, 2)]
+    assert len(spaced(idle, 2)) == 1
+
+
+def result(turn: turns.Turn, seconds: float) -> turns.Result:
+    """Five requests at once that take so long."""
+    saved = {
+        "start_times": [0.0, 0.1],
+        "ttfts": [1.0, 1.0],
+        "itls": [[seconds - 1], [seconds - 1]],
+        "output_lens": [2, 2],
+    }
+    of_ranks = {
+        "vllm:generation_tokens_total": {"0": 1.0, "1": 1.0},
+        "vllm:prefix_cache_queries_total": {"0": 100.0, "1": 100.0},
+        "vllm:prefix_cache_hits_total": {"0": 50.0, "1": 0.0},
+    }
+    if turn.policy != "off":
+        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = {"0": 3.0, "1": 1.0}
+        of_ranks["vllm:dp_balance_exchange_seconds_count"] = {"0": 1e3, "1": 1e3}
+    counters = {name: of_ranks.get(name, {}) for name in COUNTERS}
+    return turns.Result(saved, counters, {}, {})
+
+
+def test_a_report_has_what_the_turns_say(tmp_path, capsys):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 3)
+    results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
+    about = {"command": "vllm bench dp-balance trial"}
+    report.write(folder, order, results, Answers(), Plan(), about)
+    found = json.loads((folder.report / "report.json").read_text())
+    adaptive = found["policies"]["adaptive"]
+    assert adaptive["runs"]["mean_e2el_ms"] == [8000, 9000, 10000]
+    ratio = adaptive["ratios"]["mean_e2el_ms"]
+    assert (ratio["low"], ratio["high"]) == pytest.approx((8 / 10, 10 / 12))
+    assert ratio["mean"] == pytest.approx((8 / 10 * 9 / 11 * 10 / 12) ** (1 / 3))
+    assert adaptive["mean"]["computed_share"] == 0.75
+    assert found["exchange_us"] == pytest.approx(1e6 * 1 / 1e3)
+    page = (folder.report / "report.md").read_text()
+    verdict = "adaptive: requests end 18.3% earlier than with off (16.7% earlier"
+    assert verdict in page
+    assert verdict in capsys.readouterr().out
+    assert "no forecast: the cost of a step is not known" in page
+    assert image.imread(folder.report / "trial.png").shape[0] > 500
+    assert not (folder.report / "calibration.json").exists()
+
+
+def test_the_picture_shows_the_same_seconds_of_both(tmp_path):
+    steps = [
+        Step(rank, n, n * 0.105, n * 0.105 + 0.1, 20 * (n % 10 == rank), 2, 0.04)
+        for n in range(400)
+        for rank in range(4)
+    ]
+    mean = {name: 10.0 for _, name, _ in picture.FIGURES}
+    runs = {name: [10.0] for name in mean}
+    policies = {name: {"mean": mean, "runs": runs} for name in ("off", "cap")}
+    both = {"off": steps, "cap": steps}
+    said = picture.draw({"policies": policies}, both, tmp_path / "x.png")
+    assert said == f"Picture: {tmp_path / 'x.png'}"
+    pixels = image.imread(tmp_path / "x.png")
+    assert pixels.shape[1] > 1000
+    for colour in (picture.PROMPT, picture.TOKENS):
+        wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500

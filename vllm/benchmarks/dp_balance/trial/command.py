@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""`trial`: the command, and what it refuses before anything starts."""
+
+import argparse
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..arguments import real, whole
+from ..errors import UsageError
+from ..policies import OWN, PolicySpec, make_controller
+from ..results import versions
+from . import report
+from .endpoint import Endpoint
+from .load import BenchServe, Load, Replay
+from .plan import Plan, plan_of
+from .server import Server, refuse_port_in_use
+from .steps import logging_config
+from .turns import Folder, Turn, order, run
+
+VERB = "trial"
+USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
+USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
+LOAD_HELP = (
+    "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
+    "--request-rate, --max-concurrency and so on. With --replay a trace is sent at its "
+    "own times, and sessions a think time after each answer, by the options of "
+    "`simulate`."
+)
+POLICY, DETAILS = "--data-parallel-balance", "--enable-logging-iteration-details"
+INTERRUPTED = 130
+
+
+class Given(NamedTuple):
+    """The command line, in its parts."""
+
+    args: argparse.Namespace
+    load: Sequence[str]
+    serve: Sequence[str]
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, and takes the words that are those of other commands.
+
+    vLLM's parser would change what follows `--`, and refuse what `vllm bench serve`
+    takes.
+    """
+    parser.usage, parser.epilog = USAGE, LOAD_HELP
+    _add_own(parser)
+    parser.set_defaults(words=[])
+    if sys.argv[1:4] == ["bench", "dp-balance", VERB]:
+        own = sys.argv[4 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[4:]
+        if not {"-h", "--help"} & set(own):
+            parser.set_defaults(words=sys.argv[4:])
+            del sys.argv[4:]
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "Compared in turn, the first with all others (default: off adaptive). "
+    text += "Parameters follow a colon: adaptive:ttft_budget=2."
+    add("--policy", nargs="+", metavar="NAME", help=text)
+    text = "A server that runs already, instead of a command; once for each policy."
+    add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)
+    text = "Turns of each policy (default: 3). More can be asked for later."
+    add("--rounds", type=whole(1, 1000), default=3, help=text)
+    text = "Keeps the turns, and gets the report (default: dp-balance-trial)."
+    add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
+    text = "Seconds that a server may take to get ready (default: 1800)."
+    add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
+    add("--show-model", action="store_true", help="Name the model in the report.")
+    add("--replay", action="store_true", help="Send a trace or sessions ourselves.")
+    text = "Lengths of a replay are divided by it, for a slow device (default: 1)."
+    add("--length-divisor", type=whole(1, 10**6), default=1, help=text)
+    add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
+
+
+def parse(words: Sequence[str]) -> Given:
+    """Divides the words into our options, those of the load, and the command."""
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(USAGE, add_help=False, allow_abbrev=False)
+    _add_own(parser)
+    args, load = parser.parse_known_args(list(words[:at]))
+    return Given(args, load, words[at + 1 :])
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs the trial, or goes on with it, and writes the report.
+
+    Raises:
+        UsageError: something is refused, or a turn failed.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        trial(parse(args.words))
+    except KeyboardInterrupt:
+        text = "interrupted: finished turns are kept; run the same command to go on"
+        print(text, file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def trial(given: Given) -> None:
+    """Looks at everything, and then runs the turns.
+
+    Raises:
+        UsageError: something is refused, or a turn failed.
+    """
+    args, shows = given.args, not given.args.disable_tqdm
+    deployments = _deployments(given)
+    policies = _policies(args, deployments)
+    folder = Folder(args.result_dir)
+    load: Load
+    if args.replay:
+        load = Replay(given.load, args.length_divisor, shows)
+    else:
+        load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
+    plan = Plan() if deployments else _plan(given.serve, policies)
+    urls = deployments or dict.fromkeys(policies, plan.url)
+    endpoints = {policy: Endpoint(url, load.args) for policy, url in urls.items()}
+    for policy in deployments:
+        endpoints[policy].ask()
+        endpoints[policy].refuse_other_policy(policy)
+    if not deployments:
+        refuse_port_in_use(plan.url)
+    # Another port makes no other trial.
+    serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
+    what = [*given.load, args.replay, args.length_divisor, serve, deployments, policies]
+    folder.prepare([*what, versions()])
+
+    @contextmanager
+    def served(turn: Turn) -> Iterator[Endpoint]:
+        endpoint = endpoints[turn.policy]
+        if deployments:
+            yield endpoint
+            return
+        refuse_port_in_use(plan.url)
+        steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
+        steps.unlink(missing_ok=True)
+        folder.write(config, json.dumps(logging_config(steps)))
+        command = [*given.serve, DETAILS, *_policy_words(turn.policy)]
+        variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
+        with Server(command, folder.file(turn, ".server.log"), variables) as server:
+            server.start()
+            server.wait_until_ready(endpoint, args.ready_timeout)
+            endpoint.watch = server.refuse_ended
+            try:
+                yield endpoint
+            except UsageError:
+                server.refuse_ended()
+                raise
+
+    turns = order(policies, args.rounds)
+    results = run(folder, turns, served, load, shows)
+    model = endpoints[policies[0]].model()[1] if deployments else plan.model
+    about = {"command": shown(given, policies)}
+    if args.show_model:
+        about["model"] = model
+    report.write(folder, turns, results, load, plan, about)
+
+
+def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
+    policies = args.policy or list(deployments) or ["off", "adaptive"]
+    names = [PolicySpec.parse(policy).name for policy in policies]
+    for policy, name in zip(policies, names, strict=True):
+        if name not in OWN:
+            raise UsageError(f"--policy {policy}: a server has {', '.join(OWN)}.")
+        make_controller(policy)
+    if len(set(names)) < max(2, len(names)):
+        raise UsageError(
+            f"--policy {' '.join(policies)}: give two or more different ones."
+        )
+    return list(policies)
+
+
+def _deployments(given: Given) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given.args.deployment:
+        policy, _, url = text.partition("=")
+        if not re.match(r"https?://\S", url) or policy in found or given.args.policy:
+            raise UsageError(
+                f"--deployment {text}: give POLICY=http://HOST:PORT, each policy once, "
+                "and no --policy."
+            )
+        found[policy] = url
+    if bool(found) == bool(given.serve):
+        raise UsageError(
+            f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment for each "
+            "policy, and not both."
+        )
+    return found
+
+
+def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
+    for word in serve:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in (POLICY, f"{POLICY}-ttft"):
+            raise UsageError(f"{name}: leave it out; --policy says what is served.")
+        if name == "--disable-log-stats":
+            raise UsageError(f"{name}: leave it out; the policies could not be seen.")
+    print("looking at the command", file=sys.stderr, flush=True)
+    active = next(policy for policy in policies if policy != "off")
+    return plan_of([*serve, *_policy_words(active)])
+
+
+def _policy_words(policy: str) -> list[str]:
+    spec = PolicySpec.parse(policy)
+    words = [POLICY, spec.name]
+    if spec.ttft_budget is not None:
+        words += [f"{POLICY}-ttft", f"{spec.ttft_budget:g}"]
+    return words
+
+
+PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")
+PUBLIC = re.compile(r"--(dataset-name|dtype|quantization|kv-cache-dtype)")
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?|inf", re.IGNORECASE)
+
+
+def shown(given: Given, policies: Sequence[str]) -> str:
+    """The command as the report has it: options, and of their values only numbers.
+
+    No model, prompt, address, host or path is in it.
+    """
+    args = given.args
+    words = [
+        "vllm bench dp-balance trial --policy",
+        *policies,
+        f"--rounds {args.rounds}",
+    ]
+    words += ["--replay", f"--length-divisor {args.length_divisor}"] * args.replay
+    words += _harmless(given.load)
+    if given.serve:
+        at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0
+        words += ["-- vllm serve MODEL", *_harmless(given.serve[at:])]
+    return " ".join(words)
+
+
+def _harmless(words: Iterable[str]) -> list[str]:
+    """Options with their numbers; other values as `…`."""
+    found: list[str] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            option, equals, word = word.partition("=")
+            option = option.partition(".")[0].replace("_", "-")
+            found.append(option)
+            if not equals:
+                continue
+        if found:  # what comes before any option is the model
+            number = NUMBER.fullmatch(word) and not PRIVATE.search(option)
+            found.append(word if number or PUBLIC.fullmatch(option) else "…")
+    return found

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the turns tell of the device, and what the simulator makes of it."""
+
+import contextlib
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+from tqdm import tqdm
+
+from ..calibrate import MIN_STEPS
+from ..errors import UsageError
+from ..rank.limits import BLOCK_SIZE, RankLimits
+from ..requests.arrivals import Frontend
+from ..scenario import Scenario, simulate_and_measure
+from ..step_time.fit import Fit, fit
+from ..step_time.steps import read_server_logs
+from .endpoint import EXCHANGE_SUM, EXCHANGES
+from .figures import SIMULATED
+from .load import Load
+from .plan import Plan
+from .steps import read_steps, spaced
+from .turns import Folder, Result, Turn
+
+
+def exchange_us(results: Sequence[Result]) -> float | None:
+    """Mean µs of an exchange on the rank that waits least; None if there was none."""
+    found = []
+    for result in results:
+        counts = result.counters[EXCHANGES]
+        sums = result.counters[EXCHANGE_SUM]
+        found += (
+            [min(sums[x] / counts[x] for x in counts)] if any(counts.values()) else []
+        )
+    return 1e6 * statistics.fmean(found) if found else None
+
+
+def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
+    """The cost model by the logs of all turns, or why there is none."""
+    if not plan.ranks:
+        return "the logs of deployments are not read"
+    samples, host = [], []
+    for turn in turns:
+        if plan.async_scheduling:
+            steps = read_steps(folder.file(turn, ".steps"), None)
+            samples += spaced(steps, plan.ranks)
+            host.append(0.0)
+            continue
+        with contextlib.suppress(UsageError):
+            found = read_server_logs([folder.file(turn, ".server.log")], plan.ranks)
+            samples += found.samples
+            host.append(found.host_seconds)
+    if len(samples) < MIN_STEPS:
+        return "the logs have too few steps of all ranks"
+    return fit(samples, statistics.fmean(host))
+
+
+def forecast(
+    folder: Folder,
+    turns: Sequence[Turn],
+    results: Sequence[Result],
+    load: Load,
+    plan: Plan,
+    found: Fit | str,
+) -> Mapping[str, Mapping[str, float]] | str:
+    """Ratios to the base in the simulator, by policy and figure, or why there are none.
+
+    Each round is simulated with the same load and the constants that were found.
+    """
+    if isinstance(found, str):
+        return f"the cost of a step is not known: {found}"
+    simulated = {}
+    base = {turn.round: turn for turn in turns if turn.policy == turns[0].policy}
+    blocks = int(results[0].cache.get("num_gpu_blocks", 0))
+    blocks = blocks * int(results[0].cache.get("block_size", 0)) // BLOCK_SIZE
+    limits = RankLimits(plan.ranks, plan.slots, plan.batched_tokens, blocks or None)
+    for turn in tqdm(turns, unit="run", desc="forecast", disable=None):
+        workload, traffic = load.as_simulated(folder.file(base[turn.round]))
+        scenario = Scenario(
+            *(
+                limits,
+                found.cost,
+                workload,
+                traffic,
+                Frontend(api_servers=plan.api_servers),
+            ),
+            load_balancer="as-served",
+            async_scheduling=plan.async_scheduling,
+        )
+        try:
+            run = simulate_and_measure(scenario, turn.policy, turn.round)
+        except UsageError as error:
+            print(f"no forecast: {error}", file=sys.stderr)
+            return "the simulator refuses it"
+        simulated[turn.policy, turn.round] = run
+    ratios: dict[str, dict[str, float]] = {turn.policy: {} for turn in turns}
+    for policy, of_policy in ratios.items():
+        for name in SIMULATED:
+            pairs = [
+                (simulated[policy, n], simulated[turns[0].policy, n]) for n in base
+            ]
+            values = [
+                getattr(a, name) / (getattr(b, name) or math.nan) for a, b in pairs
+            ]
+            if all(map(math.isfinite, values)):
+                of_policy[name] = statistics.fmean(values)
+    return ratios

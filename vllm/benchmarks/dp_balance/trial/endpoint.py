@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What a server says of itself: its model, and its figures on /metrics."""
+
+import contextlib
+import os
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..errors import UsageError
+
+SECONDS = 30.0
+GATE = "vllm:dp_balance_"
+"""What the names of a server with balance on begin with."""
+DECISIONS = "vllm:dp_balance_decisions_total"
+EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
+QUERIES, HITS = (f"vllm:prefix_cache_{what}_total" for what in ("queries", "hits"))
+COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, "vllm:generation_tokens_total")
+"""What a turn keeps of /metrics."""
+STATISTICS = "vllm:num_requests_running"
+"""Is there unless statistics are switched off."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one look at /metrics."""
+
+    policies: frozenset[str]
+    """That have decided; of a server without balance `off`."""
+    sums: Mapping[str, Mapping[str, float]]
+    """By name and engine (rank), summed over the other labels."""
+    costs: Mapping[str, float]
+    """What `adaptive` has learned, seconds by part; the mean of the ranks."""
+    cache: Mapping[str, str]
+    """Of the KV cache's configuration."""
+
+    def since(self, before: "Figures", name: str) -> dict[str, float]:
+        """By engine, how much more there is of a counter."""
+        then = before.sums.get(name, {})
+        now = self.sums.get(name, {})
+        return {engine: value - then.get(engine, 0.0) for engine, value in now.items()}
+
+
+class Endpoint:
+    """A server by its address."""
+
+    def __init__(self, url: str, args: Namespace) -> None:
+        """Asks nothing yet.
+
+        Args:
+            url: without a path.
+            args: of them `header` and `insecure` count, as of `vllm bench serve`.
+        """
+        self.url = url.rstrip("/")
+        self.watch: Callable[[], None] = lambda: None
+        """Called about once a second while a load is sent; raises to end it."""
+        key = os.environ.get("OPENAI_API_KEY")
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        for text in args.header or ():
+            name, _, value = text.partition("=")
+            self.headers[name.strip()] = value.strip()
+        self.verify = not args.insecure
+        self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
+
+    def answers(self) -> bool:
+        """Whether it serves a model."""
+        with contextlib.suppress(requests.RequestException):
+            status = requests.get(
+                f"{self.url}/v1/models", timeout=5, **self._how
+            ).status_code
+            if status in (401, 403):
+                raise UsageError(
+                    f"{self.url}: answers with status {status}; set OPENAI_API_KEY, or "
+                    "give a --header."
+                )
+            return status == 200
+        return False
+
+    def model(self) -> tuple[str, str]:
+        """The name by which requests ask for the model, and its folder or hub name."""
+        model = self._get("/v1/models").json()["data"][0]
+        return str(model["id"]), str(model.get("root") or model["id"])
+
+    def ask(self) -> None:
+        """One short request, so that a policy has decided.
+
+        Raises:
+            UsageError: it is not answered.
+        """
+        body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
+        self._call("POST", "/v1/completions", json=body)
+
+    def figures(self) -> Figures:
+        """Reads /metrics.
+
+        Raises:
+            UsageError: there is none, or it has no statistics.
+        """
+        sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        costs: dict[str, list[float]] = defaultdict(list)
+        policies, cache, has_gate = set(), {}, False
+        for family in text_string_to_metric_families(self._get("/metrics").text):
+            has_gate |= family.name.startswith(GATE)
+            for sample in family.samples:
+                labels = sample.labels
+                if sample.name == DECISIONS:
+                    policies.add(labels["policy"])
+                elif sample.name == "vllm:dp_balance_step_cost_seconds":
+                    costs[labels["part"]].append(sample.value)
+                elif sample.name == "vllm:cache_config_info":
+                    cache = labels
+                if "engine" in labels:
+                    sums[sample.name][labels["engine"]] += sample.value
+        if STATISTICS not in sums:
+            raise UsageError(
+                f"{self.url}/metrics: has no statistics of vLLM; serve without "
+                "--disable-log-stats, and give the address of the server itself."
+            )
+        if not has_gate:
+            policies = {"off"}
+        means = {part: sum(values) / len(values) for part, values in costs.items()}
+        return Figures(frozenset(policies), sums, means, cache)
+
+    def refuse_other_policy(self, policy: str) -> Figures:
+        """Looks whether it serves with that policy; returns the figures.
+
+        Raises:
+            UsageError: it does not.
+        """
+        found = self.figures()
+        if found.policies != {policy}:
+            names = " and ".join(sorted(found.policies)) or "none that has decided"
+            raise UsageError(
+                f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
+                "could be said of the comparison."
+            )
+        return found
+
+    def _get(self, path: str) -> requests.Response:
+        return self._call("GET", path)
+
+    def _call(self, method: str, path: str, **more: Any) -> requests.Response:
+        try:
+            answer = requests.request(
+                method, self.url + path, timeout=SECONDS, **self._how, **more
+            )
+            answer.raise_for_status()
+        except requests.RequestException as error:
+            raise UsageError(f"{self.url}{path}: no answer ({error}).") from None
+        return answer

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The turns: their order, their folder, and going on where it was stopped."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from ..errors import UsageError
+from .endpoint import COUNTERS, Endpoint, Figures
+from .load import Load
+
+ROOM_BYTES = 16 << 20
+"""Free on the disk before a turn; logs of an hour take some of it."""
+SETTLE_S, PAUSE_S = 60.0, 0.5
+NO_SPACE = "Finished turns are kept; run the same command again when there is room."
+
+
+class Turn(NamedTuple):
+    """One policy's part of a round."""
+
+    number: int
+    """From 1 on."""
+    round: int
+    """From 0 on; a load of its own."""
+    policy: str
+
+
+def order(policies: Sequence[str], rounds: int) -> list[Turn]:
+    """A, B, B, A, A, B, …: what drifts with time meets all alike."""
+    both_ways = (list(policies), list(policies)[::-1])
+    turns = [(n, policy) for n in range(rounds) for policy in both_ways[n % 2]]
+    return [Turn(number, *each) for number, each in enumerate(turns, start=1)]
+
+
+class Result(NamedTuple):
+    """What is known of a turn that has ended well."""
+
+    saved: Mapping[str, Any]
+    """As `vllm bench serve --save-detailed` has it."""
+    counters: Mapping[str, Mapping[str, float]]
+    """By name and engine: how much was added in the turn."""
+    costs: Mapping[str, float]
+    """Seconds by part, as `adaptive` learned them."""
+    cache: Mapping[str, str]
+    """The configuration of the KV cache."""
+
+
+Serve = Callable[[Turn], AbstractContextManager[Endpoint]]
+"""Makes the endpoint of a turn ready."""
+
+
+class Folder:
+    """Where a trial keeps its turns; only what is in `report` is meant for others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.report = path, path / "report"
+
+    def file(self, turn: Turn, suffix: str = ".json") -> Path:
+        """One of a turn; without a suffix of the caller its result."""
+        name = f"{turn.number:02d}-{turn.policy.partition(':')[0]}{suffix}"
+        return self.path / "turns" / name
+
+    def prepare(self, options: object) -> None:
+        """Makes it, or goes on with it if it is of the same trial.
+
+        Raises:
+            UsageError: it is of another one, or cannot be written.
+        """
+        state = self.path / "trial.json"
+        text = json.dumps(options, sort_keys=True)
+        mark = hashlib.sha256(text.encode()).hexdigest()
+        try:
+            names = [path.name for path in self.path.glob("*")]
+            if names and (not state.exists() or json.loads(state.read_text()) != mark):
+                raise UsageError(
+                    f"--result-dir {self.path}: has something else, or the turns of "
+                    "another trial (model, load, policies or versions differ); give "
+                    "another folder."
+                )
+            for folder in ("turns", "report"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--result-dir {self.path}: {error.strerror}.") from None
+        self.write(state, json.dumps(mark))
+
+    def write(self, path: Path, text: str) -> None:
+        """Writes a file whole or not at all.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        part = path.with_name(f"{path.name}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UsageError(f"{path}: {error.strerror}. {NO_SPACE}") from None
+
+    def refuse_full(self) -> None:
+        """Looks whether the disk has room for a turn.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if (free := shutil.disk_usage(self.path).free) < ROOM_BYTES:
+            raise UsageError(
+                f"--result-dir {self.path}: {free >> 20} MiB are free on its disk, "
+                f"{ROOM_BYTES >> 20} are needed. {NO_SPACE}"
+            )
+
+    def result(self, turn: Turn) -> Result | None:
+        """Of a turn that has ended well, else None.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        if not (path := self.file(turn)).exists():
+            return None
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            return Result(saved, *saved.pop("trial"))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(f"{path}: is no result of a turn; delete it.") from None
+
+
+def run(
+    folder: Folder, turns: Sequence[Turn], serve: Serve, load: Load, progress: bool
+) -> list[Result]:
+    """Runs what is missing; the results of all turns, in order.
+
+    Raises:
+        UsageError: a turn failed; those before it are kept.
+    """
+    found: list[Result] = []
+    done = sum(folder.file(turn).exists() for turn in turns)
+    hidden = None if progress else True  # None: unless on a terminal
+    with tqdm(total=len(turns), initial=done, unit="turn", disable=hidden) as bar:
+        for turn in turns:
+            bar.set_description(turn.policy)
+            result = folder.result(turn)
+            if result is None:
+                folder.refuse_full()
+                try:
+                    result = _run(folder, turn, serve, load)
+                except (UsageError, OSError) as error:
+                    folder.refuse_full()
+                    raise UsageError(
+                        f"turn {turn.number} of {len(turns)}, {turn.policy}: {error} "
+                        f"{len(found)} finished turns are kept; run the same command "
+                        "again to go on."
+                    ) from None
+                bar.update()
+            found.append(result)
+    return found
+
+
+def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
+    with serve(turn) as endpoint:
+        before = endpoint.figures()
+        saved = asyncio.run(_watched(endpoint, load, turn.round))
+        _refuse_failed(saved)
+        after = _settled(endpoint)
+        endpoint.refuse_other_policy(turn.policy.partition(":")[0])
+    counters = {name: after.since(before, name) for name in COUNTERS}
+    parts = counters, after.costs, after.cache
+    folder.write(folder.file(turn), json.dumps({**saved, "trial": parts}))
+    return Result(saved, *parts)
+
+
+async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, Any]:
+    sent = asyncio.ensure_future(load.send(endpoint, number))
+    while not sent.done():
+        endpoint.watch()
+        await asyncio.wait([sent], timeout=1)
+    return await sent
+
+
+def _refuse_failed(saved: Mapping[str, Any]) -> None:
+    """Looks whether all requests were answered.
+
+    Raises:
+        UsageError: some were not.
+    """
+    failed, completed = saved.get("failed", 0), saved.get("completed", 0)
+    if failed or not completed:
+        errors = [error for error in saved.get("errors", ()) if error]
+        last = errors[0].strip().splitlines()[-1] if errors else "none says why"
+        raise UsageError(
+            f"{failed} of {failed + completed} requests failed, the first with: {last}."
+        )
+
+
+def _settled(endpoint: Endpoint) -> Figures:
+    """The figures once the ranks have stopped: their steps outlast the answers."""
+    now, before = endpoint.figures(), None
+    end = time.monotonic() + SETTLE_S
+    while now != before and time.monotonic() < end:
+        time.sleep(PAUSE_S)
+        now, before = endpoint.figures(), now
+    return now
