@@ -96,7 +96,7 @@ class Scheduler:
 
     def _begin_prefill(self) -> None:
         self._prefill = self._single = self._single_context = 0
-        self._attended = 0.0
+        self._attended, self._before = 0.0, 0
         self.prefilled = self.twice_attended = 0
         """Prompt tokens of the step, and those that are computed again; what they
         attend to, twice."""
@@ -148,7 +148,7 @@ class Scheduler:
         """Sets what may be done in the next step."""
         self._decision = decision
 
-    def schedule(self) -> tuple[int, int, int, float]:
+    def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
         if self.prefilled:
@@ -165,6 +165,7 @@ class Scheduler:
             self._decodes.tokens + self._single,
             self._decodes.context + self._single_context,
             self._attended,
+            self._before,
         )
         self._in_flight.append(self._advance())
         return load
@@ -206,7 +207,7 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _, attention = self._decision
+        admit, limit, _, attention, _ = self._decision
         if limit is None:
             limit = self._max_tokens if attention else sys.maxsize
         self._allowed = limit
@@ -238,9 +239,12 @@ class Scheduler:
 
     def _clip(self, work: RankRequest, budget: int) -> int:
         """Takes a chunk from what is allowed; a clipped one takes all."""
-        position, attention = work.num_computed_tokens, self._decision.attention
+        position, decision = work.num_computed_tokens, self._decision
+        attention = decision.attention
         wanted = min(work.num_tokens - position, budget)
-        tokens = tokens_within(self._allowed, position, wanted, attention)
+        tokens = tokens_within(
+            self._allowed, position, wanted, attention, decision.least
+        )
         cost = cost_of(position, tokens, attention)
         self._allowed = max(0, self._allowed - cost) if tokens == wanted else 0
         return tokens
@@ -259,6 +263,7 @@ class Scheduler:
         else:
             self._prefill += tokens
             self._attended += tokens * (position + tokens / 2)
+            self._before += position
         self._note_change()
         self.prefilled += tokens
         self.twice_attended += twice_attended(position, tokens)

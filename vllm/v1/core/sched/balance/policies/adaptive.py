@@ -26,6 +26,10 @@ _LEAST_LOAD = 0.02
 """Share of the slots in use below which no more is given."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need."""
+_LEAST_CHUNK = 1024
+"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
+before it, which takes as long as 410 tokens need to attend to it: by the shapes of
+DeepSeek-V3, 512 * 256 operations against 320."""
 _EMPTY = 0.125
 """Share of the slots in use below which ranks count as empty for a TTFT budget."""
 _NEWEST = 0.01
@@ -111,7 +115,7 @@ class Adaptive:
             # A cut prompt takes more steps, in which the others decode.
             if sum(snapshot.decoding) <= sum(snapshot.pending):
                 return decision
-        return decision._replace(attention=self._attention)
+        return decision._replace(attention=self._attention, least=_LEAST_CHUNK)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens

@@ -6,11 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from .decision import OPEN, Decision, Learned, Policy
+from .decision import Decision, Learned, Policy
 from .max_hold_steps import BOUND_REACHED
 from .rows import Snapshot
 
-LOSING = OPEN._replace(reason="losing")
+LOSING = "losing"
+"""The reason while holds have cost more than they may."""
 
 _ALLOWED = 0.01
 """Share of the time that holds may cost without saving it."""
@@ -77,9 +78,9 @@ class Guard:
         heads = min(requests, len(snapshot.running) + sum(snapshot.pending))
         self._account(snapshot, heads)
         if self._is_held_too_long(max(snapshot.held_steps), heads):
-            decision = BOUND_REACHED._replace(attention=decision.attention)
+            decision = decision.opened(BOUND_REACHED)
         elif self._losing:
-            decision = LOSING._replace(attention=decision.attention)
+            decision = decision.opened(LOSING)
         self._delayed = 0.0 if decision.admit else _delayed(snapshot)
         self._withheld = _withheld(decision, snapshot)
         return decision
