@@ -3,6 +3,8 @@
 `python tests/unit/helpers/tenants.py` judges more worlds, and prints who pays.
 """
 
+from statistics import fmean
+
 import pytest
 
 import tenants
@@ -11,12 +13,14 @@ from tenants import MEAN, TINY, Figures, judge, serve, who_pays
 FAST, ALL = range(100, 110), range(300)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_many_tiny_requests_hold_no_prompt_of_others(seed):
-    off, adaptive = (serve(TINY, policy, seed) for policy in ("off", "adaptive"))
-    assert adaptive["others"].median <= 2 * off["others"].median + 0.5
-    assert adaptive["others"].mean <= MEAN * off["others"].mean
-    assert adaptive["all"].mean <= 1.02 * off["all"].mean
+def test_many_tiny_requests_hold_no_prompt_of_others():
+    offs = [serve(TINY, "off", seed) for seed in range(4)]
+    adaptives = [serve(TINY, "adaptive", seed) for seed in range(4)]
+    for off, adaptive in zip(offs, adaptives, strict=True):
+        assert adaptive["others"].median <= 2 * off["others"].median + 0.5
+    for who, more in (("others", MEAN), ("all", 1.01)):
+        means = [fmean(each[who].mean for each in runs) for runs in (offs, adaptives)]
+        assert means[1] <= more * means[0]
 
 
 @pytest.mark.parametrize("seed", FAST)

@@ -26,8 +26,9 @@ _SECONDS = 1e-6
 class Guard:
     """A policy whose holds are bounded, whatever it decides and has learned.
 
-    Both bounds count *heads*: the ranks and what is pending on them. How many requests
-    decode does not matter, so nobody is held longer for the sake of a stranger's.
+    Both bounds count *heads*: the ranks, and whom a hold delays, those that are pending
+    and those that wait for a slot behind them. How many requests decode does not
+    matter, so nobody is held longer for the sake of a stranger's.
 
     **In time.** A hold lets prefills of several ranks share steps that they would have
     taken one after another, and a prefill delays all by one such step. No request is
@@ -37,18 +38,17 @@ class Guard:
     it, and not for a hold. At the bound, all ranks schedule one step as if there were
     no balance scheduling.
 
-    **By what they save.** The policy has a credit of seconds times heads. The time by
-    which holds delay requests is taken from it; what releases save for each head is
-    added, and 1 % of the time. When it is used up, all ranks schedule as if there were
-    no balance scheduling, until half of it is there again. So all holds together cost
-    at most what they saved for those who wait, one percent more, and the credit of the
-    beginning: a wait of ``ranks * prefill`` seconds for each, which is the most that
-    the credit can be.
+    **By what they save.** The policy has a credit of seconds. A hold takes its time
+    from it, by the share of the heads that it delays; what releases save is added, and
+    1 % of the time. When it is used up, all ranks schedule as if there were no balance
+    scheduling, until half of it is there again. So all holds together cost a head at
+    most what they saved, one percent more, and the credit of the beginning: ``ranks *
+    prefill`` seconds, which is the most that the credit can be.
 
     A release that lengthens a step by E for prompts of t_r tokens has saved
-    ``rate * sum(t_r) - E`` seconds, if that is positive. The rate
-    is that of the lone prefills measured lately (median), but at most ``E / max(t_r)``:
-    the same step without the other ranks' prompts would not have been longer.
+    ``rate * sum(t_r) - E`` seconds, if that is positive. The rate is that of the lone
+    prefills measured lately (median of their tokens), but at most ``E / max(t_r)``: the
+    same step without the other ranks' prompts would not have been longer.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -75,13 +75,14 @@ class Guard:
         """
         decision = self._policy.decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        heads = min(requests, len(snapshot.running) + sum(snapshot.pending))
+        delayed = _delayed(snapshot)
+        heads = min(requests, len(snapshot.running) + delayed)
         self._account(snapshot, heads)
         if self._is_held_too_long(max(snapshot.held_steps), heads):
             decision = decision.opened(BOUND_REACHED)
         elif self._losing:
             decision = decision.opened(LOSING)
-        self._delayed = 0.0 if decision.admit else _delayed(snapshot)
+        self._delayed = 0.0 if decision.admit else delayed
         self._withheld = _withheld(decision, snapshot)
         return decision
 
@@ -94,25 +95,25 @@ class Guard:
         """Seconds of a recent step with a prefill; of any, if there was none."""
         return self._prefill.value or self._decode.value
 
-    def _is_held_too_long(self, steps: int, heads: int) -> bool:
+    def _is_held_too_long(self, steps: int, heads: float) -> bool:
         if not steps:
             return False
         before = self._held[-1 - min(steps, len(self._held) - 1)]
         bound = heads * self._usual()
         return bool(bound) and self._held[-1] - before >= bound
 
-    def _account(self, snapshot: Snapshot, heads: int) -> None:
+    def _account(self, snapshot: Snapshot, heads: float) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * _SECONDS
         self._held.append(self._held[-1] + seconds * self._withheld)
         if not seconds:  # the first step of a wave
             return
-        saved = self._saved(snapshot.prefill_tokens, seconds) * heads
+        saved = self._saved(snapshot.prefill_tokens, seconds)
         usual = self._usual()
         # A pause of the device is not the hold's fault.
         lost = self._delayed * min(seconds, usual)
-        most = heads * len(snapshot.running) * usual
-        credit = self._credit + saved - lost + _ALLOWED * heads * seconds
+        most = len(snapshot.running) * usual
+        credit = self._credit + saved - lost / max(1, heads) + _ALLOWED * seconds
         self._credit = max(-most, min(credit, most))
         if self._credit < 0:
             self._losing = True
@@ -129,7 +130,7 @@ class Guard:
         longer = max(0.0, seconds - self._decode.value)
         rate = longer / max(tokens)
         if len(tokens) == 1:
-            self._lone_rate.add(rate)
+            self._lone_rate.add(rate, tokens[0])
         if self._lone_rate.known:
             rate = min(rate, self._lone_rate.value)
         return max(0.0, rate * sum(tokens) - longer)
@@ -168,7 +169,7 @@ class _Median:
     """Of the recent values; the lower one of an even number."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self.value = 0.0
 
     @property
@@ -176,7 +177,12 @@ class _Median:
         """Whether there is any value."""
         return bool(self._recent)
 
-    def add(self, value: float) -> None:
-        """Adds the newest value."""
-        self._recent.append(value)
-        self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]
+    def add(self, value: float, weight: int = 1) -> None:
+        """Adds the newest value, which counts so many times."""
+        self._recent.append((value, weight))
+        half = sum(weight for _, weight in self._recent) / 2
+        for value, weight in sorted(self._recent):
+            half -= weight
+            if half <= 0:
+                self.value = value
+                return
