@@ -54,15 +54,20 @@ def test_slowest_rank_counts():
     assert cost.step_seconds(with_prefill) == pytest.approx(1 + 0.3 + 1.0 + 0.5)
 
 
-def test_prompt_tokens_cost_more_the_longer_their_context():
-    cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, attention=1e-4)
+@pytest.mark.parametrize(
+    ("costs", "more"),
+    [({"attention": 1e-4}, (0.5, 1.5)), ({"projection": 0.02}, (0.0, 2.0))],
+)
+def test_prompt_tokens_cost_more_the_longer_their_context(costs, more):
+    """Each for what it attends to, and a chunk for what it projects anew."""
+    cost = CostModel(t0=1.0, a=0.0, b=0.01, c=0.0, **costs)
     engine = Engine(RankLimits(1, 4, 100), max_model_len=205)
     engine.add(0, SimRequest(0, 200, 5))
     seconds = []
     for _ in range(2):
         seconds.append(cost.step_seconds(engine.schedule()))
         engine.update()
-    assert seconds == pytest.approx([1 + 1 + 0.5, 1 + 1 + 1.5])
+    assert seconds == pytest.approx([2 + each for each in more])
 
 
 def test_time_of_decodes_is_concave_while_few_experts_are_read():

@@ -30,6 +30,12 @@ def test_what_fits_is_the_most_that_costs_no_more(budget, position, wanted, pric
         assert cost_of(position, allowed + 1, price) > budget - near
 
 
+def test_a_deep_chunk_is_not_cut_into_pieces_that_only_project():
+    assert tokens_within(8192, 10**6, 9000, 1e-4, least=1000) == 1000
+    assert tokens_within(500, 10**6, 9000, 1e-4, least=1000) == 500
+    assert tokens_within(8192, 10**6, 300, 1e-4, least=1000) == 300
+
+
 @given(positions, tokens, prices)
 def test_a_chunk_that_costs_the_budget_fits_whole(position, wanted, price):
     budget = cost_of(position, wanted, price)

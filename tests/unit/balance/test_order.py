@@ -2,56 +2,57 @@
 
 from collections import deque
 
-from balance.policies.order import FIRST, OVERTAKEN, ShortFirst, sort_first
+from balance.policies.order import ShortFirst
 from hypothesis import given
 from hypothesis import strategies as st
 
-arrivals = st.lists(
-    st.tuples(st.integers(0, 50), st.integers(1, 400)), min_size=1, max_size=FIRST
-)
+prompts = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
 
-@given(arrivals, st.integers(1, 100))
-def test_who_passes_is_shorter_by_more_than_was_computed_meanwhile(arrivals, step):
-    order, now, came = ShortFirst(), 0, {}
-    queue = deque()
-    for gap, tokens in arrivals:
-        for _ in range(gap):
-            order.end_step({}, step, came)
-            now += step
-        name = str(len(came))
-        came[name] = now, tokens
-        order.end_step({name: tokens}, 0, came)
-        queue.append(name)
-    sort_first(queue, lambda n: order.place(n, False, True))
+def sorted_by(order, queue, pending):
+    """The names, after those that are pending have been put in order."""
+    queue = deque(queue)
+    order.sort(queue, list(queue), pending, pending)
+    return list(queue)
+
+
+@given(prompts, st.lists(st.integers(1, 9), min_size=60, max_size=60))
+def test_none_is_passed_by_more_than_it_has_itself(tokens, together):
+    """However many come at once, and if nothing is computed meanwhile."""
+    order, queue, pending = ShortFirst(), [], {}
+    while tokens:
+        new, tokens = tokens[: together[0]], tokens[together[0] :]
+        together = together[1:]
+        names = [str(len(pending) + n) for n in range(len(new))]
+        pending |= dict(zip(names, new, strict=True))
+        queue = sorted_by(order, [*queue, *names], pending)
+    assert sorted(queue) == sorted(pending)
     for place, name in enumerate(queue):
-        mine, tokens = came[name]
-        for other in list(queue)[:place]:
-            theirs, shorter = came[other]
-            passes = int(other) > int(name)
-            assert not passes or theirs - mine < OVERTAKEN * (tokens - shorter)
-            # However many come: none that does so after that much was computed.
-            assert not passes or theirs < mine + OVERTAKEN * tokens
+        passed_by = [each for each in queue[:place] if int(each) > int(name)]
+        assert sum(pending[each] for each in passed_by) <= pending[name]
+        assert all(pending[each] < pending[name] for each in passed_by)
 
 
-def test_equal_prompts_stay_as_they_came():
-    order, names = ShortFirst(), [str(n) for n in range(40)]
-    order.end_step(dict.fromkeys(reversed(names), 7), 0, names)
-    queue = deque(names)
-    sort_first(queue, lambda name: order.place(name, False, True))
-    assert list(queue) == names
+def test_short_prompts_pass_long_ones_and_equal_ones_do_not():
+    order = ShortFirst()
+    pending = {"long": 100, "middle": 60, "short": 30, "other": 30, "last": 10}
+    queue = sorted_by(order, pending, pending)
+    assert queue == ["last", "short", "middle", "long", "other"]
 
 
-def test_only_the_first_are_put_in_order():
-    queue = deque(range(FIRST + 20, 0, -1))
-    sort_first(queue, lambda n: (0, n))
-    assert list(queue) == [*range(21, FIRST + 21), *range(20, 0, -1)]
+def test_who_is_not_pending_is_neither_moved_nor_passed():
+    order = ShortFirst()
+    queue = ["long", "blocked", "short"]
+    assert sorted_by(order, queue, {"long": 90, "short": 5}) == queue
+    assert sorted_by(order, queue, {"long": 90, "blocked": 50, "short": 5}) == [
+        *("blocked", "long", "short")
+    ]
 
 
 def test_who_has_gone_is_forgotten_and_who_is_there_is_not():
     order = ShortFirst()
-    order.end_step({"long": 500}, 1000, ["long"])
+    sorted_by(order, ["long"], {"long": 500})
     for n in range(1000):
-        order.end_step({f"{n}": 5}, 10, ["long", f"{n}"])
-    assert order.place("long", False, True) == (1, 500)
-    assert len(order._places) < 110
+        sorted_by(order, ["long", str(n)], {"long": 500, str(n): 300})
+    assert len(order._prompts) < 110
+    assert order._prompts["long"].allowed == 200

@@ -1,8 +1,12 @@
 """Policies know nothing but rows: no engine, no clock, no chance, no files."""
 
 import ast
+import importlib
 
 import pytest
+from balance.policies.by_name import create_policy
+from balance.policies.step_cost import StepCost
+from snapshots import Ranks
 
 from conftest import FOLDER
 
@@ -23,3 +27,40 @@ def test_imports_only_pure_modules(path):
             assert node.level <= 1, ast.unparse(node)
             allowed = siblings if node.level else ALLOWED
             assert node.module in allowed, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", PURE, ids=lambda path: path.stem)
+def test_computes_with_what_is_the_same_on_every_host(path):
+    """C libraries differ in powers and exponentials; IEEE 754 fixes roots."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.Pow), path
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "math":
+            assert node.attr in {"ceil", "fsum", "inf", "sqrt"}
+
+
+def whole_sum(numbers):
+    """As Python's, which adds floats in one way until 3.11, and in another since."""
+    numbers = list(numbers)
+    assert all(isinstance(each, int) for each in numbers), numbers
+    return sum(numbers)
+
+
+def test_floats_are_added_by_fsum(monkeypatch):
+    for path in PURE:
+        module = importlib.import_module(f"balance.policies.{path.stem}")
+        monkeypatch.setattr(module, "sum", whole_sum, raising=False)
+    monkeypatch.setattr(StepCost, "per_attended", lambda cost, largest: 1e-3)
+    policy, ranks = create_policy("adaptive"), Ranks(4)
+    reasons = set()
+    for number in range(1000):
+        if number % 2 == 0:
+            ranks.arrive(number % 3, prompt=100 + number, output=60)
+        row = ranks.snapshot()
+        rows = row._replace(
+            pending_attended=tuple(n * n // 2 for n in row.pending_tokens),
+            prefill_attended=tuple(n * n // 2 for n in row.prefill_tokens),
+        )
+        decision = policy.decide(rows)
+        reasons.add(decision.reason)
+        ranks.advance(decision)
+    assert {"gain", "waiting_cost"} <= reasons

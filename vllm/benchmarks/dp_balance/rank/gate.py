@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.policies.by_name import OPEN
 from vllm.v1.core.sched.balance.policies.chunks import twice_attended
-from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks
@@ -88,6 +88,7 @@ class GatedRank(Scheduler):
         """Of the row: running, decoding, waiting, pending, pending tokens."""
         self._pending: list[RankRequest] = []
         self._pending_attended = 0
+        self._pending_tokens: dict[str, int] = {}
         self._pending_names: frozenset[str] = frozenset()
         self._pending_since = 0.0
         self._last_row: float | None = None
@@ -156,17 +157,19 @@ class GatedRank(Scheduler):
 
     def _measure_pending(self, now: float, since: float) -> None:
         if (order := self._order) is not None:
-            requests = self._requests
-            new = [requests[name] for name in self._new if name in requests]
-            left = {work.name: self._blocks.left(work) for work in new}
-            order.end_step(left, self.prefilled, requests)
-            sort_first(self._waiting, self._place)
+            pending = self._pending_tokens
+            waiting = islice(self._waiting, len(pending))
+            first = ["" if work.preempted else work.name for work in waiting]
+            order.sort(self._waiting, first, pending, self._requests)
         self._last_changes, self._last_held = self._changes, None
-        self._pending, tokens, self._pending_attended = self._find_pending()
-        running, waiting = len(self._running), len(self._waiting)
+        self._pending, left, self._pending_attended = self._find_pending()
+        running = len(self._running)
         decoding = running - (self._partial is not None)
-        self._queues = running, decoding, waiting, len(self._pending), tokens
-        names = frozenset([work.name for work in self._pending])
+        queued = running, decoding, len(self._waiting)
+        self._queues = *queued, len(self._pending), sum(left)
+        named = zip([work.name for work in self._pending], left, strict=True)
+        self._pending_tokens = dict(named)
+        names = frozenset(self._pending_tokens)
         self._unsorted = self._order is not None and names != self._pending_names
         self._pending_names = names
         self._ages.oldest(names, now)
@@ -174,21 +177,16 @@ class GatedRank(Scheduler):
         self._holds.end_step(self._requests, names, self._held, self._new, since)
         self._new.clear()
 
-    def _place(self, work: RankRequest) -> tuple[int, int]:
-        assert self._order is not None
-        pending = work.name in self._pending_names
-        return self._order.place(work.name, work.preempted, pending)
-
     def _wait(self, now: float, budget: float) -> float:
         self._arrivals.observe(self._requests, now, now)
         unanswered = [work.name for work in self._pending if not work.num_output_tokens]
         return self._arrivals.longest_wait(unanswered, now, less=budget)
 
-    def _find_pending(self) -> tuple[list[RankRequest], int, int]:
+    def _find_pending(self) -> tuple[list[RankRequest], list[int], int]:
         """What the gate takes for pending: what fits beside the next decodes.
 
         Returns:
-            The requests, the tokens that they have left to compute, and what these
+            The requests, the tokens that each has left to compute, and what these
             attend to.
         """
         slots = self._max_running - len(self._running)
@@ -196,7 +194,7 @@ class GatedRank(Scheduler):
         room = self._blocks.free
         if self._blocks.is_limited:
             room -= self._decodes.growth(self._step + 1)
-        pending, left, twice = [], 0, 0
+        pending, left, twice = [], [], 0
         if (partial := self._partial) is not None:
             computed, total = partial.num_computed_tokens, partial.num_tokens
             part = min(total, computed + budget) + self._blocks.ahead
@@ -204,8 +202,8 @@ class GatedRank(Scheduler):
                 slots, room = 0, 0
             else:
                 pending.append(partial)
-                left = total - computed
-                twice = twice_attended(computed, left)
+                left.append(total - computed)
+                twice = twice_attended(computed, left[0])
                 room -= max(blocks_of(total), blocks_of(part)) - partial.num_blocks
         elif room < 0:
             slots = 0
@@ -217,6 +215,6 @@ class GatedRank(Scheduler):
                 break
             pending.append(work)
             tokens = work.num_tokens - cached
-            left += tokens
+            left.append(tokens)
             twice += twice_attended(cached, tokens)
         return pending, left, twice // 2

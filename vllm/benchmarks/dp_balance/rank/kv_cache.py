@@ -65,10 +65,6 @@ class Blocks:
         self.free += work.num_blocks
         work.num_blocks = 0
 
-    def left(self, work: RankRequest) -> int:
-        """Tokens to compute of a request that has just come."""
-        return work.num_tokens - self.cached_tokens(work)
-
     def needs(
         self, works: Sequence[RankRequest], room: int, budget: int
     ) -> Iterator[tuple[int, int]]:

@@ -97,7 +97,7 @@ class Scheduler:
     def _begin_prefill(self) -> None:
         self._single = self._single_context = 0
         """Prompts of which one token behind others is computed, like a decode."""
-        self._attended = 0.0
+        self._attended, self._before = 0.0, 0
         self.prefilled = self.twice_attended = 0
         """The other prompt tokens of the step; what they attend to, twice."""
 
@@ -166,7 +166,7 @@ class Scheduler:
         """Sets what may be done in the next step."""
         self._decision = decision
 
-    def schedule(self) -> tuple[int, int, int, float]:
+    def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
         if self.prefilled or self._single:
@@ -183,6 +183,7 @@ class Scheduler:
             self._decodes.tokens + self._single,
             self._decodes.context + self._single_context,
             self._attended,
+            self._before,
         )
         self._in_flight.append(self._advance())
         return load
@@ -224,7 +225,7 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _, attention = self._decision
+        admit, limit, _, attention, _ = self._decision
         if limit is None:
             limit = self._max_tokens if attention else sys.maxsize
         self._allowed = limit
@@ -257,9 +258,12 @@ class Scheduler:
 
     def _clip(self, work: RankRequest, budget: int) -> int:
         """Takes a chunk from what is allowed; a clipped one takes all."""
-        position, attention = work.num_computed_tokens, self._decision.attention
+        position, decision = work.num_computed_tokens, self._decision
+        attention = decision.attention
         wanted = min(work.num_tokens - position, budget)
-        tokens = tokens_within(self._allowed, position, wanted, attention)
+        tokens = tokens_within(
+            self._allowed, position, wanted, attention, decision.least
+        )
         cost = cost_of(position, tokens, attention)
         self._allowed = max(0, self._allowed - cost) if tokens == wanted else 0
         return tokens
@@ -279,6 +283,7 @@ class Scheduler:
             self.prefilled += tokens
             self._attended += tokens * (position + tokens / 2)
             self.twice_attended += twice_attended(position, tokens)
+            self._before += position
         self._note_change()
         work.num_computed_tokens = computed
         self._blocks.computed(work)

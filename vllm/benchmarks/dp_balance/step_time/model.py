@@ -43,6 +43,8 @@ class Loads(NamedTuple):
     attended: Sequence[float] = ()
     """Tokens that the prompt tokens attend to, summed: a chunk of n at position p
     counts n·(p + n/2). Empty where nobody asks."""
+    before: Sequence[int] = ()
+    """Positions at which the chunks of prompts begin, summed. Empty as well."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class CostModel:
     attention: float = 0.0
     """Seconds per token that a prompt token attends to: at b / attention tokens of
     context a prompt token costs twice as much as at the beginning."""
+    projection: float = 0.0
+    """Seconds per token before a chunk of a prompt, however short the chunk: with MLA
+    each chunk projects the latents of all that is before it anew."""
     experts: float = 0.0
     """Seconds to read the weights of all experts. A step of few tokens reads few of
     them, which makes the time of decodes concave."""
@@ -103,8 +108,8 @@ class CostModel:
     def step_seconds(self, loads: Loads) -> float:
         """Seconds of the common step, without noise.
 
-        ``t0 + max(a·decodes + context·tokens + (1−phi)·b·prefill + attention·attended)
-        + phi·b·mean(rows) + c·[any prefill]
+        ``t0 + max(a·decodes + context·tokens + (1−phi)·b·prefill + attention·attended
+        + projection·before) + phi·b·mean(rows) + c·[any prefill]
         + experts·(1 − exp(−tokens of all ranks / experts_tokens))``, the maximum and
         the mean over the ranks. The rows of a rank are its prompt tokens; with padding
         those of a rank without any are the most that another rank has.
@@ -127,6 +132,11 @@ class CostModel:
             seconds = [
                 own_seconds + self.attention * pairs
                 for own_seconds, pairs in zip(seconds, loads.attended, strict=True)
+            ]
+        if self.projection and loads.before:
+            seconds = [
+                own_seconds + self.projection * tokens
+                for own_seconds, tokens in zip(seconds, loads.before, strict=True)
             ]
         rows = sum(prefill)
         if self.padded:

@@ -152,7 +152,7 @@ class BalanceGate:
         self._arrivals = Arrivals()
         self._holds = Holds()
         self._order = ShortFirst() if short_first else None
-        self._pending_ids: frozenset[str] = frozenset()
+        self._pending_tokens: dict[str, int] = {}
         parallel_config = scheduler.vllm_config.parallel_config
         self._notices = Notices(
             parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
@@ -228,12 +228,11 @@ class BalanceGate:
         new = self._arrivals.observe(scheduler.requests, now, wall)
         prefilled = permit.prefilled()
         if self._order is not None:
-            left = {name: self._pending.left(scheduler.requests[name]) for name in new}
-            self._order.end_step(left, prefilled[0], scheduler.requests)
-            put_in_order(scheduler, self._order, self._pending_ids)
+            put_in_order(scheduler, self._order, self._pending_tokens)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
         names = [request.request_id for request in pending.requests]
-        self._pending_ids = pending_ids = frozenset(names)
+        self._pending_tokens = dict(zip(names, pending.tokens, strict=True))
+        pending_ids = frozenset(names)
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(

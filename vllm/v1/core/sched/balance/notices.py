@@ -47,14 +47,14 @@ class Notices:
             longest: steps of this rank's hold, if none is longer; else None.
             now: seconds of a clock that does not go back.
         """
-        if decision.reason == BOUND_REACHED.reason and longest is not None:
+        if decision.reason == BOUND_REACHED and longest is not None:
             self._warn(
                 now,
                 "has held a request of this rank for %d steps, the bound in steps or "
                 "in time, and lets all ranks schedule one step as if it were off",
                 longest,
             )
-        if decision.reason == LOSING.reason != self._before and self._is_first:
+        if decision.reason == LOSING != self._before and self._is_first:
             self._warn(
                 now,
                 "held requests for longer than that has saved, and lets all ranks "

@@ -167,7 +167,8 @@ class PrefillPermit:
             num_new_tokens = 0
         elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
             allowed = tokens_within(
-                budget, num_computed_tokens, num_new_tokens, attention
+                *(budget, num_computed_tokens, num_new_tokens),
+                *(attention, self.decision.least),
             )
             if 0 < allowed < num_new_tokens:
                 budget = 0  # what is left would be part of a token

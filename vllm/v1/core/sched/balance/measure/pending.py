@@ -72,10 +72,6 @@ class PendingWork:
         # A scheduler makes its gate before its KV cache.
         return PrefixHits(self._scheduler)
 
-    def left(self, request: Request) -> int:
-        """Tokens to compute of a request that has just come, as far as that is told."""
-        return _left(request) - self._hits.tokens_of(request)
-
     def read(self, known_computed: Mapping[str, int], unanswered: Set[str]) -> Pending:
         """All pending requests: those in progress first, then in upstream's order.
 

@@ -88,12 +88,6 @@ class PrefixHits:
         self._searches = SEARCHES
         self._blocks = SEARCHED_BLOCKS
 
-    def tokens_of(self, request: Request) -> int:
-        """Tokens that the KV cache has of a request, if that takes no walk; else 0."""
-        if not self._enabled or not self._size or _reads_nothing(request):
-            return 0
-        return self._size * self._count(request)[1]
-
     def of_each(self, requests: Sequence[Request]) -> Iterator[Hit]:
         """What the KV cache has of requests; not to be asked of those that began.
 

@@ -3,13 +3,13 @@
 """The scheduler's queues: the only place that knows what upstream calls them."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.measure.releases import first_of
-from vllm.v1.core.sched.balance.policies.order import ShortFirst, sort_first
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
@@ -29,25 +29,25 @@ def is_first(request: Request, scheduler: "Scheduler") -> bool:
     return any(queue and queue.peek_request() is request for queue in queues)
 
 
-def put_in_order(scheduler: "Scheduler", order: ShortFirst, pending: Set[str]) -> None:
+def put_in_order(
+    scheduler: "Scheduler", order: ShortFirst, pending: Mapping[str, int]
+) -> None:
     """Lets short prompts pass long ones in the queue of those that wait for a slot.
 
-    Those that wait for something else, or hold KV blocks, stay in theirs.
+    Those that were preempted stay in their places, and those that wait for something
+    else, or hold KV blocks, in their queue.
 
     Args:
         scheduler: one that serves first come first served.
         order: of its rank.
-        pending: requests that were pending after the last step.
+        pending: tokens to compute of those that were pending after the last step.
     """
-
-    def place(request: Request) -> tuple[int, int]:
-        return order.place(
-            request.request_id,
-            preempted=request.status is RequestStatus.PREEMPTED,
-            pending=request.request_id in pending,
-        )
-
-    sort_first(scheduler.waiting, place)
+    waiting = scheduler.waiting
+    first = [
+        "" if request.status is RequestStatus.PREEMPTED else request.request_id
+        for request in islice(waiting, len(pending))
+    ]
+    order.sort(waiting, first, pending, scheduler.requests)
 
 
 class InTurn:

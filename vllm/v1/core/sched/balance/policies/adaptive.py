@@ -15,9 +15,6 @@ from .step_cost import CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_SMALLEST_BATCH = 2.0
-"""Requests per cycle below which there is nothing to collect; a long one counts as so
-many as it takes full steps."""
 _LONGEST_UNKNOWN, _DECODING = 20.0, 3
 """Seconds, and steps of a decode; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
@@ -29,13 +26,12 @@ _LEAST_LOAD = 0.02
 """Share of the slots in use below which no more is given."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need."""
+_LEAST_CHUNK = 1024
+"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
+before it, which takes as long as 410 tokens need to attend to it: by the shapes of
+DeepSeek-V3, 512 * 256 operations against 320."""
 _EMPTY = 0.125
 """Share of the slots in use below which ranks count as empty for a TTFT budget."""
-_BEHIND = 0.25
-"""What the wait of a request that a release does not start counts, beside one that it
-starts; see `Adaptive._decodes_first`."""
-_BEGUN = 0.5
-"""How much more the wait of a prompt counts that was begun and takes several steps."""
 _NEWEST = 0.01
 """Weight of a step in the mean age of what is pending."""
 
@@ -72,9 +68,9 @@ class Adaptive:
     pays more than twice what the best choice in hindsight would have, and with even
     arrivals makes the cycles that renewal theory finds best (`cycle.py`).
     `best_prefill_budget` finds the tokens per rank that gain most. A due release still
-    waits while decoding ends more requests than it would start (`_decodes_first`).
-    Everything is open while no rank decodes, and while fewer than two requests arrive
-    per cycle: nothing is worth waiting for.
+    waits while decoding ends more requests than wait for it (`_decodes_first`).
+    Everything is open while no rank decodes, and while a cycle is shorter than a step:
+    nothing is worth waiting for.
 
     Everything is computed from gathered rows, in O(ranks log ranks).
     """
@@ -119,7 +115,7 @@ class Adaptive:
             # A cut prompt takes more steps, in which the others decode.
             if sum(snapshot.decoding) <= sum(snapshot.pending):
                 return decision
-        return decision._replace(attention=self._attention)
+        return decision._replace(attention=self._attention, least=_LEAST_CHUNK)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens
@@ -131,10 +127,11 @@ class Adaptive:
                 _, mean, idle = _shares(prefills, largest)
                 # The fullest rank; of equal ones, the one that attends to most.
                 _, pairs, most = max(zip(work, attended, prefills, strict=True))
-                shares = most / largest, mean, idle, pairs / largest**2
+                shares = most / largest, mean, idle, pairs / (largest * largest)
                 self._learner.observe(seconds, *shares)
-            pending = sum(self._pending(snapshot))
-            self._traffic.observe(seconds, sum(work), sum(snapshot.pending), pending)
+            pending = math.fsum(self._pending(snapshot))
+            done = math.fsum(work)
+            self._traffic.observe(seconds, done, sum(snapshot.pending), pending)
             if len(self._served) == 1:
                 self._attention = 0.0  # others can neither wait nor have as much
             elif self._learner.cost is not None:
@@ -157,13 +154,14 @@ class Adaptive:
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
-        room = 1 / (max(_EMPTY, load) * self._decodes.stretch**3)
+        stretch = self._decodes.stretch
+        room = 1 / (max(_EMPTY, load) * stretch * stretch * stretch)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
-        if self._is_thin(snapshot, cost):
+        if self._is_short(snapshot, cost):
             wait = any(tokens) and not is_due
             if wait and self._decodes_first(snapshot, limit, cost):
                 return _DECODES_FIRST
-            return OPEN._replace(reason="alone")
+            return OPEN._replace(reason="short")
         if not any(tokens):
             self._waiting = [0.0] * len(tokens)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
@@ -228,55 +226,34 @@ class Adaptive:
             return _HOLD._replace(reason="learn")
         return OPEN._replace(reason="learn")
 
-    def _is_thin(self, snapshot: Snapshot, cost: StepCost) -> bool:
-        """Whether so few requests come that none would join one that waits.
-
-        Or they are so short that nobody should wait for a whole step; but until one was
-        held, their size is not known.
-        """
-        size = self._traffic.size / max(snapshot.max_tokens)
-        ranks, steps = len(self._served), max(size, 1.0)
-        most = size / steps
+    def _is_short(self, snapshot: Snapshot, cost: StepCost) -> bool:
+        """Whether prompts are so short that nobody should wait for a whole step."""
+        if self._traffic.size <= 1:
+            return False  # until one was pending, their size is not known
+        ranks = len(self._served)
+        most = min(1.0, self._traffic.size / max(snapshot.max_tokens))
         price = cost.waste(most, mean=most / ranks, idle=1 - 1 / ranks)
-        price *= self._decodes.stretch * steps
+        price *= self._decodes.stretch
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        cycle = optimal_cycle(price, requests, self._traffic.rate)
-        if cycle < cost.decode and self._traffic.size > 1:
-            return True
-        return cycle * self._traffic.rate * steps < _SMALLEST_BATCH
+        return optimal_cycle(price, requests, self._traffic.rate) < cost.decode
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
-        """Adds a step's waiting, more for old requests, full ranks and begun prompts.
+        """Adds a step's waiting, more for old requests.
 
         Half of it grows with the square of the age, as a share of the mean age of what
-        is pending: the last percent of the first tokens are those of the oldest. The
-        fullest rank ends last. A begun prompt is held before each further step.
+        is pending: the last percent of the first tokens are those of the oldest.
         """
-        pending = snapshot.pending
-        ages = [age * _SECONDS for age in snapshot.pending_age_us]
-        mean = sum(age * n for age, n in zip(ages, pending, strict=True)) / sum(pending)
+        pending, ages = snapshot.pending, snapshot.pending_age_us
+        total = sum(n * age for n, age in zip(pending, ages, strict=True))
+        mean = total / sum(pending) * _SECONDS
         self._mean_age += _NEWEST * (mean - self._mean_age)
         if not seconds:  # the first step of a wave: nobody has waited
             return
-        running = snapshot.running
-        loads = [a + b for a, b in zip(running, snapshot.waiting, strict=True)]
-        # Somebody decodes, or all would be open: the sum is positive.
-        scale = seconds * len(loads) / sum(loads) / 2
         usual = max(self._mean_age, seconds)
-        several = [work > max(snapshot.max_tokens) for work in self._pending(snapshot)]
-        begun = [
-            min(n, run - decode) * long
-            for n, run, decode, long in zip(
-                pending, running, snapshot.decoding, several, strict=True
-            )
-        ]
+        older = [age * _SECONDS / usual for age in ages]
         self._waiting = [
-            waited + scale * load * (n + _BEGUN * more) * (1 + (age / usual) ** 2)
-            if n
-            else 0.0
-            for waited, load, n, more, age in zip(
-                self._waiting, loads, pending, begun, ages, strict=True
-            )
+            waited + seconds * n * (1 + age * age) / 2 if n else 0.0
+            for waited, n, age in zip(self._waiting, pending, older, strict=True)
         ]
 
     def _slack(self, load: float) -> float:
@@ -298,28 +275,17 @@ class Adaptive:
         return shorter * shorter - 1
 
     def _decodes_first(self, snapshot: Snapshot, budget: float, cost: StepCost) -> bool:
-        """Whether decoding ends more requests in the same time than the release helps.
+        """Whether decoding ends more requests in the same time than wait for it.
 
-        A request that it starts weighs ``sqrt(stretch)``, since what the others do
-        meanwhile is stretched; one that waits behind it, with a slot or without, a
-        quarter. Short answers are so given before more prompts are begun, but a queue
-        is not kept waiting for them.
+        A step more of decodes spares those that end in it the whole release, and delays
+        all that have no first token by the step. Short answers are so given before more
+        prompts are begun, but a queue is not kept waiting for them.
         """
-        tokens = self._pending(snapshot)
-        served = [min(work, budget) for work in tokens]
+        served = [min(work, budget) for work in self._pending(snapshot)]
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
-        started = sum(
-            n * part / work
-            for n, part, work in zip(snapshot.pending, served, tokens, strict=True)
-            if work
-        )
         decoding = sum(snapshot.decoding)
-        undecoded = sum(snapshot.running) + sum(snapshot.waiting) - decoding
-        behind = max(0.0, undecoded - started)
-        # Those that end in the step of the release as well do not count.
-        ending = self._decodes.ending * (1 - self._decodes.ending)
-        ends = decoding * ending / cost.decode * seconds
-        return ends > started * math.sqrt(self._decodes.stretch) + _BEHIND * behind
+        waiting = sum(snapshot.running) + sum(snapshot.waiting) - decoding
+        return decoding * self._decodes.ending * seconds > waiting * cost.decode
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
         """Whether one more decode step would make a request miss the TTFT budget.
@@ -345,6 +311,6 @@ def _shares(tokens: Sequence[float], largest: int) -> tuple[float, float, float]
     ranks = len(tokens)
     return (
         max(tokens) / largest,
-        sum(tokens) / ranks / largest,
+        math.fsum(tokens) / ranks / largest,
         sum(not n for n in tokens) / ranks,
     )

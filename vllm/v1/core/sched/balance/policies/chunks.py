@@ -15,12 +15,19 @@ def cost_of(position: int, tokens: int, attention: float) -> float:
     return tokens + attention * tokens * (position + tokens / 2)
 
 
-def tokens_within(budget: float, position: int, tokens: int, attention: float) -> int:
-    """How many tokens of a chunk a budget allows; at least one if it is 1 or more."""
+def tokens_within(
+    budget: float, position: int, tokens: int, attention: float, least: int = 1
+) -> int:
+    """How many tokens of a chunk a budget allows; at least one if it is 1 or more.
+
+    And `least` of them, whatever they attend to, as far as it allows so many at the
+    beginning of a prompt.
+    """
     if budget < 1:
         return 0
     if cost_of(position, tokens, attention) <= budget:
         return tokens
     price = 1 + attention * position
     root = math.sqrt(price * price + 2 * attention * budget)
-    return max(1, min(tokens, int(2 * budget / (price + root))))
+    cut = int(2 * budget / (price + root))
+    return min(tokens, max(1, cut, min(least, int(budget))))

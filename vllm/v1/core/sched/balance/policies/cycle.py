@@ -25,7 +25,7 @@ class Traffic:
             pending: requests that are pending on all ranks after it.
             pending_tokens: prompt tokens that those have left.
         """
-        keep = math.exp(-seconds / self._window)
+        keep = self._window / (self._window + seconds)
         self._tokens = self._tokens * keep + prefilled
         self._seconds = self._seconds * keep + seconds
         if pending:

@@ -21,6 +21,12 @@ class Decision(NamedTuple):
     """Why, as a label for metrics."""
     attention: float = 0.0
     """What a prompt token costs more for each that it attends to; see `chunks.py`."""
+    least: int = 1
+    """Tokens below which attention cuts no chunk."""
+
+    def opened(self, reason: str) -> "Decision":
+        """As if there were no balance scheduling, but with its cuts."""
+        return self._replace(admit=True, prefill_budget=None, reason=reason)
 
 
 OPEN = Decision(admit=True, prefill_budget=None, reason="open")

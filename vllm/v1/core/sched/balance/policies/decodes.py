@@ -2,8 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How decodes fare: how many end in a step, and how much prefills slow them down."""
 
-import math
-
 _MEMORY = 256
 """Ended requests that the share is a mean of; both sums are halved beyond it."""
 _SURPRISE = 32.0
@@ -67,6 +65,6 @@ class Decodes:
                 self._decoded /= 2
         self.before = decoding
         if decode is not None and seconds:
-            keep = math.exp(-max(self.ending, 1 / _LONGEST))
+            keep = 1 / (1 + max(self.ending, 1 / _LONGEST))
             self._seconds = self._seconds * keep + seconds
             self._decode_seconds = self._decode_seconds * keep + min(seconds, decode)

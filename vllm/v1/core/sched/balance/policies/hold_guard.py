@@ -2,25 +2,19 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Bounds what holds can cost, by what was measured alone."""
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
-from .decision import OPEN, Decision, Learned, Policy
+from .decision import Decision, Learned, Policy
 from .max_hold_steps import BOUND_REACHED
 from .rows import Snapshot
 
-LOSING = OPEN._replace(reason="losing")
+LOSING = "losing"
+"""The reason while holds have cost more than they may."""
 
-_LONGEST = 32
-"""Steps with a prefill that could be made one after another while a request is held."""
-_LATE, _LATE_SECONDS = 1.5, 2.0
-"""How much longer than most a request may be pending: a factor, and seconds more."""
-_AGES, _LATER = 100, 5
-"""Ages that are compared, and how many of them may be higher."""
-_ARRIVALS, _QUIET = 30, 5
-"""Times between arrivals that a mean is of; after how many of it none is expected."""
 _ALLOWED = 0.01
-"""Share of all time in the ranks that holds may cost without saving it."""
+"""Share of the time that holds may cost without saving it."""
 _REMEMBERED = 1001
 """Ends of steps; `HoldBound` ends longer holds."""
 _RECENT = 31
@@ -32,38 +26,33 @@ _SECONDS = 1e-6
 class Guard:
     """A policy whose holds are bounded, whatever it decides and has learned.
 
+    Both bounds count *heads*: the ranks, and whom a hold delays, those that are pending
+    and those that wait for a slot behind them. How many requests decode does not
+    matter, so nobody is held longer for the sake of a stranger's.
+
     **In time.** A hold lets prefills of several ranks share steps that they would have
-    taken one after another, and a prefill delays every request by one such step. No
-    request is held longer than ``prefill * min(requests, 32)`` seconds, with the median
-    duration of the recent steps with a prefill. A step with a budget counts by the
-    share of a whole one that it withholds: where prompts of many steps queue, a request
-    waits for those before it, and not for a hold. At the bound, all ranks schedule one
-    step as if there were no balance scheduling.
+    taken one after another, and a prefill delays all by one such step. No request is
+    held longer than ``prefill * heads`` seconds, with the median duration of the recent
+    steps with a prefill. A step with a budget counts by the share of a whole one that
+    it withholds: where prompts of many steps queue, a request waits for those before
+    it, and not for a hold. At the bound, all ranks schedule one step as if there were
+    no balance scheduling.
 
-    **While others come.** They do so as well while a request is pending for ``1.5 * p95
-    + 2`` seconds or longer and nothing joins it: no work has come for five times the
-    mean time between the last 30 arrivals. p95 is of how long the last hundred were
-    pending of those who were the oldest of their rank. A prompt of many steps is held
-    before each of them; this ends once all that the holds save is others' time.
-
-    **By what they save.** The policy has a credit of person-seconds. The time by which
-    holds delay requests is taken from it; what releases save is added, and 1 % of the
-    time that all requests spend in the ranks. When it is used up, all ranks schedule as
-    if there were no balance scheduling, until half of it is there again. So all holds
-    together cost at most what they saved, one percent more, and the credit of the
-    beginning: a wait of ``ranks * prefill`` seconds for everybody, which is the most
-    that the credit can be.
+    **By what they save.** The policy has a credit of seconds. A hold takes its time
+    from it, by the share of the heads that it delays; what releases save is added, and
+    1 % of the time. When it is used up, all ranks schedule as if there were no balance
+    scheduling, until half of it is there again. So all holds together cost a head at
+    most what they saved, one percent more, and the credit of the beginning: ``ranks *
+    prefill`` seconds, which is the most that the credit can be.
 
     A release that lengthens a step by E for prompts of t_r tokens has saved
-    ``rate * sum(t_r) - E`` for all requests in the ranks, if that is positive. The rate
-    is that of the lone prefills measured lately (median), but at most ``E / max(t_r)``:
-    the same step without the other ranks' prompts would not have been longer.
+    ``rate * sum(t_r) - E`` seconds, if that is positive. The rate is that of the lone
+    prefills measured lately (median of their tokens), but at most ``E / max(t_r)``: the
+    same step without the other ranks' prompts would not have been longer.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._ended = 0.0
-        """When the last step ended, in seconds."""
         self._withheld = 0.0
         """Share of a step's prompt tokens that the last decision kept back."""
         self._held = deque([0.0], maxlen=_REMEMBERED)
@@ -73,11 +62,6 @@ class Guard:
         self._credit = float("inf")
         self._losing = False
         self._delayed = 0.0
-        self._ages = deque([0.0], maxlen=_AGES)
-        """For how long those were pending who were the oldest of their rank."""
-        self._arrivals = deque([0.0], maxlen=_ARRIVALS + 1)
-        """When steps ended in which work came, in seconds."""
-        self._before: Snapshot | None = None
 
     @property
     def learned(self) -> Learned | None:
@@ -91,16 +75,14 @@ class Guard:
         """
         decision = self._policy.decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
-        self._account(snapshot, requests)
-        self._watch(snapshot)
-        is_open = decision.prefill_budget is None
-        if self._is_held_too_long(max(snapshot.held_steps), requests) or (
-            not is_open and self._is_late(snapshot)
-        ):
-            decision = BOUND_REACHED._replace(attention=decision.attention)
+        delayed = _delayed(snapshot)
+        heads = min(requests, len(snapshot.running) + delayed)
+        self._account(snapshot, heads)
+        if self._is_held_too_long(max(snapshot.held_steps), heads):
+            decision = decision.opened(BOUND_REACHED)
         elif self._losing:
-            decision = LOSING._replace(attention=decision.attention)
-        self._delayed = 0.0 if decision.admit else _delayed(snapshot)
+            decision = decision.opened(LOSING)
+        self._delayed = 0.0 if decision.admit else delayed
         self._withheld = _withheld(decision, snapshot)
         return decision
 
@@ -109,60 +91,29 @@ class Guard:
         self._policy.reset()
         self._delayed = 0.0
 
-    def _watch(self, snapshot: Snapshot) -> None:
-        """Notes arrivals, and for how long those were pending whose turn is over."""
-        before, self._before = self._before, snapshot
-        if before is None or len(before.running) != len(snapshot.running):
-            return
-        self._ages.extend(
-            old * _SECONDS
-            for old, new in zip(
-                before.pending_age_us, snapshot.pending_age_us, strict=True
-            )
-            if new < old
-        )
-        work = zip(
-            before.pending_tokens,
-            snapshot.pending_tokens,
-            snapshot.prefill_tokens,
-            strict=True,
-        )
-        if any(new > old - prefilled for old, new, prefilled in work):
-            self._arrivals.append(self._ended)
-
-    def _is_late(self, snapshot: Snapshot) -> bool:
-        """Whether a request is pending for longer than most were, and none joins it."""
-        times = self._arrivals
-        gap = (times[-1] - times[0]) / max(1, len(times) - 1)
-        if self._ended - times[-1] < _QUIET * gap:
-            return False
-        most = sorted(self._ages)[-1 - _LATER * len(self._ages) // _AGES]
-        return max(snapshot.pending_age_us) * _SECONDS >= _LATE * most + _LATE_SECONDS
-
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
         return self._prefill.value or self._decode.value
 
-    def _is_held_too_long(self, steps: int, requests: int) -> bool:
+    def _is_held_too_long(self, steps: int, heads: float) -> bool:
         if not steps:
             return False
         before = self._held[-1 - min(steps, len(self._held) - 1)]
-        bound = min(requests, _LONGEST) * self._usual()
+        bound = heads * self._usual()
         return bool(bound) and self._held[-1] - before >= bound
 
-    def _account(self, snapshot: Snapshot, requests: int) -> None:
+    def _account(self, snapshot: Snapshot, heads: float) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * _SECONDS
-        self._ended += seconds
         self._held.append(self._held[-1] + seconds * self._withheld)
         if not seconds:  # the first step of a wave
             return
-        saved = self._saved(snapshot.prefill_tokens, seconds) * requests
+        saved = self._saved(snapshot.prefill_tokens, seconds)
         usual = self._usual()
         # A pause of the device is not the hold's fault.
         lost = self._delayed * min(seconds, usual)
-        most = requests * len(snapshot.running) * usual
-        credit = self._credit + saved - lost + _ALLOWED * requests * seconds
+        most = len(snapshot.running) * usual
+        credit = self._credit + saved - lost / max(1, heads) + _ALLOWED * seconds
         self._credit = max(-most, min(credit, most))
         if self._credit < 0:
             self._losing = True
@@ -179,7 +130,7 @@ class Guard:
         longer = max(0.0, seconds - self._decode.value)
         rate = longer / max(tokens)
         if len(tokens) == 1:
-            self._lone_rate.add(rate)
+            self._lone_rate.add(rate, tokens[0])
         if self._lone_rate.known:
             rate = min(rate, self._lone_rate.value)
         return max(0.0, rate * sum(tokens) - longer)
@@ -199,7 +150,7 @@ def _delayed(snapshot: Snapshot) -> float:
 
     Those that are pending, and where all slots are taken those that wait for theirs.
     """
-    return sum(
+    return math.fsum(
         [
             n if running + waiting <= slots else n * (running + waiting) / max(1, slots)
             for n, running, waiting, slots in zip(
@@ -218,7 +169,7 @@ class _Median:
     """Of the recent values; the lower one of an even number."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self.value = 0.0
 
     @property
@@ -226,7 +177,12 @@ class _Median:
         """Whether there is any value."""
         return bool(self._recent)
 
-    def add(self, value: float) -> None:
-        """Adds the newest value."""
-        self._recent.append(value)
-        self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]
+    def add(self, value: float, weight: int = 1) -> None:
+        """Adds the newest value, which counts so many times."""
+        self._recent.append((value, weight))
+        half = sum(weight for _, weight in self._recent) / 2
+        for value, weight in sorted(self._recent):
+            half -= weight
+            if half <= 0:
+                self.value = value
+                return

@@ -2,10 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Bounds every hold of every policy, in steps."""
 
-from .decision import OPEN, Decision, Learned, Policy
+from .decision import Decision, Learned, Policy
 from .rows import Snapshot
 
-BOUND_REACHED = OPEN._replace(reason="hold_bound")
+BOUND_REACHED = "hold_bound"
+"""The reason of what is released then."""
 
 
 class HoldBound:
@@ -35,7 +36,7 @@ class HoldBound:
         """
         decision = self._policy.decide(snapshot)
         if max(snapshot.held_steps) >= self._max_hold_steps:
-            return BOUND_REACHED._replace(attention=decision.attention)
+            return decision.opened(BOUND_REACHED)
         return decision
 
     def reset(self) -> None:

@@ -6,71 +6,74 @@ Pure Python: no torch, no vllm import, no clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-OVERTAKEN = 1
-"""For how many computed tokens a prompt can be passed, for each of its own."""
-FIRST = 64
-"""Waiting requests that are put in order; those behind them stay as they came."""
-
 T = TypeVar("T")
-Key = Callable[[T], tuple[int, int]]
+
+
+@dataclass
+class _Prompt:
+    tokens: int
+    """To compute, when it first was pending."""
+    allowed: int
+    """Tokens of others that may still pass it."""
 
 
 class ShortFirst:
-    """Short prompts pass long ones, but not for long.
+    """Short prompts pass long ones, each by no more than it has tokens itself.
 
-    A prompt that has p tokens to compute and arrives when its rank has computed V has
-    the place ``V + OVERTAKEN * p``; the least is first. One that comes later and has q
-    tokens passes it only if less than ``OVERTAKEN * (p - q)`` tokens were computed
-    meanwhile. So nothing passes a prompt that comes after as much was computed as it
-    takes itself, and age counts in work: it stands still while all hold.
+    A prompt that becomes pending passes the one before it if that is longer and still
+    allows as much; then the next one, until one does not. A prompt of p tokens allows p
+    at first, and what passes it is taken off. So prompts of at most p tokens together
+    are computed before it that came later, however many come and however long all hold.
 
     Only those that are pending pass each other: they keep slot and blocks, and so age
     and hold. Slots are given in order of arrival, since who has one keeps it for an
-    answer, of whose length the prompt does not tell. Preempted requests stay first.
+    answer, of whose length the prompt does not tell.
     """
 
     def __init__(self) -> None:
-        self._computed = 0
-        self._places: dict[str, int] = {}
+        self._prompts: dict[str, _Prompt] = {}
+        """Of all that ever were pending and are not finished."""
 
-    def end_step(
-        self, new: Mapping[str, int], computed: int, requests: Collection[str]
+    def sort(
+        self,
+        queue: deque[T],
+        first: Sequence[str],
+        pending: Mapping[str, int],
+        unfinished: Collection[str],
     ) -> None:
-        """Takes one step.
+        """Lets those that have become pending pass others.
 
         Args:
-            new: prompt tokens to compute of the requests that came before or in it.
-            computed: prompt tokens that the rank computed in it.
-            requests: all that are not finished; the others are forgotten now and then.
+            queue: of a rank.
+            first: names of its first requests; "" for one that stays where it is.
+            pending: tokens to compute of those that are pending, by name.
+            unfinished: names of all requests; others are forgotten now and then.
         """
-        places, now = self._places, self._computed
-        places.update({name: now + OVERTAKEN * left for name, left in new.items()})
-        self._computed += computed
-        if len(places) > 2 * len(requests) + 100:
-            self._places = {each: places[each] for each in places if each in requests}
+        prompts = self._prompts
+        if all(name in prompts or name not in pending for name in first):
+            return
+        order: list[tuple[T, _Prompt | None]] = []
+        for name in first:
+            request, place = queue.popleft(), len(order)
+            prompt = prompts.get(name) if name in pending else None
+            if prompt is None and name in pending:
+                tokens = pending[name]
+                prompt = prompts[name] = _Prompt(tokens, allowed=tokens)
+                while place and _lets_pass(order[place - 1][1], tokens):
+                    place -= 1
+            order.insert(place, (request, prompt))
+        queue.extendleft([request for request, _ in reversed(order)])
+        if len(prompts) > 2 * len(unfinished) + 100:
+            self._prompts = {n: p for n, p in prompts.items() if n in unfinished}
 
-    def place(self, name: str, preempted: bool, pending: bool) -> tuple[int, int]:
-        """Where a waiting request stands; less is earlier.
 
-        Args:
-            name: of the request.
-            preempted: whether it ran before.
-            pending: whether it was pending after the last step.
-        """
-        if preempted:
-            return 0, 0
-        return (1, self._places.get(name, self._computed)) if pending else (2, 0)
-
-
-def sort_first(queue: deque[T], key: Key[T]) -> None:
-    """Sorts the first requests of a queue."""
-    first = list(islice(queue, FIRST))
-    in_order = sorted(first, key=key)
-    if in_order != first:
-        for _ in first:
-            queue.popleft()
-        queue.extendleft(reversed(in_order))
+def _lets_pass(prompt: _Prompt | None, tokens: int) -> bool:
+    """Whether a prompt lets so many tokens pass; they are then taken off."""
+    if prompt is None or not prompt.allowed >= tokens < prompt.tokens:
+        return False
+    prompt.allowed -= tokens
+    return True

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Chooses the prefill budget of a step: waiting saved against time wasted."""
 
+import math
 from collections.abc import Iterable
 
 from .step_cost import StepCost
@@ -43,7 +44,7 @@ def best_prefill_budget(
     own = cost.own / max_tokens
     slope = (own + cost.fixed / max_tokens) / ranks
     junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
-    rate = sum(waited / tokens for tokens, waited in ordered) - own - junk
+    rate = math.fsum(waited / tokens for tokens, waited in ordered) - own - junk
     best, best_gain = 0.0, cost.fixed
     for tokens, waited in ordered:
         budget = tokens if tokens < limit else limit

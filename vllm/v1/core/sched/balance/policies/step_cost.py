@@ -172,7 +172,8 @@ class CostLearner:
             self._forget()
             self.set_backs += 1
         deviation = _NOISE[0] * longer + _NOISE[1] * decode
-        weight = min(1.0, _USUAL * deviation / max(abs(error), 1e-9)) / deviation**2
+        weight = min(1.0, _USUAL * deviation / max(abs(error), 1e-9))
+        weight /= deviation * deviation
         keep = 1 - 1 / _MEMORY
         for i, row in enumerate(self._information):
             weighted = weight * load[i]
@@ -184,7 +185,8 @@ class CostLearner:
     def _solve(self, decode: float, longer: float) -> None:
         # A launch or a graph break costs at most about one decode step.
         highest = (decode, *[math.inf] * len(_DEVIATIONS[1:]))
-        priors = [1 / (deviation * longer) ** 2 for deviation in _DEVIATIONS]
+        deviations = [deviation * longer for deviation in _DEVIATIONS]
+        priors = [1 / (deviation * deviation) for deviation in deviations]
         rows = list(
             zip(self._information, self._weighted, priors, highest, strict=True)
         )
@@ -200,7 +202,7 @@ class CostLearner:
     def _explained(self, state: Sequence[float]) -> float:
         """By how many variances a state lessens the squares of all errors."""
         sums = zip(state, self._weighted, self._information, strict=True)
-        return sum([x * (2 * b - _dot(row, state)) for x, b, row in sums])
+        return math.fsum([x * (2 * b - _dot(row, state)) for x, b, row in sums])
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

@@ -1,0 +1,47 @@
+"""Nobody pays for a stranger's requests: two tenants, judged one by one.
+
+`python tests/unit/helpers/tenants.py` judges more worlds, and prints who pays.
+"""
+
+from statistics import fmean
+
+import pytest
+
+import tenants
+from tenants import MEAN, TINY, Figures, judge, serve, who_pays
+
+FAST, ALL = range(100, 110), range(300)
+
+
+def test_many_tiny_requests_hold_no_prompt_of_others():
+    offs = [serve(TINY, "off", seed) for seed in range(4)]
+    adaptives = [serve(TINY, "adaptive", seed) for seed in range(4)]
+    for off, adaptive in zip(offs, adaptives, strict=True):
+        assert adaptive["others"].median <= 2 * off["others"].median + 0.5
+    for who, more in (("others", MEAN), ("all", 1.01)):
+        means = [fmean(each[who].mean for each in runs) for runs in (offs, adaptives)]
+        assert means[1] <= more * means[0]
+
+
+@pytest.mark.parametrize("seed", FAST)
+def test_others_do_not_pay_for_a_random_tenant(seed):
+    assert "others" not in judge(seed)
+
+
+@pytest.mark.slow
+def test_who_pays_in_many_worlds():
+    """A tenant whose answers are a token or two gains nothing from any hold."""
+    paid = [who for seed in ALL for who in judge(seed)]
+    assert paid.count("others") <= 0.01 * len(ALL)
+    assert paid.count("tenant") <= 0.1 * len(ALL)
+
+
+def test_who_pays_is_told():
+    off = {"others": Figures(10, 1, 2, 9), "tenant": Figures(5, 1, 2, 9)}
+    slower = {"others": Figures(11.5, 1, 2, 9), "tenant": Figures(5, 1, 6.5, 9)}
+    assert who_pays(off, off) == []
+    assert who_pays(off, slower) == ["others", "tenant"]
+
+
+def test_a_world_is_that_of_its_seed():
+    assert tenants.draw(3) == tenants.draw(3) != tenants.draw(4)
