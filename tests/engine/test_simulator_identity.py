@@ -138,7 +138,7 @@ def attending(case: int) -> tuple[Scenario, str]:
     input_len = "lognormal:120:1:400" if is_limited else "lognormal:600:1:4000"
     limits = replace(scenario.limits, max_num_batched_tokens=256)
     workload = replace(scenario.workload, num_prompts=40, input_len=input_len)
-    cost = replace(COST, attention=(1e-6, 1e-5)[case % 2])
+    cost = replace(COST, attention=(1e-6, 1e-5)[case % 2], projection=1e-6)
     policies = "adaptive", "adaptive-fcfs", "trtllm:kv_cost_offset=99"
     scenario = replace(scenario, limits=limits, workload=workload, cost=cost)
     return scenario, policies[case % 3]
