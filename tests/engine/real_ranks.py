@@ -114,13 +114,13 @@ class _Rank:
         """What front-ends are told that dispatch by tokens."""
         return RankCounts(*backlog_of(self.scheduler))
 
-    def schedule(self) -> tuple[int, int, int, float]:
+    def schedule(self) -> tuple[int, int, int, float, int]:
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
-            return 0, 0, 0, 0.0
+            return 0, 0, 0, 0.0, 0
         requests = self.scheduler.requests
         output = self.scheduler.schedule()
-        prefill = decodes = context = wasted = 0
+        prefill = decodes = context = wasted = positions = 0
         attended = 0.0
         first: list[SimRequest] = []
         sampled: list[list[int]] = []
@@ -140,6 +140,7 @@ class _Rank:
             else:
                 prefill += tokens
                 attended += tokens * (before + tokens / 2)
+                positions += before
             left = sent.output_len - generated
             drafts = output.scheduled_spec_decode_tokens.get(name, ())
             assert len(drafts) in (0, self._drafts), "drafts are not cut"
@@ -157,7 +158,7 @@ class _Rank:
             sampled_token_ids=sampled,
         )
         self._in_flight.append(_Scheduled(first, output, answer, wasted))
-        return prefill, decodes, context, attended
+        return prefill, decodes, context, attended, positions
 
     def update(self) -> Outcome:
         first, output, answer, wasted = self._in_flight.popleft()
