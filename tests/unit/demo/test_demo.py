@@ -17,5 +17,5 @@ def test_answers_are_compared(tmp_path):
     assert compare(tmp_path) == "All 2 answers are equal with off and adaptive."
     other = json.dumps({"generated_texts": ["x", "z"]})
     (turns / "02-adaptive.json").write_text(other)
-    with pytest.raises(ToolError, match="answer 1 as in 01-off.json, 'y', found 'z'"):
+    with pytest.raises(ToolError, match=r"answer 1 as in 01-off\.json, 'y', found 'z'"):
         compare(tmp_path)
