@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,8 @@ def trial(tmp_path, moe_model) -> Trial:
 
 
 def error_of(stderr: str) -> str:
+    # The end of a server's log may have one.
+    stderr = re.sub(r"--- end of .*?\n---\n", "", stderr, flags=re.DOTALL)
     (line,) = [text for text in stderr.splitlines() if text.startswith("error: ")]
     assert "Traceback" not in stderr
     return line

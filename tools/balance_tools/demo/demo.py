@@ -91,7 +91,7 @@ def compare(folder: Path) -> str:
     Raises:
         ToolError: They are not.
     """
-    turns = sorted(folder.glob("turns/*.bench.json"))
+    turns = sorted(folder.glob("turns/*.json"))
     answers = [json.loads(path.read_text())["generated_texts"] for path in turns]
     for path, found in zip(turns, answers, strict=True):
         for number, (answer, first) in enumerate(zip(found, answers[0], strict=True)):
@@ -100,7 +100,7 @@ def compare(folder: Path) -> str:
                     f"{path}: expected answer {number} as in {turns[0].name}, "
                     f"{first!r}, found {answer!r}; this is a defect of the series"
                 )
-    names = " and ".join(path.name.split(".")[0].split("-", 1)[1] for path in turns)
+    names = " and ".join(path.stem.partition("-")[2] for path in turns)
     return f"All {len(answers[0])} answers are equal with {names}."
 
 

@@ -69,7 +69,7 @@ def run_trial(
     status = subprocess.call(
         command,
         cwd=folder.parent,
-        env={**os.environ, **quiet, "PATH": programs, "VLLM_LOGGING_LEVEL": "WARNING"},
+        env={**os.environ, **quiet, "PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"},
     )
     if status:
         raise ToolError(
