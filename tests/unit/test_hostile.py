@@ -19,7 +19,7 @@ KEPT = """
 19:tiny+lone+async+noise 27:two_servers+lone
 30:slow_rank+experts+equal+modes+first_decode 75:pinned 2:short_answers+closed
 237:starved+slow_rank+short_answers 249:attention+kv_full+night+long_prompts
-104:slow_rank+short_answers+closed 237:bursts+starved+short_answers
+237:bursts+starved+short_answers
 237:first_decode+bursts+starved+slow_rank+short_answers
 50:equal+aborts+first_decode+two_servers+tiny
 13:long_prompts+first_decode+0.30+tiny+attention 1163:padded 1263:experts
@@ -31,7 +31,7 @@ KEPT = """
 6377:noise+short_answers+slow_rank+first_decode
 7111:modes+padded+lone+attention+first_decode 7864:night+bursts
 7419:pauses+short_answers+faster+attention+first_decode
-8239:experts+lone+attention+drift+tiny 4799:night+slow_rank+two_servers+faster
+4577:padded 4799:night+slow_rank+two_servers+faster
 8136:faster+equal 9461:as-served+kv_full 10922:two_servers+padded+night+first_decode
 10972:first_decode+starved+0.30
 """
@@ -42,7 +42,8 @@ HARMED = {
     "8038:one_seq+long_prompts+as-served+batch+night": "decodes known at 100,000 only",
     "6261:tiny+first_decode": "p99 of TTFT 3.1 instead of 0.4 s",
     "8721:equal+attention": "mean 3 % longer",
-    "4577:padded": "mean 45 % shorter, p99 of TTFT 16 instead of 5 s",
+    "104:slow_rank+short_answers+closed": "mean 9 % longer",
+    "8239:experts+lone+attention+drift+tiny": "mean 6 % longer",
     "8412:equal": "mean 18 % shorter, p99 of TTFT 20 instead of 8 s",
     "8163:one_seq+padded+slow_rank": "mean 7 % longer",
     "8858:drift+as-served+one_seq+experts": "mean 11 % longer",

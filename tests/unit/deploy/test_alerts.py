@@ -71,6 +71,7 @@ def test_as_many_ranks_are_expected_as_a_group_has(variant):
 def reasons() -> set[str]:
     text = "".join(path.read_text() for path in BALANCE.rglob("*.py"))
     found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)
+    found += re.findall(r'^(?:BOUND_REACHED|LOSING) = "(\w+)"()', text, re.M)
     return {reason for pair in found for reason in pair if reason}
 
 

@@ -68,7 +68,7 @@ def without(package: str) -> Break:
 
 VARIABLES = {  # its value, and the line without its name
     "ASCEND_RT_VISIBLE_DEVICES": ("1,7", "bad | 1,7 | count from 0"),
-    "HCCL_IF_IP": ("10.0.0.2", "bad | 10.0.0.2 | ip -4 a"),
+    "HCCL_IF_IP": ("10.0.0.2", "bad | 10.0.0.2 | ip a"),
     "GLOO_SOCKET_IFNAME": (
         "bond0",
         "bad | no bond0 that is up; there are eth0, lo | ip a",

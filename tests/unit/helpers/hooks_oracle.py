@@ -44,7 +44,8 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     whiles = [n for n in ast.walk(schedule) if isinstance(n, ast.While)]
     bodies = [[ast.unparse(s) for s in loop.body] for loop in whiles]
     text = ast.unparse(schedule)
-    assert text.count("balance_gate.clip(") == 2
+    assert text.count("balance_gate.clip_running(") == 1
+    assert text.count("balance_gate.clip(") == 1
     assert text.count("balance_gate.holds(") == 1
 
     (body,) = [
@@ -55,7 +56,9 @@ def gate_is_asked_in_both_loops(tree: ast.Module) -> None:
     counted = next(
         i for i, t in enumerate(body) if t.startswith("num_new_tokens = min")
     )
-    assert counted < at(body, "balance_gate.clip(") < at(body, "allocate_slots(")
+    assert (
+        counted < at(body, "balance_gate.clip_running(") < at(body, "allocate_slots(")
+    )
 
     (body,) = [b for b in bodies if any(t.endswith(".peek_request()") for t in b)]
     peek, hold = at(body, ".peek_request()"), at(body, "balance_gate.holds(")

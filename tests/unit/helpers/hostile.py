@@ -239,7 +239,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         balancers = make_load_balancers(
             balancer, ranks, rng, world.api_servers, limits.max_num_seqs
         )
-    clock = Clock(ranks, balancers, balancer == BY_TOKENS)
+    clock = Clock(ranks, balancers)
     clock.device = device
 
     def watch(step: StepRecord) -> None:

@@ -137,7 +137,10 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         (f"--policy off off {SERVE}", "two or more different ones"),
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
         (f"--policy off sglang-8 {SERVE}", "--policy sglang-8: a server has"),
-        (f"--rounds 0 {SERVE}", "--rounds 0: give 1 or more"),
+        (
+            f"--rounds 0 {SERVE}",
+            "argument --rounds: 0: give a whole number from 1 to 1000",
+        ),
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
         (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),

@@ -148,6 +148,8 @@ def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
 def _check_committed(paths: Paths, line: str) -> None:
     """Check that nothing is lost by the last step; outside git nobody can know."""
     names = [f"lines/{line}"] if line else [paths.lock.name, "patches"]
+    if shutil.which("git") is None:
+        return
     found = capture(git(paths.root, "status", "--porcelain", "--", *names))
     changed = [row[3:] for row in found.text.splitlines()]
     if changed and not found.status:

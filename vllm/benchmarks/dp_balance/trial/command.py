@@ -18,7 +18,7 @@ from ..policies import OWN, PolicySpec, make_controller
 from ..results import versions
 from . import report
 from .endpoint import Endpoint
-from .load import BenchServe, Load, Replay
+from .load import BenchServe, Load, Parser, Replay
 from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
@@ -84,7 +84,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 def parse(words: Sequence[str]) -> Given:
     """Divides the words into our options, those of the load, and the command."""
     at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(USAGE, add_help=False, allow_abbrev=False)
+    parser = Parser(USAGE, add_help=False, allow_abbrev=False)
     _add_own(parser)
     args, load = parser.parse_known_args(list(words[:at]))
     return Given(args, load, words[at + 1 :])
