@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from balance_tools.serving.server import Server
 from hostile_clients import stream
+from vllm_server import Server
 
 BURSTS, TINY, EVERY_S = 4, 150, 10.0
 OTHERS = 20
