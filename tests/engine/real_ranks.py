@@ -114,6 +114,15 @@ class _Rank:
         """What front-ends are told that dispatch by tokens."""
         return RankCounts(*backlog_of(self.scheduler))
 
+    def context(self) -> RankCounts:
+        """What front-ends are told that dispatch by context."""
+        return RankCounts(*backlog_of(self.scheduler, of_context=True))
+
+    def output_tokens(self, request: SimRequest) -> int:
+        """Tokens of the answer that have come from the scheduler."""
+        served = self.scheduler.requests.get(str(request.index))
+        return 0 if served is None else served.num_output_tokens
+
     def schedule(self) -> tuple[int, int, int, float, int]:
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))

@@ -1,6 +1,7 @@
 """Pause, load weights, resume, again and again, while clients ask: nothing may hang."""
 
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -11,7 +12,8 @@ import requests
 
 from vllm_server import Server
 
-ROUNDS, END_S = 300, 40
+ROUNDS, END_S = int(os.environ.get("PAUSE_ROUNDS", "90")), 40
+"""Ninety take a minute; before a release run 300."""
 DEVICE = {"t0": 0.001, "a": 0.0, "b": 0.00002, "c": 0.001}
 STOPS = [
     (f"/{verb}mode={mode}", resume)
