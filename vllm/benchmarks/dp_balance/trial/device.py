@@ -3,7 +3,6 @@
 """What the turns tell of the device, and what the simulator makes of it."""
 
 import contextlib
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -99,11 +98,12 @@ def forecast(
     for policy, of_policy in ratios.items():
         for name in SIMULATED:
             pairs = [
-                (simulated[policy, n], simulated[turns[0].policy, n]) for n in base
+                [
+                    getattr(simulated[each, n], name)
+                    for each in (policy, turns[0].policy)
+                ]
+                for n in base
             ]
-            values = [
-                getattr(a, name) / (getattr(b, name) or math.nan) for a, b in pairs
-            ]
-            if all(map(math.isfinite, values)):
-                of_policy[name] = statistics.fmean(values)
+            if all(own is not None and other for own, other in pairs):
+                of_policy[name] = statistics.fmean(own / other for own, other in pairs)
     return ratios
