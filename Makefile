@@ -24,10 +24,11 @@ WHEEL_OPTIONS += --arch $(ARCH) --kernels $(KERNELS) \
 endif
 
 # Of test-unit what the Python and its libraries can change. Left out: policies, simulator
-# and bench, which are arithmetic; documents, images and deployments, which are files; and
-# rebase, drift, contract, doctor and verify, which take longest.
-PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed kernels series \
-    serving upstream vendoring wheel test_distribution.py test_main.py)
+# and bench, which are arithmetic; documents, images and deployments, which are files;
+# kernels, series and wheel, which other commands here run; and rebase, drift, contract,
+# doctor and verify, which take longest.
+PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed serving upstream \
+    vendoring test_distribution.py test_main.py)
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
