@@ -22,8 +22,8 @@ NEWCOMER = 1000
 HOME = "/home/nö body"
 PACKAGES = ("python3", "python3-venv", "git", "make", "ca-certificates")
 # Each does one of them, for each takes six minutes. PYTHON_TESTS in the Makefile says
-# what of the unit tests is left out. The demo needs a build of torch for CPUs, which not
-# every index has for every Python.
+# what of the unit tests is left out. The demo needs a build of torch for CPUs, which
+# not every index has for every Python.
 COMMANDS = {
     "bookworm": "demo",  # Debian 12, Python 3.11.2
     "trixie": "test-python",  # Debian 13, Python 3.13
