@@ -101,6 +101,7 @@ def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         patch.setattr(serve, "run_headless", lambda args: started.append(0))
         patch.setattr(serve, several, lambda a: started.append(a.api_server_count))
         patch.setattr(serve, "run_server", lambda args: started.append(1))
+        patch.setattr(serve, "run_dp_supervisor", lambda args: started.append(1), False)
         patch.setattr(serve.uvloop, "run", lambda _: None)
         ServeSubcommand.cmd(parse(arguments))
     (count,) = started

@@ -111,7 +111,7 @@ def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_m
     [
         ("fast", "give an object, not 'fast'"),
         ({"t0": 1}, "lacks a, b, c"),
-        (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, t0"),
+        (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, projection, t0"),
         (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
     ],
