@@ -1,0 +1,115 @@
+"""Ranks that exchange rows step after step, and nothing else, each in its own process.
+
+::
+
+    build/env/reference/bin/python bench/rank_exchange.py [RANKS ...]
+"""
+
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.policies.rows import Row
+
+KINDS = ("exchange", "all-reduce")
+"""Of rows, as balance does; of one number, as upstream's end of a wave does."""
+
+STEP_S = 0.02
+"""Of the emulated device, after which the ranks come to the exchange."""
+
+_WARM_UP = 20
+_JITTER_S = 0.0005
+"""Ranks come that much apart, at most."""
+
+
+def ranks_that_fit() -> list[int]:
+    """Powers of two up to four ranks a core: beyond one a core they share cores."""
+    cores = len(os.sched_getaffinity(0))
+    return [n for n in (2, 4, 8, 16, 32, 64) if n <= 4 * cores]
+
+
+def microseconds(ranks: int, calls: int) -> dict[str, list[float]]:
+    """How long the last rank that comes waits, by kind, in microseconds.
+
+    The others wait for that rank, whatever is exchanged.
+
+    Args:
+        ranks: processes, on this machine, over loopback.
+        calls: of each kind.
+
+    Raises:
+        RuntimeError: a rank ended before the others.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_rank, args=(rank, ranks, calls, folder))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if failed := [each.exitcode for each in processes if each.exitcode]:
+            raise RuntimeError(f"a rank ended with {failed[0]}")
+        spans: dict[str, list[list[tuple[float, float]]]] = {kind: [] for kind in KINDS}
+        for rank in range(ranks):
+            lines = (Path(folder) / f"rank{rank}").read_text().splitlines()
+            for kind in KINDS:
+                own = [line.split()[1:] for line in lines if line.startswith(kind)]
+                spans[kind].append([(float(a), float(b)) for a, b in own][_WARM_UP:])
+    return {
+        kind: [
+            1e6 * (max(end for _, end in step) - max(start for start, _ in step))
+            for step in zip(*by_rank, strict=True)
+        ]
+        for kind, by_rank in spans.items()
+    }
+
+
+def _rank(rank: int, ranks: int, calls: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    group = dist.distributed_c10d._get_default_group()
+    exchange = RowExchange(timeout=60.0)
+    row = Row(**dict.fromkeys(Row._fields, 1))
+    number = torch.ones(1, dtype=torch.int32)
+
+    def gather(step: int) -> None:
+        exchange.gather(row._replace(step=step), group, lambda: None)
+
+    def reduce(_: int) -> None:
+        dist.all_reduce(number, group=group)
+
+    # One clock for all processes of a machine.
+    rng, lines = random.Random(rank), []
+    actions: dict[str, Callable[[int], None]] = dict(
+        zip(KINDS, (gather, reduce), strict=True)
+    )
+    for step in range(calls + _WARM_UP):
+        for kind, act in actions.items():
+            time.sleep(STEP_S + rng.random() * _JITTER_S)
+            start = time.monotonic()
+            act(step)
+            lines.append(f"{kind} {start:.7f} {time.monotonic():.7f}\n")
+    Path(folder, f"rank{rank}").write_text("".join(lines))
+    dist.barrier()
+    exchange.close(None)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for size in map(int, sys.argv[1:]) if sys.argv[1:] else ranks_that_fit():
+        for what, times in microseconds(size, 200).items():
+            ordered = sorted(times)
+            tenths = [ordered[len(ordered) * tenth // 10] for tenth in (1, 5, 9)]
+            print(f"{size} ranks, {what}: {tenths[1]:.0f} µs", tenths, flush=True)
