@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tools"))
+sys.path += [str(ROOT / "tools"), str(ROOT)]
 
 from balance_tools.demo.demo import tiny_model
 from balance_tools.demo.emulated import ALL_SLOTS, run_trial, serve
