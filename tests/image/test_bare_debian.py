@@ -31,7 +31,9 @@ COMMANDS = {
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("suite", COMMANDS)
+@pytest.mark.parametrize(
+    "suite", [pytest.param("bookworm", marks=pytest.mark.slow), "trixie"]
+)
 def test_a_newcomer_runs_the_commands(
     suite: str,
     podman: Podman,
