@@ -31,9 +31,7 @@ COMMANDS = {
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(
-    "suite", [pytest.param("bookworm", marks=pytest.mark.slow), "trixie"]
-)
+@pytest.mark.parametrize("suite", COMMANDS)
 def test_a_newcomer_runs_the_commands(
     suite: str,
     podman: Podman,
