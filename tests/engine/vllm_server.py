@@ -51,7 +51,7 @@ def free_port() -> int:
 
     Below the ephemeral ones, of which a connection may take any before it is used.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
