@@ -29,11 +29,9 @@ def test_the_kernel_libraries_load_with_all_their_symbols():
 
 NOT_INSTALLED = {
     "attention.fa3_v1": "flash_attn_npu_v3",
-    "distributed.kv_transfer.ascend_multi_connector": "mooncake",
-    "distributed.kv_transfer.kv_p2p.mooncake_connector": "mooncake",
-    "distributed.kv_transfer.kv_p2p.mooncake_hybrid_connector": "mooncake",
-    "distributed.kv_transfer.kv_p2p.mooncake_layerwise_connector": "mooncake",
-    "distributed.kv_transfer.kv_pool.ascend_store.backend.mooncake_backend": "mooncake",
+    "distributed.kv_transfer.kv_pool.ascend_store.backend.mooncake_backend": (
+        "mooncake.store"
+    ),
     "distributed.kv_transfer.kv_pool.lmcache_ascend_connector": "lmcache_ascend",
     "distributed.kv_transfer.kv_pool.ucm_connector": "ucm",
     "xlite.utils": "xlite",
