@@ -37,8 +37,8 @@ from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group.wire import encode
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
-from vllm.v1.core.sched.balance.policies.by_name import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.policies.registry import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 
 from vllm_balance.reference import tiny_models

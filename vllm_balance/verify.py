@@ -12,7 +12,7 @@ from vllm_balance.installed import Installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
 MOST_FILES = 10
-"""As many files are named one by one, of each kind."""
+"""Files of each kind that are named one by one."""
 
 
 def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:

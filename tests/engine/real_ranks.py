@@ -23,7 +23,7 @@ from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
-from vllm.v1.core.sched.balance.policies.by_name import Decision
+from vllm.v1.core.sched.balance.policies.registry import Decision
 from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -21,7 +21,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.policies.by_name import create_policy
+from vllm.v1.core.sched.balance.policies.registry import create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -143,7 +143,7 @@ def make_request(
     prompt: list[int] | None = None,
     **arguments: Any,
 ) -> Request:
-    """A request that ends after so many tokens; those of its prompt are alike."""
+    """A request of these lengths, whose prompt has equal tokens."""
     return Request(
         request_id=name,
         prompt_token_ids=prompt or [1] * prompt_len,
@@ -211,7 +211,7 @@ def complete(scheduler: Any, output: Any) -> dict[str, int]:
 
 
 def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
-    """Gives the scheduler so many tokens for each of these requests of a step."""
+    """Gives the scheduler that many tokens for each of these requests of a step."""
     ids = list(output.num_scheduled_tokens)
     return scheduler.update_from_output(
         output,

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.validation import check_balance_scheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -95,6 +96,20 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     assert (holds, seconds >= 0) == (1, True)
     assert scheduler.balance_gate.decision == OPEN
     assert step(scheduler).num_scheduled_tokens == {"held": 10}
+
+
+def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config):
+    before = {*threading.enumerate()}
+    scheduler = make_scheduler(config)
+    assert {*threading.enumerate()} <= before
+    gate, watch = scheduler.balance_gate, scheduler.balance_gate._exchange._watch
+    scheduler.schedule()
+    assert watch.status.doing == "idle"
+    scheduler.add_request(make_request("first", 10, 5))
+    scheduler.schedule()
+    assert watch.status.doing == "model"
+    gate.exchange(group=None, wave=0, step=32, active=False, tell_clients=print)
+    assert watch.status[:3] == ("idle", 0, 32)
 
 
 def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
@@ -253,7 +268,7 @@ def test_a_hold_is_timed_until_the_step_that_admits(scheduler, monkeypatch):
 def test_a_release_by_the_bound_is_logged_once_a_minute(scheduler, monkeypatch):
     warnings = []
     monkeypatch.setattr(
-        "vllm.v1.core.sched.balance.notices.logger.warning",
+        "vllm.v1.core.sched.balance.policy_log.logger.warning",
         lambda text, *arguments: warnings.append(text % arguments),
     )
     clock = itertools.count()

@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 import torch.distributed as dist
-from vllm.v1.core.sched.balance.group.liveness import RankWatch
+from vllm.v1.core.sched.balance.group.rank_watch import RankWatch
 
 TIMEOUT_S = 4.0
 
@@ -48,14 +48,15 @@ def test_a_slow_store_ends_no_rank_that_is_healthy(monkeypatch):
             size=lambda: 3,
             get_group_store=lambda rank=rank: stores[rank],
         )
-        found.append(RankWatch(group, TIMEOUT_S, print))
+        found.append(RankWatch(TIMEOUT_S))
+        found[-1].join(group, print)
     time.sleep(0.5)
     for one in stores:
         one.delay = 0.1 * TIMEOUT_S
     for watch in found:
-        watch.begin_step()
+        watch.show("model", 0, 0)
     time.sleep(3 * TIMEOUT_S)
     for watch in found:
-        watch.end_step(0, 1)
-        watch.close()
+        watch.show("idle", 0, 1)
+        watch.leave()
     assert ended == []

@@ -41,7 +41,7 @@ def config(moe_model):
 
 
 def allow(scheduler, tokens):
-    """What a policy decides that grants so many prompt tokens; 0 is a hold."""
+    """What a policy decides that grants that number of prompt tokens; 0 is a hold."""
     decision = Decision(admit=tokens > 0, prefill_budget=tokens, reason="test")
     scheduler.balance_gate.apply(decision)
 

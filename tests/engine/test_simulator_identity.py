@@ -13,7 +13,7 @@ from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.v1.core.sched.balance.policies.by_name import Decision
+from vllm.v1.core.sched.balance.policies.registry import Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from real_ranks import simulate_real
@@ -153,7 +153,7 @@ def test_adaptive_learns_what_attention_costs_in_half_of_these(monkeypatch):
     for case in cases:
 
         def spy(self: Engine, decision: Decision, case: int = case) -> None:
-            found.update([case] * (decision.admit and decision.attention > 0))
+            found.update([case] * (decision.admit and decision.cost_per_attended > 0))
             decide(self, decision)
 
         monkeypatch.setattr(Engine, "decide", spy)

@@ -10,7 +10,7 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.policies.by_name import create_policy
+from vllm.v1.core.sched.balance.policies.registry import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))

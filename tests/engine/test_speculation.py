@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.balance.policies.by_name import POLICIES
+from vllm.v1.core.sched.balance.policies.registry import POLICIES
 
 from dp_loop import prompt_of
 from drafters import DRAFTED_BY, Drafter

@@ -28,7 +28,7 @@ from vllm.benchmarks.dp_balance.scenario import (
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
-from vllm.v1.core.sched.balance.policies.by_name import OPEN
+from vllm.v1.core.sched.balance.policies.registry import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)

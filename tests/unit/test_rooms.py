@@ -6,8 +6,17 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 TOOLS = Path(__file__).parents[2] / "tools" / "balance_tools"
 ROOMS = sorted(path.parent.name for path in TOOLS.glob("*/__init__.py"))
+
+
+PACKAGES = [
+    TOOLS.parents[1] / "vllm_balance",
+    *(TOOLS.parents[1] / "vllm").glob("**/*balance"),
+]
+"""Of the wheel: their modules are to know only what is below them."""
 
 
 def imports() -> set[tuple[str, str, str]]:
@@ -63,6 +72,26 @@ def test_no_room_leads_back_to_itself():
     for room, other, _ in imports():
         graph.setdefault(room, set()).add(other)
     assert set(TopologicalSorter(graph).static_order()) >= set(ROOMS)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda each: each.name)
+def test_no_module_of_the_wheel_leads_back_to_itself(package):
+    """At the top of modules: what is imported for types alone is no matter."""
+    name = ".".join(package.relative_to(TOOLS.parents[1]).parts)
+    modules = {
+        f"{name}.{'.'.join(path.relative_to(package).with_suffix('').parts)}": path
+        for path in package.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                parent = module.split(".")[: -node.level] if node.level else []
+                source = ".".join([*parent, *filter(None, [node.module])])
+                named = {source, *(f"{source}.{each.name}" for each in node.names)}
+                graph[module] |= named & modules.keys()
+    assert sum(map(len, graph.values())) > len(modules) / 2
+    TopologicalSorter(graph).prepare()
 
 
 def reachable(graph: dict[str, set[str]], room: str) -> set[str]:

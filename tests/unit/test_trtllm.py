@@ -7,8 +7,8 @@ from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.trtllm import AttentionDpBalance
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, create_policy
-from vllm.v1.core.sched.balance.policies.chunks import tokens_within
+from vllm.v1.core.sched.balance.policies.attention_cost import tokens_within
+from vllm.v1.core.sched.balance.policies.registry import OPEN, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from test_dp_balance_simulation import snapshot
@@ -79,7 +79,9 @@ def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
     assert hold == HOLD
     assert decision.prefill_budget is not None
     assert [
-        tokens_within(decision.prefill_budget, position, 8192, decision.attention)
+        tokens_within(
+            decision.prefill_budget, position, 8192, decision.cost_per_attended
+        )
         for position in (0, 20_000, 50_000, 110_000)
     ] == [8192, 8192, 4487, 2305]
 

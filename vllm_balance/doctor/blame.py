@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from vllm_balance.doctor.lines import State
-from vllm_balance.doctor.processes import UNNAMED, Placard, Process
+from vllm_balance.doctor.processes import UNNAMED, Process, Status
 
 HANG_S = 5.0
 """A step that lasts longer is taken for a hang."""
 STALE_S = 3.0
-"""A rank that has not written its placard for so long does not run."""
+"""A rank that has not written its status for so long does not run."""
 BUSY = 0.5
 """Share of the time in which a main thread that computes runs, or could."""
 
@@ -61,22 +61,22 @@ class Server:
         return next((given[name] for name in names if name in given), None)
 
     def number(self, *names: str) -> int | None:
-        """As `option`, if it is a number."""
+        """The value of an option that is a number; None for another."""
         value = self.option(*names) or ""
         return int(value) if value.isdecimal() else None
 
     @property
     def port(self) -> int:
-        """Of the API."""
+        """The port of the API."""
         return self.number("--port") or 8000
 
     @property
-    def shown(self) -> list[tuple[Process, Placard]]:
+    def shown(self) -> list[tuple[Process, Status]]:
         """The ranks that say what they do."""
-        return [(p, p.placard) for p in self.those("rank") if p.placard]
+        return [(p, p.status) for p in self.those("rank") if p.status]
 
     @property
-    def idle_inside(self) -> list[tuple[Process, Placard]]:
+    def idle_inside(self) -> list[tuple[Process, Status]]:
         """Ranks that are in no step and yet in a collective call, as in `/resume`."""
         return [x for x in self.shown if x[1].doing == "idle" and waits(x[1])]
 
@@ -103,10 +103,10 @@ def blame(server: Server) -> Verdict:
         found = "not known: there are ranks that do not say what they do"
         do = "py-spy dump --pid PID of each rank; with balance on they say it"
         return Verdict(found, do, server.those("rank"), "unknown")
-    if not all(rests(placard) for _, placard in server.shown):
+    if not all(rests(status) for _, status in server.shown):
         found = "nobody's so far: no step lasts long"
         return Verdict(found, "look again", state="unknown")
-    size = max(placard.size for _, placard in server.shown)
+    size = max(status.size for _, status in server.shown)
     if server.waiting is None or len(server.shown) < size:
         found = "nobody's here: the ranks of this host rest, and wait for requests"
         return Verdict(found, "look at the other hosts, too", state="unknown")
@@ -125,7 +125,7 @@ def stopped(server: Server) -> Verdict | None:
     found = [each for each in server.processes if each.state in "Tt"]
     if not found:
         return None
-    times = [server.now - p.placard.seen for p in found if p.placard]
+    times = [server.now - p.status.seen for p in found if p.status]
     since = f" for {max(times):.0f} s" if times else ""
     return Verdict(
         f"{names(found)}, stopped by a signal or a debugger{since}: the others wait",
@@ -157,7 +157,7 @@ def missing(server: Server) -> list[str]:
     if first_process.role != "front-end" or backend != "mp" or server.those(UNNAMED):
         return []
     size = server.number("--data-parallel-size", "-dp") or 1
-    size = max([size, *(placard.size for _, placard in server.shown)])
+    size = max([size, *(status.size for _, status in server.shown)])
     external = server.number("--data-parallel-rank", "-dpn")
     first = external or server.number("--data-parallel-start-rank", "-dpr") or 0
     local = server.number("--data-parallel-size-local", "-dpl")
@@ -173,7 +173,7 @@ def missing(server: Server) -> list[str]:
 
 def frozen(server: Server) -> Verdict | None:
     """A rank whose interpreter does not run, though nobody has stopped it."""
-    ages = {p.pid: server.now - placard.seen for p, placard in server.shown}
+    ages = {p.pid: server.now - status.seen for p, status in server.shown}
     found = [p for p, _ in server.shown if ages[p.pid] > STALE_S]
     if not found:
         return None
@@ -189,10 +189,10 @@ def silent(server: Server) -> Verdict | None:
     """Ranks of other hosts that do not answer."""
     here = {each.number for each in server.those("rank")}
     gone: dict[str, float] = {}
-    for _, placard in server.shown:
-        for name, (_, since) in placard.others.items():
+    for _, status in server.shown:
+        for name, (_, since) in status.others.items():
             rank = "0" if name == "store" else name
-            if rank not in here and placard.seen - since > STALE_S:
+            if rank not in here and status.seen - since > STALE_S:
                 gone[rank] = max(gone.get(rank, 0), server.now - since)
     if not gone:
         return None
@@ -208,17 +208,17 @@ def late(server: Server) -> Verdict | None:
     at_work = [each for each in server.shown if not rests(each[1])]
     lasts = {
         p.pid: server.stood.get(p.pid, 0.0)
-        if placard.doing == "idle"
-        else server.now - placard.since
-        for p, placard in at_work
+        if status.doing == "idle"
+        else server.now - status.since
+        for p, status in at_work
     }
     longest = max(lasts.values(), default=0)
     if longest < HANG_S or server.moved:
         return None
     places = {
         name: place
-        for _, placard in at_work
-        for name, (place, _) in placard.others.items()
+        for _, status in at_work
+        for name, (place, _) in status.others.items()
         if place
     }
     places |= {p.number: said.position for p, said in at_work if said.doing != "idle"}
@@ -242,7 +242,7 @@ def late(server: Server) -> Verdict | None:
             "host may still compute: look there, too",
             [p for p, _ in at_work],
         )
-    said = next(placard for p, placard in server.shown if p is found[0])
+    said = next(status for p, status in server.shown if p is found[0])
     wave, step = said.position
     if WORKER.search(said.stack):
         what = "waits for its worker processes"
@@ -264,7 +264,7 @@ def late(server: Server) -> Verdict | None:
 
 def apart(
     server: Server,
-    at_work: Sequence[tuple[Process, Placard]],
+    at_work: Sequence[tuple[Process, Status]],
     longest: float,
     is_in_order: bool,
 ) -> Verdict | None:
@@ -294,24 +294,24 @@ def apart(
     )
 
 
-def call(placard: Placard) -> str:
+def call(status: Status) -> str:
     """The function that has made the call in which a rank is; empty if nobody knows."""
-    if placard.doing == "exchange":
+    if status.doing == "exchange":
         return "the exchange"
-    frames = [f for f in placard.stack.split(" < ") if not ON_THE_WAY.search(f)]
+    frames = [f for f in status.stack.split(" < ") if not ON_THE_WAY.search(f)]
     return frames[0].partition("(")[0] if frames else ""
 
 
-def rests(placard: Placard) -> bool:
+def rests(status: Status) -> bool:
     """Whether a rank waits for requests, or has done so until a moment ago."""
-    return placard.doing == "idle" and (
-        not placard.stack or (INPUT in placard.stack and not waits(placard))
+    return status.doing == "idle" and (
+        not status.stack or (INPUT in status.stack and not waits(status))
     )
 
 
-def waits(placard: Placard) -> bool:
+def waits(status: Status) -> bool:
     """Whether a rank is in a collective call, as far as its stack tells."""
-    return placard.doing == "exchange" or bool(COLLECTIVE.search(placard.stack))
+    return status.doing == "exchange" or bool(COLLECTIVE.search(status.stack))
 
 
 def deaf(server: Server) -> Verdict | None:

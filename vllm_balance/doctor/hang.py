@@ -29,7 +29,7 @@ from vllm_balance.doctor.processes import (
 )
 
 BETWEEN_S = 1.2
-"""Between two looks: longer than the period of a placard."""
+"""Between two looks: longer than the period of a status file."""
 ANSWER_S = 3.0
 """How long the front-end may take."""
 ANSWER_BYTES = 1 << 24
@@ -100,12 +100,12 @@ def look_twice(top: int, processes: dict[int, Process], seconds: float) -> Serve
         moved=frozenset(
             n.pid
             for n, b in pairs
-            if n.placard and b.placard and n.placard.position != b.placard.position
+            if n.status and b.status and n.status.position != b.status.position
         ),
         stood={
             n.pid: took
             for n, b in pairs
-            if n.placard and b.placard and n.placard.stack == b.placard.stack
+            if n.status and b.status and n.status.stack == b.status.stack
         },
         answer=answer,
         waiting=waiting,
@@ -153,15 +153,15 @@ def describe(server: Server, process: Process) -> Line:
     said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
     if process.waits_in and process.state in "SD":
         said[0] += f" in {process.waits_in}"
-    if placard := process.placard:
-        wave, step = placard.position
-        does = DOING.get(placard.doing, placard.doing)
-        lasts = server.now - placard.since
+    if status := process.status:
+        wave, step = status.position
+        does = DOING.get(status.doing, status.doing)
+        lasts = server.now - status.since
         said.append(f"wave {wave}, step {step}, {does} for {lasts:.1f} s")
-        if server.now - placard.seen > STALE_S:
-            said.append(f"has not run for {server.now - placard.seen:.1f} s")
-        if placard.stack:
-            said.append(f"at {placard.stack}")
+        if server.now - status.seen > STALE_S:
+            said.append(f"has not run for {server.now - status.seen:.1f} s")
+        if status.stack:
+            said.append(f"at {status.stack}")
     elif process.role == "rank" and is_there:
         said.append(
             "wave and step are not to be found: balance is off, it has just started, "

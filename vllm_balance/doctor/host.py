@@ -26,16 +26,16 @@ LIMITS = {
 }
 """The least hard limit, what it counts, and what raises it."""
 CORES_PER_NPU = {"A5": 3}
-"""As many the plugin's CPU binding wants (`cpu_binding.py`); others 5."""
+"""Cores that the plugin's CPU binding wants (`cpu_binding.py`); for other NPUs, 5."""
 TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
 """What the plugin's CPU binding runs, to the package that has it."""
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 CPU_V1 = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
-"""Of the first version of cgroups."""
+"""The files of the first version of cgroups."""
 
 GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
 HCCL_PORTS = 16
-"""As many from HCCL_IF_BASE_PORT on (60000), says the vendor's reference."""
+"""The ports from HCCL_IF_BASE_PORT on (60000) that it takes (vendor's reference)."""
 
 AIV = "HCCL_OP_EXPANSION_MODE"
 PLUGIN = "VLLM_ASCEND_"
@@ -81,7 +81,7 @@ def shared_memory(machine: Machine) -> Said:
 
 
 def limits(machine: Machine) -> Said:
-    """Of open files, and, as NPUs want it, of locked memory."""
+    """Looks at the limits of open files and, as NPUs want it, of locked memory."""
     text = machine.read("/proc/self/limits")
     given = re.findall(r"^Max (open files|locked memory)\s+\S+\s+(\S+)", text, re.M)
     if not given:

@@ -38,7 +38,7 @@ class Line:
 
 
 Said = Iterator[Line | str]
-"""Of a check: its lines, and last what there is if none of them is worse than ok."""
+"""A check yields its lines, and last what there is if none of them is worse than ok."""
 
 
 def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Line:

@@ -10,7 +10,7 @@ from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 IDLE_SHARE = 0.15
-"""Of a chip's memory: an idle driver takes 3 GB of 32 or 64."""
+"""The share of a chip's memory that an idle driver takes at most: 3 GB of 32 or 64."""
 
 
 def devices(machine: Machine) -> Said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import NamedTuple, TypeVar
 PROC = Path("/proc")
 LOG_BYTES = 1 << 22
 READ_BYTES = 1 << 18
-"""Of any other file: a process writes its title and its placard as long as it likes."""
+"""What is read of other files: who writes a title or a status chooses its length."""
 LOOK_S = 1.0
 """How long the kernel may take, which waits for a process that is in a driver."""
 
@@ -22,12 +23,7 @@ Answer = TypeVar("Answer")
 Place = tuple[int, int]
 """Wave and step; rises with each step."""
 
-PLACARD = re.compile(
-    r"rank (\d+) of (\d+): wave (\d+), step (\d+), (\w+) since ([\d.]+), seen ([\d.]+)"
-    r"(?:; others ([^;]*))?(?:; at (.*))?"
-)
-PLACARD_FILE = "/memfd:vllm-balance placard"
-OTHER = re.compile(r"(\w+)(?:=(-?\d+)/(-?\d+)|=\w+)?@([\d.]+)")
+STATUS_FILE = "/memfd:vllm-balance status"
 
 ROLES = {
     r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
@@ -35,15 +31,15 @@ ROLES = {
     r"A(?:PI|pi)Server(?:_(\d+))?": "API server",
     r"Worker(\S*)": "worker",
 }
-"""By the name in the title or in the log; the kernel cuts that of one that ended."""
+"""What begins the name in title or log, to the role; the kernel cuts long names."""
 UNNAMED = "unnamed process"
 """The role of a forked one of which nothing tells what it is."""
 
 
-class Placard(NamedTuple):
+class Status(NamedTuple):
     """What a rank says that it does; times are of the monotonic clock.
 
-    Written by `vllm.v1.core.sched.balance.group.placard`.
+    Written by `vllm.v1.core.sched.balance.group.status_file`.
     """
 
     rank: int
@@ -55,21 +51,33 @@ class Placard(NamedTuple):
     seen: float
     """When it was written."""
     others: Mapping[str, tuple[Place | None, float]] = {}
-    """Of ranks that are late, and of the store: where they are, and since when."""
+    """Where ranks that are late are, and since when; the store, if it is late, too."""
     stack: str = ""
 
     @classmethod
-    def read(cls, text: str) -> Placard | None:
-        """None if that is none."""
-        if not (found := PLACARD.match(text)):
+    def read(cls, text: str) -> Status | None:
+        """None if that is none: anybody may have written it, and more behind it."""
+        try:
+            said, _ = json.JSONDecoder().raw_decode(text)
+            others = {
+                name: (place and (int(place[0]), int(place[1])), float(since))
+                for name, (place, since) in said["others"].items()
+                if name == "store" or name.isdecimal()
+            }
+            return cls(
+                rank=int(said["rank"]),
+                size=int(said["size"]),
+                position=(int(said["wave"]), int(said["step"])),
+                doing=str(said["doing"]),
+                since=float(said["since"]),
+                seen=float(said["seen"]),
+                others=others,
+                stack=str(said["stack"]),
+            )
+        except (ArithmeticError, AttributeError, LookupError, RecursionError):
             return None
-        rank, size, wave, step = map(int, found.groups()[:4])
-        late = {
-            name: ((int(at_wave), int(at_step)) if at_wave else None, float(changed))
-            for name, at_wave, at_step, changed in OTHER.findall(found[8] or "")
-        }
-        times = float(found[6]), float(found[7])
-        return cls(rank, size, (wave, step), found[5], *times, late, found[9] or "")
+        except (TypeError, ValueError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Process:
     """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty: no part."""
     number: str
     arguments: tuple[str, ...]
-    placard: Placard | None
+    status: Status | None
     wanted_s: float
     """Seconds that its main thread has run, or waited for a core to run on."""
     waits_in: str
@@ -94,7 +102,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The role and the number."""
         return f"{self.role} {self.number}".strip()
 
 
@@ -137,7 +145,7 @@ def look_at(pid: int, user: str | None = None) -> Process | None:
 
     Args:
         pid: of the process.
-        user: whose placards are believed; None for nobody's.
+        user: whose status files are believed; None for nobody's.
     """
     folder = PROC / str(pid)
 
@@ -153,11 +161,11 @@ def look_at(pid: int, user: str | None = None) -> Process | None:
     owner = re.search(r"^Uid:\s+\d+\s+(\d+)", read("status"), re.M)
     whose = owner[1] if owner else ""
     is_theirs = bool(role and whose) and whose == user
-    placard = within(lambda: _placard(folder), None) if is_theirs else None
-    if placard is not None:
-        role, number = "rank", str(placard.rank)
+    status = within(lambda: _status(folder), None) if is_theirs else None
+    if status is not None:
+        role, number = "rank", str(status.rank)
     wanted_s = sum(map(int, read("schedstat").split()[:2])) / 1e9
-    seen = (arguments, placard, wanted_s, read("wchan").strip("0"), whose)
+    seen = (arguments, status, wanted_s, read("wchan").strip("0"), whose)
     return Process(pid, int(parent), state, role, number, *seen)
 
 
@@ -178,14 +186,14 @@ def role_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _placard(folder: Path) -> Placard | None:
+def _status(folder: Path) -> Status | None:
     files = (folder / "fd").iterdir()
-    found = (f for f in files if str(f.readlink()).startswith(PLACARD_FILE))
-    return next((Placard.read(read_file(file)) for file in found), None)
+    found = (f for f in files if str(f.readlink()).startswith(STATUS_FILE))
+    return next((Status.read(read_file(file)) for file in found), None)
 
 
 def all_processes() -> dict[int, Process]:
-    """Everything that runs on this machine, as far as it can be seen; no placards."""
+    """Everything that runs on this machine, as far as it can be seen; no status."""
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
     return {pid: found for pid in pids if (found := look_at(pid)) is not None}
 
@@ -201,7 +209,7 @@ def family(top: int, processes: Mapping[int, Process], log: str) -> Iterator[Pro
     """The process and all that it started, without those that are no part of vLLM.
 
     A forked process cannot always change its title; then the log names it. All are of
-    one user, and are looked at again, for their placards.
+    one user, and are looked at again, for their status files.
     """
     first = processes[top]
     yield look_at(top, first.user) or replace(first, state="Z")

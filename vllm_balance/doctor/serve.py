@@ -21,7 +21,7 @@ CHILD = (
     "import sys; sys.path = [folder for folder in sys.path if folder];"
     "from vllm_balance.doctor.serve import main; main(sys.argv[1:])"
 )
-"""Not from the folder in which it runs, which may be a checkout of vLLM."""
+"""It imports nothing from the folder in which it runs, perhaps a checkout of vLLM."""
 RESULT = "vllm-balance doctor: "
 SECONDS = 300.0
 """vLLM and torch_npu are imported; on a busy machine that takes a minute."""
@@ -77,7 +77,7 @@ def _lines(machine: Machine, plan: Plan) -> Iterator[Line]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Of the child: print one line of JSON, a plan or why there is none."""
+    """Print one line of JSON, in the child: a plan or why there is none."""
     try:
         result = look(arguments)
     except Exception as error:

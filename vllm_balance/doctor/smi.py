@@ -60,11 +60,11 @@ class Smi:
     problem: str = ""
     """Why nothing was; else empty."""
     version: str = ""
-    """Of the driver."""
+    """The version of the driver."""
     npus: tuple[Npu, ...] = ()
     processes: tuple[Process, ...] = ()
     board: dict[str, str] = field(default_factory=dict)
-    """Of the first card, names in lower case."""
+    """What the board of the first card says, names in lower case."""
 
     @property
     def soc(self) -> str:

@@ -17,12 +17,13 @@ SCALES = "decode_scales"
 """The key in it that is none of ``CostModel``."""
 
 WORKER = "vllm_balance.reference.emulated_device.EmulatedDevice"
-"""For ``ParallelConfig.worker_cls``."""
+"""The class for ``ParallelConfig.worker_cls``."""
 
 
 Scales = tuple[tuple[int, float], ...]
-"""A device whose times change: after so many steps in which any rank decodes, these
-wait so many times longer. ((0, 60), (1, 1)) has a slow first decode."""
+"""A device whose times change: pairs of a number of steps in which any rank decodes,
+and the factor by which such steps last longer after them. ((0, 60), (1, 1)) has a slow
+first decode."""
 
 
 def parse(options: Any) -> tuple[CostModel, Scales]:

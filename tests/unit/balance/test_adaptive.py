@@ -5,9 +5,9 @@ import math
 
 import pytest
 from balance.policies.adaptive import Adaptive, AdaptiveParameters
-from balance.policies.cycle import Traffic
 from balance.policies.decision import OPEN
 from balance.policies.decodes import Decodes
+from balance.policies.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot

@@ -1,7 +1,7 @@
 """The policy `cap`: the rule of the vllm-ascend balance scheduler."""
 
-from balance.policies.by_name import OPEN, create_policy
 from balance.policies.cap import Cap, CapParameters
+from balance.policies.registry import OPEN, create_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot

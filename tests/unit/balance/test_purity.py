@@ -4,7 +4,7 @@ import ast
 import importlib
 
 import pytest
-from balance.policies.by_name import create_policy
+from balance.policies.registry import create_policy
 from balance.policies.step_cost import StepCost
 from snapshots import Ranks
 

@@ -71,7 +71,7 @@ def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
     found = findings(pin, series, patched, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
-    assert any("liveness.py" in one and "kill_process_tree" in one for one in said)
+    assert any("rank_watch.py" in one and "kill_process_tree" in one for one in said)
     assert any("core.py" in one and "ready_msg" in one for one in said), said
     assert any("metrics.py" in one and "create_metric_per" in one for one in said)
     assert any("lora.py" in one and "punica_cpu" in one for one in said)

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.balance.group import placard
+from vllm.v1.core.sched.balance.group import status_file
+from vllm.v1.core.sched.balance.group.heartbeats import Heartbeats
 
 from vllm_balance.cli import main
 from vllm_balance.doctor.blame import Server, blame
-from vllm_balance.doctor.processes import Placard, Process, look_at, role_of
+from vllm_balance.doctor.processes import Process, Status, look_at, role_of
 
 NOW = 1000.0
 SERVE = ("/opt/bin/python", "/opt/bin/vllm", "serve", "model", "-dp=2")
@@ -29,7 +30,7 @@ def process(role: str, number: str = "", state: str = "S", **said: Any) -> Proce
             **{"rank": int(number), "size": 2, "position": (0, 5), "doing": "model"},
             **{"since": NOW - 10, "seen": NOW - 0.3, "stack": COLLECTIVE},
         }
-        shown = Placard(**usual | said)
+        shown = Status(**usual | said)
     pid = 10 + int(number or -9)
     return Process(pid, 1, state, role, number, SERVE, shown, 0.0, "", "0")
 
@@ -109,7 +110,7 @@ def test_the_right_one_is_named(case):
 
 UNKNOWN: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "has just resumed": ([RESUMES, RESTS[1]], {"stood": {10: 1.0}}, "look again"),
-    "balance is off": ([replace(each, placard=None) for each in BOTH], {}, "py-spy"),
+    "balance is off": ([replace(each, status=None) for each in BOTH], {}, "py-spy"),
     "requests": (RESTS, {"waiting": 2}, "POST /resume"),
     "nobody counts": (RESTS, {"waiting": None}, "other hosts"),
     "a client": (RESTS, {"clients": 1}, "POST /resume"),
@@ -125,7 +126,7 @@ def test_what_nobody_can_know_is_not_well(case):
 
 def test_ranks_that_rest_are_well_where_no_client_is():
     assert blame(Server((FRONT, COORDINATOR, *RESTS), NOW, {})).state == "ok"
-    one = [replace(RESTS[0], placard=RESTS[0].placard._replace(size=3))]
+    one = [replace(RESTS[0], status=RESTS[0].status._replace(size=3))]
     server = Server((LOCAL, COORDINATOR, *one, RESTS[1]), NOW, {})
     assert "look at the other hosts" in blame(server).do
 
@@ -139,18 +140,18 @@ def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named():
 
 def test_what_a_rank_writes_is_read():
     """By another process, and with what is late."""
-    written = placard.Placard(1, 4)
-    written.show("exchange", 3, 121)
-    written._now = (*written._now[:3], time.monotonic() - 10)
-    written.hear({0: "5 3 121", 2: "7 3 120", 3: "left"})
-    written.ask()
-    read = Placard.read(written.text())
+    now = time.monotonic()
+    written = status_file.Status("exchange", 3, 121, now - 10)
+    heard = Heartbeats(1, 4)
+    heard.hear({0: "5 3 121", 1: "5 3 121", 2: "7 3 120", 3: "left"}, 5, now)
+    others = {**heard.late(written.position, now), "store": (None, now)}
+    read = Status.read(status_file.text_of(written, 1, 4, others) + "behind it")
     assert read is not None
     assert (read.rank, read.size, read.position) == (1, 4, (3, 121))
-    assert read.others["2"][0] == (3, 120)
-    assert read.others["3"][0] is None
-    assert "store" in read.others
-    assert "text(group/placard.py" in read.stack
+    assert read.others == {"2": ((3, 120), now), "3": (None, now), "store": (None, now)}
+    assert "text_of(group/status_file.py" in read.stack
+    for other in ("no JSON", "[1]", "{}", '{"others": 1}', "[" * 100_000):
+        assert Status.read(other) is None
 
 
 def test_roles_are_read_from_names_that_may_be_cut():

@@ -27,14 +27,17 @@ from vllm_balance.doctor.processes import (
 )
 
 ME = str(os.geteuid())
-TEXT = "rank 1 of 2: wave 3, step 4, model since 1.00, seen 2.00; at f(a/b.py:1)"
-MEMORY = 'file = os.memfd_create("vllm-balance placard")'
-DISK = 'file = os.open("vllm-balance placard", os.O_RDWR | os.O_CREAT)'
+TEXT = json.dumps(
+    {"rank": 1, "size": 2, "wave": 3, "step": 4, "doing": "model", "since": 1.0}
+    | {"seen": 2.0, "others": {}, "stack": "f(a/b.py:1)"}
+)
+MEMORY = 'file = os.memfd_create("vllm-balance status")'
+DISK = 'file = os.open("vllm-balance status", os.O_RDWR | os.O_CREAT)'
 
 
 @contextlib.contextmanager
 def rank(opens: str, folder: str) -> Iterator[int]:
-    """A process with the title of a rank, whose placard has 2 GiB."""
+    """A process with the title of a rank, whose status file has 2 GiB."""
     code = f"import os, time; {opens}; os.write(file, {TEXT!r}.encode())\n"
     code += "os.ftruncate(file, 1 << 31); print(flush=True); time.sleep(60)"
     words = ["VLLM::EngineCore_DP1", "-c", code]
@@ -47,23 +50,23 @@ def rank(opens: str, folder: str) -> Iterator[int]:
         process.kill()
 
 
-def test_a_placard_without_end_is_read_in_part(tmp_path):
+def test_a_status_file_without_end_is_read_in_part(tmp_path):
     with rank(MEMORY, tmp_path) as pid:
         mine, others = look_at(pid, ME), look_at(pid, "another")
-        assert all_processes()[pid].placard is None
+        assert all_processes()[pid].status is None
     assert mine is not None
-    assert mine.placard is not None
-    assert (mine.name, mine.placard.position) == ("rank 1", (3, 4))
-    assert len(mine.placard.stack) <= READ_BYTES
+    assert mine.status is not None
+    assert (mine.name, mine.status.position) == ("rank 1", (3, 4))
+    assert len(mine.status.stack) <= READ_BYTES
     assert others is not None
-    assert others.placard is None
+    assert others.status is None
 
 
-def test_only_a_file_in_memory_is_a_placard(tmp_path):
+def test_only_a_file_in_memory_is_a_status_file(tmp_path):
     with rank(DISK, tmp_path) as pid:
         found = look_at(pid, ME)
     assert found is not None
-    assert found.placard is None
+    assert found.status is None
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,16 @@ def test_an_answer_without_end_is_not_waited_for(monkeypatch):
         problem, waiting = hang.ask(Server([front], 0.0, {}))
     assert f"does not answer on ::1, port {port}" in problem
     assert waiting is None
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    """Also where torch or vllm cannot be imported."""
+    program = (
+        "import sys; from vllm_balance.doctor import command;"
+        "print({'torch', 'vllm', 'numpy', 'packaging'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.stdout == b"set()\n", done.stderr
 
 
 def test_open_connections_of_clients_are_counted():

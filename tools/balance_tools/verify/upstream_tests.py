@@ -28,7 +28,7 @@ from functools import partial
 import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policies.by_name import create_policy
+from vllm.v1.core.sched.balance.policies.registry import create_policy
 from vllm.v1.core.sched.balance.stats import BalanceStats
 
 

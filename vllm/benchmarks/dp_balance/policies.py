@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
 
-from vllm.v1.core.sched.balance.policies.by_name import (
+from vllm.v1.core.sched.balance.policies.registry import (
     POLICIES,
     Decision,
     create_policy,

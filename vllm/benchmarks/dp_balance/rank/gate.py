@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
-from vllm.v1.core.sched.balance.policies.by_name import OPEN
-from vllm.v1.core.sched.balance.policies.chunks import twice_attended
+from vllm.v1.core.sched.balance.policies.attention_cost import twice_attended
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
+from vllm.v1.core.sched.balance.policies.registry import OPEN
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks

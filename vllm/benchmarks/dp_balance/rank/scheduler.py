@@ -20,12 +20,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.chunks import (
+from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
     twice_attended,
 )
+from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 
 from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
@@ -225,9 +225,9 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _, attention, _ = self._decision
+        admit, limit, _, per_attended, _ = self._decision
         if limit is None:
-            limit = self._max_tokens if attention else sys.maxsize
+            limit = self._max_tokens if per_attended else sys.maxsize
         self._allowed = limit
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
@@ -259,12 +259,12 @@ class Scheduler:
     def _clip(self, work: RankRequest, budget: int) -> int:
         """Takes a chunk from what is allowed; a clipped one takes all."""
         position, decision = work.num_computed_tokens, self._decision
-        attention = decision.attention
+        per_attended = decision.cost_per_attended
         wanted = min(work.num_tokens - position, budget)
         tokens = tokens_within(
-            self._allowed, position, wanted, attention, decision.least
+            self._allowed, position, wanted, per_attended, decision.least
         )
-        cost = cost_of(position, tokens, attention)
+        cost = cost_of(position, tokens, per_attended)
         self._allowed = max(0, self._allowed - cost) if tokens == wanted else 0
         return tokens
 

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """vLLM 0.30's `--prefill-schedule-interval`."""
 
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD

@@ -7,7 +7,7 @@ A test compares every decision of both with SGLang's own code.
 
 from collections.abc import Sequence
 
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD

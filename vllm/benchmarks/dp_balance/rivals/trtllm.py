@@ -15,8 +15,8 @@ step at most what a full step does that begins at `kv_depth_threshold`.
 
 import math
 
-from vllm.v1.core.sched.balance.policies.by_name import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.chunks import cost_of
+from vllm.v1.core.sched.balance.policies.attention_cost import cost_of
+from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD
@@ -71,7 +71,9 @@ class AttentionDpBalance:
         if not attention or not decision.admit:
             return decision
         full = cost_of(self._full_until, max(snapshot.max_tokens), attention)
-        return decision._replace(prefill_budget=math.ceil(full), attention=attention)
+        return decision._replace(
+            prefill_budget=math.ceil(full), cost_per_attended=attention
+        )
 
     def _decide(self, snapshot: Snapshot) -> Decision:
         if not any(snapshot.running) and not any(snapshot.waiting):

@@ -129,8 +129,8 @@ class PromptHasher:
 class BalanceDispatch:
     """Pins requests to ranks; counts those that were sent until they end.
 
-    A rank says of every request that it got when it has ended, however: so nothing
-    stays counted of a request that was not sent, or is aborted.
+    A rank says of every request that it got that it has ended, also if it was aborted.
+    So nothing stays counted, and nothing is counted that was not sent.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class BalanceDispatch:
             self.dispatch.heard(rank, keys)
 
     def _keys(self, request: EngineCoreRequest) -> Keys:
-        """Of its prompt; none of more input of a request, which is no beginning."""
+        """The keys of its prompt; none of further input, which is no beginning."""
         if (
             self._hasher is None
             or self.dispatch.rank_of(request.request_id) is not None

@@ -7,38 +7,38 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.group.placard import Placard
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
 from vllm.v1.core.sched.balance.measure.queues import num_waiting, put_in_order
-from vllm.v1.core.sched.balance.measure.releases import (
+from vllm.v1.core.sched.balance.measure.vllm_compat import (
     keep_prefill_interval,
     max_admitted,
 )
-from vllm.v1.core.sched.balance.notices import Notices
-from vllm.v1.core.sched.balance.parent_watch import end_with_parent
 from vllm.v1.core.sched.balance.permit import PrefillPermit
-from vllm.v1.core.sched.balance.policies.by_name import (
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
+from vllm.v1.core.sched.balance.policies.registry import (
     OPEN,
     SHORT_FIRST,
     Decision,
     Policy,
     create_policy,
 )
-from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.policy_log import PolicyLog
 from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.validation import check_balance_scheduler
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.core.sched.interface import SchedulerInterface
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import DPEngineCoreProc
 
@@ -58,18 +58,19 @@ def create_balance_gate(
         name,
         parallel_config.data_parallel_size,
     )
-    end_with_parent()
-    placard = Placard(
-        parallel_config.data_parallel_rank, parallel_config.data_parallel_size
+    exchange = RowExchange(
+        _timeout(parallel_config),
+        identity_of(vllm_config),
+        parallel_config.data_parallel_rank,
+        parallel_config.data_parallel_size,
     )
-    placard.publish()
     scheduler_config = vllm_config.scheduler_config
     ttft_budget = parallel_config.data_parallel_balance_ttft
     parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
         scheduler,
         partial(create_policy, name, parameters),
-        RowExchange(_timeout(parallel_config), identity_of(vllm_config), placard),
+        exchange,
         BalanceStats(policy=name, collect=scheduler.log_stats),
         ttft_budget,
         short_first=name in SHORT_FIRST and scheduler_config.policy == "fcfs",
@@ -86,37 +87,32 @@ def _timeout(parallel_config: "ParallelConfig") -> float:
     return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
-class Exchange(Protocol):
-    """What the gate asks of `RowExchange`."""
+def start_balance_gate(
+    scheduler: "SchedulerInterface", vllm_config: "VllmConfig"
+) -> None:
+    """Starts what runs beside the engine core's loop, once it has its scheduler.
 
-    def begin_step(self) -> None:
-        """This rank has work: from now on it depends on the other ranks."""
-
-    def gather(
-        self, row: Row, group: dist.ProcessGroup, tell_clients: Callable[[], None]
-    ) -> Snapshot:
-        """The rows of all ranks."""
-
-    def rest(self, wave: int, step: int) -> None:
-        """The wave has ended."""
-
-    def close(self, error: BaseException | None) -> None:
-        """The engine core ends."""
+    Raises:
+        ValueError: balance is on, and scheduler or engine would ignore the gate.
+    """
+    check_balance_scheduler(scheduler, vllm_config)
+    if (gate := getattr(scheduler, "balance_gate", None)) is not None:
+        gate.start()
 
 
 class BalanceGate:
     """Holds the decision that the ranks took together after the last step.
 
-    The engine core calls `exchange` once per step; `Scheduler.schedule` asks
-    `holds` before it admits a waiting request, and `clip` or `clip_running` for every
-    prompt that it schedules.
+    The engine core calls `exchange` once per step. `Scheduler.schedule` asks the permit
+    for the step, which has `holds`, `skip`, `clip` and `clip_running`, and calls
+    `put_back` at the end of its pass.
     """
 
     def __init__(
         self,
         scheduler: "Scheduler",
         new_policy: Callable[[], Policy],
-        exchange: Exchange,
+        exchange: RowExchange,
         stats: BalanceStats,
         ttft_budget: float | None = None,
         short_first: bool = False,
@@ -141,9 +137,11 @@ class BalanceGate:
         self.ttft_budget = ttft_budget
         self._group: dist.ProcessGroup | None = None
         self._pending = PendingWork(scheduler)
-        self._permit = permit = PrefillPermit(scheduler)
+        self.permit = permit = PrefillPermit(scheduler)
+        # Upstream's loop calls these once for each prompt.
         self.holds, self.skip = permit.holds, permit.skip
-        self.put_back = permit.put_back
+        self.clip, self.clip_running = permit.clip, permit.clip_running
+        self.apply = permit.apply
         self._ages = PendingAges()
         # A step that is timed now was scheduled as many steps ago as the engine
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
@@ -154,7 +152,7 @@ class BalanceGate:
         self._order = ShortFirst() if short_first else None
         self._pending_tokens: dict[str, int] = {}
         parallel_config = scheduler.vllm_config.parallel_config
-        self._notices = Notices(
+        self._log = PolicyLog(
             parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
         )
         self.reset()
@@ -169,7 +167,21 @@ class BalanceGate:
         self._prefilled.clear()
         self._last_row: float | None = None
 
-    # Called by the engine core's busy loop.
+    # Called by the engine core.
+
+    def start(self) -> None:
+        """Shows other processes from now on what this rank does."""
+        self._exchange.start()
+
+    def exchange_for(self, core: "DPEngineCoreProc") -> None:
+        """Ends a step of the engine core's busy loop."""
+        self.exchange(
+            group=core.dp_group,
+            wave=core.current_wave,
+            step=core.step_counter,
+            active=core.engines_running,
+            tell_clients=core._send_engine_dead,
+        )
 
     def exchange(
         self,
@@ -211,7 +223,7 @@ class BalanceGate:
         self.stats.observe_step(self.decision, snapshot, exchanged - now)
         self.stats.observe_learned(learned)
         longest = row.held_steps == max(snapshot.held_steps)
-        self._notices.observe(
+        self._log.observe(
             self.decision, learned, row.held_steps if longest else None, now
         )
 
@@ -224,15 +236,14 @@ class BalanceGate:
             now: seconds of a clock that does not go back.
             wall: seconds of the clock of `Request.arrival_time`.
         """
-        scheduler, permit = self._scheduler, self._permit
+        scheduler, permit = self._scheduler, self.permit
         new = self._arrivals.observe(scheduler.requests, now, wall)
         prefilled = permit.prefilled()
         if self._order is not None:
             put_in_order(scheduler, self._order, self._pending_tokens)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
-        names = [request.request_id for request in pending.requests]
-        self._pending_tokens = dict(zip(names, pending.tokens, strict=True))
-        pending_ids = frozenset(names)
+        pending_ids = pending.names
+        self._pending_tokens = pending.by_name
         since = now if self._last_row is None else self._last_row
         self._last_row = now
         self._observe_ends(
@@ -251,8 +262,8 @@ class BalanceGate:
             running=running,
             decoding=running - chunks,
             waiting=num_waiting(scheduler),
-            pending=len(names),
-            pending_tokens=sum(pending.tokens),
+            pending=len(pending.requests),
+            pending_tokens=pending.num_tokens,
             held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0][0],
             step_time_us=int((now - since) * 1e6),
@@ -277,52 +288,23 @@ class BalanceGate:
         for steps, seconds in holds:
             self.stats.observe_hold_end(steps, seconds)
 
-    def apply(self, decision: Decision) -> None:
-        """Begins a step by the ranks' decision."""
-        self._permit.apply(decision)
-
     @property
     def decision(self) -> Decision:
         """The decision for this step."""
-        return self._permit.decision
+        return self.permit.decision
 
     @property
     def held(self) -> bool:
         """Whether the gate kept back a request in this step."""
-        return self._permit.held
-
-    @property
-    def held_steps(self) -> int:
-        """Steps for which a request that is pending has been held, at most."""
-        return self._holds.longest
-
-    # Called by the engine core.
-
-    def exchange_for(self, core: "DPEngineCoreProc") -> None:
-        """As `exchange`, for the step that the engine core has ended."""
-        self.exchange(
-            group=core.dp_group,
-            wave=core.current_wave,
-            step=core.step_counter,
-            active=core.engines_running,
-            tell_clients=core._send_engine_dead,
-        )
+        return self.permit.held
 
     # Called by the scheduler.
 
-    def clip(
-        self, request: Request, num_new_tokens: int, num_computed_tokens: int
-    ) -> int:
-        """As `PrefillPermit.clip`."""
-        self._exchange.begin_step()
-        return self._permit.clip(request, num_new_tokens, num_computed_tokens)
-
-    def clip_running(
-        self, request: Request, num_new_tokens: int, others_run: bool
-    ) -> int:
-        """As `PrefillPermit.clip_running`."""
-        self._exchange.begin_step()
-        return self._permit.clip_running(request, num_new_tokens, others_run)
+    def put_back(self) -> None:
+        """Ends the pass through the waiting requests: those held go back."""
+        self.permit.put_back()
+        if self._scheduler.running:
+            self._exchange.begin_step()
 
     def shutdown(self) -> None:
         """The engine core ends, perhaps of an error that is being handled."""

@@ -72,8 +72,6 @@ def check_same_identity(
     """
     found = ready_message.get("data_parallel_balance", _STOCK)
     expected = _identity(parallel_config)
-    if isinstance(found, str):  # of a version that sent nothing but the policy
-        found = {"policy": found, "ttft_budget": None, "code": "unknown (older)"}
     if reason := difference(engine, found, "the front-end", expected):
         raise RuntimeError(reason)
 

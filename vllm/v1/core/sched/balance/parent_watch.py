@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -35,33 +35,28 @@ def parent_is_gone() -> bool:
     return parent is not None and os.getppid() != parent.pid
 
 
-def end_with_parent() -> None:
-    """Ends this process, and those that it started, within a second of its parent.
+def end_if_orphaned() -> None:
+    """Ends this process, and those that it started, if its parent has ended.
 
     Asks for the parent's pid, because no pipe or signal tells it surely: processes that
     the parent forks later hold the write ends of the earlier ones' pipes, and the
     kernel's signal on a parent's death means the thread that forked.
     """
-    if multiprocessing.parent_process() is not None:
-        _start_watch(os.getpid())
-
-
-@cache
-def _start_watch(pid: int) -> None:
-    """One thread for each process: a fork inherits the cache, but no thread."""
-    threading.Thread(target=_watch, args=(pid,), daemon=True).start()
-
-
-def _watch(pid: int) -> None:
-    while not parent_is_gone():
-        time.sleep(_PERIOD_S)
+    if not parent_is_gone():
+        return
     logger.error(
         "Data parallel balance: the process that started %s (pid %d) has ended "
         "without stopping it. Ending it.",
         multiprocessing.current_process().name,
-        pid,
+        os.getpid(),
     )
-    kill_process_tree(pid)
+    kill_process_tree(os.getpid())
+
+
+def _watch() -> None:
+    while True:
+        end_if_orphaned()
+        time.sleep(_PERIOD_S)
 
 
 class _WatchedContext:
@@ -81,7 +76,7 @@ class _WatchedContext:
 
 
 def _run(target: Callable[..., object], **arguments: Any) -> None:
-    end_with_parent()
+    threading.Thread(target=_watch, daemon=True).start()
     target(**arguments)
 
 

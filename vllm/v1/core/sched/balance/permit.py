@@ -8,8 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.measure.queues import is_first
-from vllm.v1.core.sched.balance.measure.releases import max_admitted
-from vllm.v1.core.sched.balance.policies.chunks import (
+from vllm.v1.core.sched.balance.measure.vllm_compat import max_admitted
+from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
     twice_attended,
@@ -50,8 +50,8 @@ class PrefillPermit:
         self.decision = decision
         budget: float | None = decision.prefill_budget
         if budget is None:
-            most = decision.attention and self._scheduler.max_num_scheduled_tokens
-            budget = most or sys.maxsize
+            is_cut = decision.cost_per_attended > 0
+            budget = self._scheduler.max_num_scheduled_tokens if is_cut else sys.maxsize
         self._budget_left = budget
         found_no_room = {
             request.request_id
@@ -64,7 +64,7 @@ class PrefillPermit:
             if request_id in self._held or request_id in found_no_room
         }
         self._clipped, self._held = [], {}
-        self._num_passed_over = 0
+        self.num_passed_over = 0
 
     @property
     def held_ids(self) -> Set[str]:
@@ -83,7 +83,7 @@ class PrefillPermit:
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
         name, computed = request.request_id, request.num_computed_tokens
-        looks_on = self._looks_on
+        looks_on = self.looks_on
         asks = self._scheduler.connector is not None and not computed
         closed = self._closed and not self._is_exempt(request, computed)
         if closed and not (asks and looks_on and name not in self.known_computed):
@@ -96,11 +96,11 @@ class PrefillPermit:
         return False
 
     @property
-    def _looks_on(self) -> bool:
+    def looks_on(self) -> bool:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return self._num_passed_over < slots
+        return self.num_passed_over < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -116,11 +116,11 @@ class PrefillPermit:
         own = queue is self._scheduler.waiting
         if not own and isinstance(skipped, RequestQueue):
             skipped.prepend_request(queue.pop_request())
-        elif not own or self._looks_on:
+        elif not own or self.looks_on:
             self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
-        self._num_passed_over += 1
+        self.num_passed_over += 1
         return True
 
     def put_back(self) -> None:
@@ -162,13 +162,13 @@ class PrefillPermit:
         if waits and self._scheduler.connector is not None:
             self.known_computed[request.request_id] = num_computed_tokens
         loaded = waits and self._is_exempt(request, num_computed_tokens)
-        budget, attention = self._budget_left, self.decision.attention
+        budget, per_attended = self._budget_left, self.decision.cost_per_attended
         if waits and self._closed and not loaded:
             num_new_tokens = 0
         elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
             allowed = tokens_within(
                 *(budget, num_computed_tokens, num_new_tokens),
-                *(attention, self.decision.least),
+                *(per_attended, self.decision.least),
             )
             if 0 < allowed < num_new_tokens:
                 budget = 0  # what is left would be part of a token
@@ -179,7 +179,7 @@ class PrefillPermit:
             num_new_tokens = min(num_new_tokens, allowed)
         if num_new_tokens == 0:
             self._held[request.request_id] = request
-        cost = cost_of(num_computed_tokens, num_new_tokens, attention)
+        cost = cost_of(num_computed_tokens, num_new_tokens, per_attended)
         self._budget_left = max(0, budget - cost)
         self._clipped.append((request, num_computed_tokens, num_new_tokens))
         return num_new_tokens
@@ -234,7 +234,7 @@ class PrefillPermit:
             return False
         if not self._held:
             return True
-        return self._looks_on and self._has_adapter(request) and self._fits(request)
+        return self.looks_on and self._has_adapter(request) and self._fits(request)
 
     def _fits(self, request: Request) -> bool:
         """Whether all blocks of it and of those that are held are free, at most."""

@@ -18,7 +18,7 @@ tokens, adapter, images, salt."""
 
 
 def chunk_tokens(block_size: int) -> int:
-    """Prompt tokens of a chunk: whole blocks of so many tokens."""
+    """The prompt tokens of a chunk, which are those of whole blocks."""
     return -(-LEAST_CHUNK_TOKENS // block_size) * block_size
 
 

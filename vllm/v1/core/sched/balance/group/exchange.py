@@ -10,8 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.group.liveness import RankWatch
-from vllm.v1.core.sched.balance.group.placard import Placard
+from vllm.v1.core.sched.balance.group.rank_watch import RankWatch
 from vllm.v1.core.sched.balance.group.wire import WIDTH, decode, encode
 from vllm.v1.core.sched.balance.identity import Identity, difference
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
@@ -32,27 +31,32 @@ class RowExchange:
         self,
         timeout: float,
         identity: Identity | None = None,
-        placard: Placard | None = None,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
-        """An exchange without a group yet.
+        """An exchange without a group yet, which starts nothing.
 
         Args:
             timeout: seconds to wait for the other ranks.
             identity: what this rank must have in common with them. It is compared
                 once for each group; None for ranks that are known to be equal.
-            placard: is told what this rank does.
+            rank: data parallel rank, to show until there is a group.
+            size: number of the ranks.
         """
         self._timeout = timeout
         self._identity = identity
         self._group: dist.ProcessGroup | None = None
-        self._watch: RankWatch | None = None
-        self._placard = placard or Placard()
+        self._watch = RankWatch(timeout, rank, size)
+
+    def start(self) -> None:
+        """From now on this process shows what it does, and ends with its parent."""
+        self._watch.start()
 
     def begin_step(self) -> None:
         """This rank has work: from now on it depends on the other ranks."""
-        self._placard.begin()
-        if self._watch is not None and not self._watch.in_step:
-            self._watch.begin_step()
+        doing, wave, step, _ = self._watch.status
+        if doing == "idle":  # after an exchange a step has begun already
+            self._watch.show("model", wave, step)
 
     def gather(
         self, row: Row, group: dist.ProcessGroup, tell_clients: Callable[[], None]
@@ -71,9 +75,7 @@ class RowExchange:
         """
         if group is not self._group:
             self._follow(group, tell_clients)
-        assert self._watch is not None
-        self._watch.end_step(row.wave, row.step)
-        self._placard.show("exchange", row.wave, row.step)
+        self._watch.show("exchange", row.wave, row.step)
         self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
         try:
             # Every row goes straight to its reader, two hops for all of them (gloo
@@ -81,23 +83,22 @@ class RowExchange:
             work = group.alltoall_base(self._received, self._sent, [], [])
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
+            blame = self._watch.blame()
+            self._watch.leave(blame)
             raise RuntimeError(
-                f"Data parallel balance: {self._watch.missing()}; the exchange after "
+                f"Data parallel balance: {blame}; the exchange after "
                 f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
                 f"which waits {self._timeout:g} s at most."
             ) from error
         snapshot = Snapshot.from_rows(decode(self._received.tolist()))
-        self._watch.begin_step()
-        self._placard.show("model", row.wave, row.step)
+        self._watch.show("model", row.wave, row.step)
         return snapshot
 
     def _follow(
         self, group: dist.ProcessGroup, tell_clients: Callable[[], None]
     ) -> None:
-        if self._watch is not None:
-            self._watch.close()
         self._group = group
-        self._watch = RankWatch(group, self._timeout, tell_clients, self._placard)
+        self._watch.join(group, tell_clients)
         self._compare(group)
         self._received = torch.empty((group.size(), WIDTH), dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
@@ -110,14 +111,15 @@ class RowExchange:
         if group.rank() == 0:
             store.set("0", json.dumps(self._identity))
             return
-        assert self._watch is not None
         end = time.monotonic() + self._timeout
         # No call that waits: it would keep the heartbeats waiting, too.
         while not store.check(["0"]):
             if time.monotonic() > end:
+                blame = self._watch.blame()
+                self._watch.leave(blame)
                 raise RuntimeError(
-                    f"Data parallel balance: {self._watch.missing()}; rank 0 has not "
-                    f"come to the first exchange within {self._timeout:g} s."
+                    f"Data parallel balance: {blame}; rank 0 has not come to the first "
+                    f"exchange within {self._timeout:g} s."
                 )
             time.sleep(_POLL_S)
         if reason := difference(
@@ -127,20 +129,18 @@ class RowExchange:
 
     def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""
-        self._placard.show("idle", wave, step)
-        if self._watch is not None:
-            self._watch.end_step(wave, step)
+        self._watch.show("idle", wave, step)
 
     def close(self, error: BaseException | None) -> None:
-        """Ends the watch; after an error in a step, first says who does not answer.
+        """Leaves the group; after an error in a step, first says who does not answer.
 
         Such an error is mostly another rank's end.
 
         Args:
             error: why the engine core ends, if not as it was told to.
         """
-        if self._watch is None:
-            return
+        blame = None
         if self._watch.in_step and isinstance(error, Exception):
-            logger.error("Data parallel balance: %s.", self._watch.missing())
-        self._watch.close()
+            blame = self._watch.blame()
+            logger.error("Data parallel balance: %s.", blame)
+        self._watch.leave(blame)

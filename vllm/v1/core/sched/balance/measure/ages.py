@@ -22,6 +22,7 @@ class PendingAges:
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
+        self._pending: frozenset[str] | None = None
 
     def oldest(self, request_ids: frozenset[str], now: float) -> float:
         """Seconds since the first of these became pending; 0 without any.
@@ -31,9 +32,11 @@ class PendingAges:
             now: seconds of any clock that does not go back.
         """
         since = self._since
-        for request_id in [each for each in since if each not in request_ids]:
-            del since[request_id]
-        since.update(dict.fromkeys(request_ids.difference(since), now))
+        if request_ids is not self._pending:
+            for request_id in [each for each in since if each not in request_ids]:
+                del since[request_id]
+            since.update(dict.fromkeys(request_ids.difference(since), now))
+            self._pending = request_ids
         return now - next(iter(since.values()), now)  # they are in order of time
 
 

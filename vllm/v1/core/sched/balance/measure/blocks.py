@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.balance.measure.prefix_hits import Hit, PrefixHits
-from vllm.v1.core.sched.balance.measure.releases import (
+from vllm.v1.core.sched.balance.measure.vllm_compat import (
     blocks_to_allocate,
     frees_past_gaps,
     long_prefill_threshold,
@@ -193,7 +193,7 @@ class FreeBlocks:
         return need
 
     def _cut(self, request: Request, tokens: int, known: int = 0) -> int:
-        """What upstream runs of so many tokens, which a Mamba layer wants aligned.
+        """The part of these tokens that upstream runs: a Mamba layer wants it aligned.
 
         Args:
             request: a prompt, or a request that decodes.
@@ -304,7 +304,7 @@ class FreeBlocks:
         return self._count(request, most, None, computed, computed + new, False)
 
     def _preempted(self, needs: dict[Request, int]) -> set[Request]:
-        """Those that upstream preempts: from the end, or of the least priority."""
+        """Finds whom upstream preempts: from the end, or of the least priority."""
         running = list(self._scheduler.running)
         by_priority = self._scheduler.policy == SchedulingPolicy.PRIORITY
         free, preempted, index = self._free, set(), 0

@@ -4,6 +4,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm.v1.core.sched.balance.measure.blocks import FreeBlocks
 from vllm.v1.core.sched.balance.measure.prefix_hits import PrefixHits
 from vllm.v1.core.sched.balance.measure.queues import InTurn
-from vllm.v1.core.sched.balance.measure.releases import max_admitted
-from vllm.v1.core.sched.balance.policies.chunks import twice_attended
+from vllm.v1.core.sched.balance.measure.vllm_compat import max_admitted
+from vllm.v1.core.sched.balance.policies.attention_cost import twice_attended
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
@@ -22,14 +23,31 @@ if TYPE_CHECKING:
 _WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 
-class Pending(NamedTuple):
-    """Prompts that could be started or continued."""
+@dataclass(frozen=True)
+class Pending:
+    """Prompts that could be started or continued; the same object while they are."""
 
     requests: list[Request]
     tokens: list[int]
     """Tokens that each has left to compute."""
 
-    @property
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """The tokens by the name of their request."""
+        names = [request.request_id for request in self.requests]
+        return dict(zip(names, self.tokens, strict=True))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the requests."""
+        return frozenset(self.by_name)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """All tokens that are left to compute."""
+        return sum(self.tokens)
+
+    @cached_property
     def attended(self) -> int:
         """Tokens that these attend to."""
         totals = [len(request._all_token_ids) for request in self.requests]
@@ -102,8 +120,12 @@ class PendingWork:
             return Pending(left, list(map(_left, left)))
         for each in in_progress:
             free.take(each, each.num_computed_tokens, None)
-        requests, tokens = self._admissible(free)
-        return Pending(in_progress + requests, [*map(_left, in_progress), *tokens])
+        found = self._admissible(free)
+        if not in_progress:
+            return found
+        return Pending(
+            in_progress + found.requests, [*map(_left, in_progress), *found.tokens]
+        )
 
     def _admissible(self, free: FreeBlocks) -> Pending:
         scheduler = self._scheduler

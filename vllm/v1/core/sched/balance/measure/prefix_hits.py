@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm.v1.core.sched.balance.measure.releases import dropping_groups
+from vllm.v1.core.sched.balance.measure.vllm_compat import dropping_groups
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 ALWAYS, EVERY = 4, 8
-"""So many requests at the head of the queue are looked at in each step, and of those
-behind them every so many-th."""
+"""The first requests in the queue are looked at in each step; of those behind them, one
+in `EVERY`."""
 SEARCHES = 8
 """Prompts that are searched for in one step, besides the first. The others keep what
 was found before, at first nothing."""
 AT_A_TIME = 16
 """Prompts that are looked up together."""
 SEARCHED_BLOCKS = 128
-"""The same for a search that walks all blocks of a hit: with several groups."""
+"""Blocks that searches may walk in one step; with several groups they walk all blocks
+of a hit."""
 
 
 class Hit(NamedTuple):
@@ -42,6 +43,9 @@ class Hit(NamedTuple):
     """Blocks that are there only if all are."""
     hashes: list[Any]
     """The hashes that these had."""
+    walked: dict[int, tuple[Any, Any]]
+    """Blocks by their number in the prompt, as far as they were looked at, and the
+    hashes that they had."""
 
 
 class PrefixHits:
@@ -62,7 +66,7 @@ class PrefixHits:
         self._cache = manager.coordinator
         self._has_block = self._cache.block_pool.get_cached_block
         self._enabled = manager.enable_caching
-        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, 0, [], [])
+        self._nothing = Hit(0, manager.empty_kv_cache_blocks.blocks, 0, [], [], {})
         managers = self._cache.single_type_managers
         self._full = [isinstance(each, FullAttentionManager) for each in managers]
         self._size = managers[0].block_size if self._full == [True] else 0
@@ -157,12 +161,15 @@ class PrefixHits:
                 if (not block.ref_cnt or block.block_id in freed) and not block.is_null:
                     yield block
             return
-        has_block, hashes, group = self._has_block, request.block_hashes, [0]
+        hashes, walked = request.block_hashes, hit.walked
         for index in reversed(range(hit.tokens // self._size)):
-            found = has_block(hashes[index], group)
-            if found and not found[0].ref_cnt:
+            block, key = walked.get(index, (None, None))
+            if block is None or block.block_hash is not key:  # it was evicted since
+                block = next(iter(self._block(hashes, index + 1, 0)), None)
+                walked[index] = block, block and block.block_hash
+            if block is not None and not block.ref_cnt:
                 room -= 1
-                yield found[0]
+                yield block
             elif not 0 <= room < index:
                 return
 
@@ -193,7 +200,7 @@ class PrefixHits:
     def _marked(
         self, hashes: Sequence[Any], blocks: tuple[Sequence[Any], ...], tokens: int
     ) -> Hit:
-        """What upstream found in several groups."""
+        """The hit that upstream found in several groups, with its marks."""
         if not self._can_tell:
             return _hit(tokens, blocks, 0, [])
         found = tokens // self._full_size
@@ -211,7 +218,7 @@ class PrefixHits:
         return _hit(tokens, blocks, found, marks)
 
     def _block(self, hashes: Sequence[Any], number: int, group: int) -> list[Any]:
-        """The block of a group with which so many blocks of a prompt are there."""
+        """The block of a group with that number in a prompt, if it is cached."""
         if not 0 < number <= len(hashes):
             return []
         return self._has_block(hashes[number - 1], [group]) or []
@@ -260,7 +267,8 @@ class PrefixHits:
 def _hit(
     tokens: int, blocks: tuple[Sequence[Any], ...], found: int, marks: list[Any]
 ) -> Hit:
-    return Hit(tokens, blocks, found, marks, [block.block_hash for block in marks])
+    hashes = [block.block_hash for block in marks]
+    return Hit(tokens, blocks, found, marks, hashes, {})
 
 
 def _reads_nothing(request: Request) -> bool:

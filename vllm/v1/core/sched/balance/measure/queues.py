@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
-from vllm.v1.core.sched.balance.measure.releases import first_of
+from vllm.v1.core.sched.balance.measure.vllm_compat import first_of
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy

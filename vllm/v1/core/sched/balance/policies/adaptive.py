@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .cycle import Traffic, optimal_cycle
 from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
 from .step_cost import CostLearner, StepCost
+from .traffic import Traffic, optimal_cycle
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
@@ -66,7 +66,7 @@ class Adaptive:
 
     A release is due once the waiting has reached the price: rent-or-buy, which never
     pays more than twice what the best choice in hindsight would have, and with even
-    arrivals makes the cycles that renewal theory finds best (`cycle.py`).
+    arrivals makes the cycles that renewal theory finds best (`traffic.py`).
     `best_prefill_budget` finds the tokens per rank that gain most. A due release still
     waits while decoding ends more requests than wait for it (`_decodes_first`).
     Everything is open while no rank decodes, and while a cycle is shorter than a step:
@@ -115,7 +115,7 @@ class Adaptive:
             # A cut prompt takes more steps, in which the others decode.
             if sum(snapshot.decoding) <= sum(snapshot.pending):
                 return decision
-        return decision._replace(attention=self._attention, least=_LEAST_CHUNK)
+        return decision._replace(cost_per_attended=self._attention, least=_LEAST_CHUNK)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens
@@ -199,7 +199,7 @@ class Adaptive:
         return self._work(snapshot.pending_tokens, snapshot.pending_attended)
 
     def _work(self, tokens: Sequence[int], attended: Sequence[int]) -> Sequence[float]:
-        """What prompt tokens cost that attend to so many, per rank; see `chunks.py`."""
+        """What prompt tokens cost per rank, with what they attend to."""
         price = self._attention
         if not price:
             return tokens

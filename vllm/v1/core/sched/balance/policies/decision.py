@@ -15,12 +15,13 @@ class Decision(NamedTuple):
     """Whether waiting requests may be admitted."""
     prefill_budget: int | None
     """Prompt tokens that a rank may schedule, of prompts in progress and of
-    admissions together; None for no limit beyond the scheduler's own. With `attention`,
-    in tokens as they cost at the beginning of a prompt, and None is a full step."""
+    admissions together; None for no limit beyond the scheduler's own. With
+    `cost_per_attended`, in tokens as at the beginning of a prompt, and None is
+    a full step."""
     reason: str
     """Why, as a label for metrics."""
-    attention: float = 0.0
-    """What a prompt token costs more for each that it attends to; see `chunks.py`."""
+    cost_per_attended: float = 0.0
+    """What a prompt token costs more for each that it attends to."""
     least: int = 1
     """Tokens below which attention cuts no chunk."""
 

@@ -24,8 +24,8 @@ def best_prefill_budget(
     and the limit need to be looked at: one sort, O(ranks log ranks).
 
     Args:
-        work: pending prompt tokens p_r > 0, or what they cost (`chunks.py`), and
-            waiting cost_r (seconds) of each rank that has some, in any order.
+        work: pending prompt tokens p_r > 0, or what they cost, and waiting
+            cost_r (seconds) of each rank that has some, in any order.
         ranks: how many ranks there are, those without work included.
         limit: the largest budget that a step can take beside its decodes, at least 1.
         max_tokens: tokens of the largest step; the unit of `cost`.

@@ -32,11 +32,12 @@ def first_of(owner: object, *names: str) -> Any:
 def max_admitted(scheduler: "Scheduler") -> int:
     """How many requests may run.
 
-    From 0.25 on, an input stream that waits for more keeps its slot. From 0.31 on,
-    max_num_active_seqs can make it less than the slots of the model runner.
+    From 0.25 on, an input stream that waits for more keeps its slot; the attribute that
+    is looked for came with that release. From 0.31 on, max_num_active_seqs can make it
+    less than the slots of the model runner.
     """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
-    if _reads(type(scheduler).schedule, "num_waiting_for_streaming_input"):
+    if hasattr(scheduler, "reset_preempted_req_ids"):
         limit -= scheduler.num_waiting_for_streaming_input
     return limit
 
@@ -92,12 +93,18 @@ def blocks_to_allocate(coordinator: Any, local_tokens: int, **arguments: Any) ->
 
 
 def step_room(scheduler: "Scheduler", tokens: int, requests: int) -> int:
-    """Tokens that a step has left beside so many of so many requests.
+    """Tokens that a step has left beside others.
 
-    From 0.28 on each request can take slots for drafting, beside its tokens.
+    From 0.28 on each request can take slots for drafting, beside its tokens; the
+    attribute that is looked for came with that release.
+
+    Args:
+        scheduler: the rank's.
+        tokens: what the others take.
+        requests: how many they are.
     """
     room: int = scheduler.max_num_scheduled_tokens - tokens
-    if not _reads(type(scheduler).schedule, "max_num_new_slots_for_drafting"):
+    if not hasattr(scheduler, "num_prefill_lookahead"):
         return room
     speculation = scheduler.vllm_config.speculative_config
     slots = speculation.max_num_new_slots_for_drafting if speculation else 0
@@ -132,12 +139,6 @@ def dropping_groups(coordinator: "KVCacheCoordinator") -> set[int]:
     """
     groups: set[int] = first_of(coordinator, "drop_eagle_group_ids", "eagle_group_ids")
     return groups
-
-
-@cache
-def _reads(function: Any, name: str) -> bool:
-    """Whether the function's own code uses the name."""
-    return name in function.__code__.co_names
 
 
 @cache

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from balance.policies.cycle import Traffic, optimal_cycle
+from balance.policies.traffic import Traffic, optimal_cycle
 from hypothesis import given
 from hypothesis import strategies as st
 

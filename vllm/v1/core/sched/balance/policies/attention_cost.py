@@ -10,13 +10,13 @@ def twice_attended(position: int, tokens: int) -> int:
     return tokens * (2 * position + tokens)
 
 
-def cost_of(position: int, tokens: int, attention: float) -> float:
-    """What a chunk costs, if a token costs `attention` more for each it attends to."""
-    return tokens + attention * tokens * (position + tokens / 2)
+def cost_of(position: int, tokens: int, per_attended: float) -> float:
+    """What a chunk costs, with `per_attended` for each token that one attends to."""
+    return tokens + per_attended * tokens * (position + tokens / 2)
 
 
 def tokens_within(
-    budget: float, position: int, tokens: int, attention: float, least: int = 1
+    budget: float, position: int, tokens: int, per_attended: float, least: int = 1
 ) -> int:
     """How many tokens of a chunk a budget allows; at least one if it is 1 or more.
 
@@ -25,9 +25,9 @@ def tokens_within(
     """
     if budget < 1:
         return 0
-    if cost_of(position, tokens, attention) <= budget:
+    if cost_of(position, tokens, per_attended) <= budget:
         return tokens
-    price = 1 + attention * position
-    root = math.sqrt(price * price + 2 * attention * budget)
+    price = 1 + per_attended * position
+    root = math.sqrt(price * price + 2 * per_attended * budget)
     cut = int(2 * budget / (price + root))
     return min(tokens, max(1, cut, min(least, int(budget))))

@@ -13,8 +13,8 @@ from .adaptive import Adaptive, AdaptiveParameters
 from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
-from .hold_guard import Guard
-from .max_hold_steps import HoldBound
+from .hold_bound import HoldBound
+from .loss_guard import LossGuard
 
 __all__ = [
     "MAX_HOLD_STEPS",
@@ -31,7 +31,7 @@ MAX_HOLD_STEPS = 1000
 
 
 def _guarded(parameters: AdaptiveParameters) -> Policy:
-    return Guard(Adaptive(parameters))
+    return LossGuard(Adaptive(parameters))
 
 
 POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from .decision import Decision, Learned, Policy
-from .max_hold_steps import BOUND_REACHED
+from .hold_bound import BOUND_REACHED
 from .rows import Snapshot
 
 LOSING = "losing"
@@ -23,7 +23,7 @@ _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 
 
-class Guard:
+class LossGuard:
     """A policy whose holds are bounded, whatever it decides and has learned.
 
     Both bounds count *heads*: the ranks, and whom a hold delays, those that are pending

@@ -7,16 +7,16 @@ from collections import Counter
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.policies.decision import Decision, Learned
-from vllm.v1.core.sched.balance.policies.hold_guard import LOSING
-from vllm.v1.core.sched.balance.policies.max_hold_steps import BOUND_REACHED
+from vllm.v1.core.sched.balance.policies.hold_bound import BOUND_REACHED
+from vllm.v1.core.sched.balance.policies.loss_guard import LOSING
 
 logger = init_logger(__name__)
 
 _PERIOD_S = 60.0
 
 
-class Notices:
-    """Of one rank. What all ranks know alike is said by the first."""
+class PolicyLog:
+    """Writes the log of one rank; what all ranks know alike, the first one says."""
 
     def __init__(self, policy: str, rank: int) -> None:
         """Nothing was said yet.

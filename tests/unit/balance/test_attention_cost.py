@@ -1,6 +1,6 @@
 """What chunks of prompts cost, and how many tokens a budget allows."""
 
-from balance.policies.chunks import cost_of, tokens_within, twice_attended
+from balance.policies.attention_cost import cost_of, tokens_within, twice_attended
 from hypothesis import given
 from hypothesis import strategies as st
 
