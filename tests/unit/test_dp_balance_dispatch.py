@@ -4,12 +4,14 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BEYOND,
     LoadBalancer,
     make_load_balancers,
 )
+from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
@@ -50,9 +52,20 @@ def test_balancer_of_0_30_knows_its_requests_in_flight():
 
 
 def test_balancer_of_0_30_shuns_queues_on_a_full_cache():
+    """As the ranks tell it: the first runs two requests, and has room for no other."""
+    engine = Engine(RankLimits(2, 7, 1024, kv_blocks=101), 1000)
+    for rank, count, prompt in ((0, 4, 780), (1, 9, 100)):
+        for number in range(count):
+            engine.add(rank, SimRequest(10 * rank + number, prompt, 9))
+    for _ in range(2):
+        engine.schedule()
+        engine.update()
+    counts = engine.counts()
+    assert [each[:2] for each in counts] == [(2, 2), (2, 7)]
+    assert [each.kv_usage for each in counts] == pytest.approx([0.98, 0.49])
     tested = balancer("0.30", 2)
-    tested.publish([RankCounts(2, 2, 1.0), RankCounts(2, 7, 0.5)])
-    assert choices(tested, 1) == [1], "4 + 2 x 6 x 0.5 against 9"
+    tested.publish(counts)
+    assert choices(tested, 1) == [1], "4 + 2 x 6 x 0.48 against 9"
 
 
 def test_skewed_routing_is_uneven():
