@@ -69,8 +69,9 @@ VARIANTS = {
     "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
     **{
         f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("off", "align", "sglang23-30")
+        for name in ("off", "align")
     },
+    "align, tpu-inference's dispatch": Variant("align", load_balancer="tpu-inference"),
     "off, vLLM 0.30": Variant("off", load_balancer="0.30"),
     "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
     "trtllm, its router and chunks": Variant(
@@ -257,8 +258,8 @@ def synthetic() -> Iterator[Cell]:
 # ---- Agents
 
 RIVALS = (
-    *("align, sessions kept", "sglang23-30, sessions kept", "trtllm, its router"),
-    "trtllm, its router and chunks",
+    *("align, sessions kept", "align, tpu-inference's dispatch"),
+    *("trtllm, its router", "trtllm, its router and chunks"),
 )
 ON_AGENTS = (
     *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),

@@ -28,10 +28,7 @@ POLICIES = (
     "sglang-30",
     "sglang23-4:queue_min_ratio=0.5",
 )
-LIMITED_POLICIES = (
-    *POLICIES,
-    "trtllm:timeout_iters=8,batching_wait_iters=2,min_generation_requests=2",
-)
+LIMITED_POLICIES = (*POLICIES, "trtllm:timeout_iters=8,batching_wait_iters=2")
 COMPARED = [name for name in LOAD_BALANCERS if name != "context"]
 """By context the modelled front-end sees an answer's tokens a step sooner or later than
 the real one, with asynchronous scheduling; how near the two are was not looked at."""

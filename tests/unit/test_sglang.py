@@ -1,4 +1,4 @@
-"""The models of SGLang's rules decide as SGLang's own code did.
+"""The model of SGLang's delayer decides as SGLang's own code did.
 
 Of release 0.5.23, by a run of both on these states; what they decided is recorded.
 """
@@ -11,10 +11,7 @@ from vllm.benchmarks.dp_balance.rivals.sglang_delayer import (
     RankState,
     SGLangDelayer0523,
 )
-from vllm.benchmarks.dp_balance.rivals.sglang_intervals import DecodeInterval, FreeSlots
 
-INTERVALS = "ef7a4a54ac7950459c2bf4fecf09f0bcf5c13461e69bea4313faddd28ef24970"
-"""The same of the other two rules, a 1 for each rank that does not prefill."""
 RECORDED = "49b31320071c6f04e5ae137f43bc802ed0e94886299ddb963fc770f0be494e12"
 """SHA-256 of all decisions, a 1 for each pass in which ranks may prefill."""
 
@@ -50,22 +47,3 @@ def test_every_decision_is_that_of_sglang():
     assert len(decided) == 23_248
     assert decided.count("0") == 10_109
     assert hashlib.sha256(decided.encode()).hexdigest() == RECORDED
-
-
-def test_intervals_and_free_slots_are_those_of_sglang():
-    decided = ""
-    for case in range(60):
-        rng = random.Random(case)
-        ranks, slots = rng.choice([2, 4, 8]), rng.choice([4, 16, 64])
-        tested = DecodeInterval(rng.choice([1, 2, 5, 22]), rng.choice([0, 0, 3, 12]))
-        prefilled = False
-        for _ in range(200):
-            decoding = [rng.randint(0, slots) for _ in range(ranks)]
-            defers = tested.defers(prefilled, decoding)
-            decided += "".join("01"[each] for each in defers)
-            prefilled = any(not each and rng.random() < 0.4 for each in defers)
-        for _ in range(200):
-            slots, least = rng.choice([1, 2, 4, 16, 64]), rng.choice([1, 2, 4, 8, 100])
-            decided += "01"[FreeSlots(least).delays(rng.randint(0, slots), slots)]
-    assert decided.count("1") == 32_389
-    assert hashlib.sha256(decided.encode()).hexdigest() == INTERVALS

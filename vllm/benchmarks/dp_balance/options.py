@@ -60,7 +60,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "on a decode instance; that of vLLM 0.23 for off and for other projects' "
         "rules. Or one for all: vLLM's own, by "
         "version, or a router that does not look at the ranks (skewed draws some more "
-        "often), keeps sessions together, or knows all; or TensorRT-LLM's two.",
+        "often), keeps sessions together, or knows all; or of other engines.",
     )
     text = "Default: one per rank, as of `vllm serve`."
     add("--api-server-count", "-asc", type=whole(1, MOST_RANKS), help=text)
