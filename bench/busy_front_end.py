@@ -9,7 +9,6 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -17,9 +16,6 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 SHORT, IN_FLIGHT = 100, 256
 """Prompt tokens of a request, and requests in flight."""
-
-MANY, CHUNK = 2048, 512
-"""Requests in flight of a large deployment, and tokens of a prompt's chunk."""
 
 
 def request(name: str, tokens: Sequence[int]) -> EngineCoreRequest:
@@ -59,30 +55,6 @@ def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[flo
                 client.process_engine_outputs(client, outputs).send(None)
         times.append((time.perf_counter_ns() - start) / 1e3)
     return times[IN_FLIGHT:]
-
-
-def rule(dispatch: TokenDispatch, calls: int, chunks: int, equal: bool) -> list[float]:
-    """Microseconds of the choice alone, with `MANY` requests in flight.
-
-    Half of them have their first token.
-
-    Args:
-        dispatch: without requests.
-        calls: how many choices.
-        chunks: of each prompt.
-        equal: whether all prompts are equal, or all different.
-    """
-    times = []
-    for number in range(calls + MANY):
-        keys = [(equal or number, chunk) for chunk in range(chunks)]
-        start = time.perf_counter_ns()
-        rank = dispatch.choose(keys)
-        times.append((time.perf_counter_ns() - start) / 1e3)
-        dispatch.sent(number, rank, CHUNK * chunks, keys)
-        if number % 2:
-            dispatch.first_token(number)
-        dispatch.ended(number - MANY)
-    return times[MANY:]
 
 
 async def event_loop(model: Path, calls: int) -> list[float]:

@@ -23,8 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, product
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ import busy_front_end
 import busy_scheduler
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group.wire import encode
@@ -160,29 +159,7 @@ def dispatch(calls: int) -> list[Result]:
         found = {"upstream_us": upstream["median_us"], **ours}
         found["share"] = round(more / whole["median_us"], 4)
         results.append({"of": f"a short request, {ranks} ranks", **found})
-    return results + list(rules(calls))
-
-
-CHUNKS = {"1,024": 2, "100,000": 195}
-"""Of prompts of so many tokens."""
-
-
-def rules(calls: int) -> Iterator[Result]:
-    """The choice alone, with 64 ranks and 2,048 requests in flight."""
-    for servers in (1, 4):
-        where = f"{servers} API server" + "s" * (servers > 1)
-        for name, prompts, equal in (
-            ("context", "1,024", True),
-            *product(["prefixes"], CHUNKS, (False, True)),
-        ):
-            made: TokenDispatch = ContextDispatch(64, 64, servers)
-            if name == "prefixes":
-                made = TokenDispatch(64, 64, servers, 0, 1000, busy_front_end.CHUNK)
-            made.publish([(90_000, 32)] * 64)
-            times = busy_front_end.rule(made, calls, CHUNKS[prompts], equal)
-            what = f"{'equal' if equal else 'other'} prompts of {prompts} tokens"
-            of = f"the choice by {name}, {where}, {what}"
-            yield {"of": of, **spread(times)}
+    return results
 
 
 # ---- all

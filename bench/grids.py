@@ -48,8 +48,6 @@ class Variant:
     load_balancer: str | None = None
     api_servers: int = 1
     short_first: bool | None = None
-    first_tokens: float | None = None
-    """Share of the mean that `adaptive` gives for first tokens; its own is 0.002."""
 
 
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
@@ -78,10 +76,6 @@ VARIANTS = {
         "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
         load_balancer="trtllm-kv-aware",
     ),
-    **{
-        f"adaptive, {share:g} for first tokens": Variant("adaptive", first_tokens=share)
-        for share in (0.0, 0.01, 0.05, 0.25)
-    },
 }
 
 # ---- Real traces
@@ -92,7 +86,7 @@ ON_TRACES = (
 )
 TRADE_OFFS = (
     *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
-    *(name for name in VARIANTS if name.endswith(("API servers", "for first tokens"))),
+    *(name for name in VARIANTS if name.endswith("API servers")),
 )
 """What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
 WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)

@@ -71,7 +71,7 @@ def mark(axis: Axes, name: str, x: float, cells: list[Any]) -> None:
     shape = "D" if variant else "^" if budget else "o"
     size = 90 if name == "adaptive" else 25
     axis.scatter(x, y, s=size, marker=shape, color=colour, linewidths=0, zorder=3)
-    label = variant.removesuffix(" for first tokens") or budget or name
+    label = variant or budget or name
     place = {"textcoords": "offset points", "fontsize": 6, "color": colour}
     axis.annotate(label, (x, y), (4, 3), **place)
 

@@ -42,7 +42,6 @@ from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.v1.core.sched.balance.policies import adaptive
 
 GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
@@ -79,15 +78,9 @@ def execute(task: Task) -> tuple[str, Figures]:
         what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
     if variant.short_first is not None:
         what = replace(what, short_first=variant.short_first)
-    own = adaptive._FIRST_TOKENS  # no option: it is varied here alone
-    if variant.first_tokens is not None:
-        adaptive._FIRST_TOKENS = variant.first_tokens
     lost = Lost(what.cost)
     on_step = lost.add if what.role == "decode" else None
-    try:
-        run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
-    finally:
-        adaptive._FIRST_TOKENS = own
+    run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
