@@ -112,13 +112,12 @@ def measurings(document: Document) -> Rows:
 
 
 def dispatches(document: Document) -> Rows:
-    """Of the dispatch: median µs of vLLM's and ours, ninth tenth, the difference."""
+    """Of the dispatch: median µs of vLLM's and ours, and the ninth tenth."""
     return [
         [
             row["of"],
             f"{row['upstream_us']:.1f}" if "upstream_us" in row else "",
             *(f"{row[name]:.1f}" for name in ("median_us", "p90_us")),
-            f"{row['share']:.1%}" if "share" in row else "",
         ]
         for row in document["results"]
     ]

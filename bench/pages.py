@@ -204,6 +204,8 @@ def simulated(results: Mapping[str, Document]) -> dict[str, str]:
         "cells": f"{len(traces['cells'])}",
         "ttft_slo": f"{traces['slo']['ttft_s']:g}",
         "tpot_slo": f"{1e3 * traces['slo']['tpot_s']:g}",
+        "scattered": t.computed_by_ranks(results["agents"], "off"),
+        "gathered": t.computed_by_ranks(results["agents"], "adaptive"),
         "agents_behind": t.agents_missed(agents, 1.02),
         "agents_dispatch": t.agents_missed(agents, 0.6, t.WITH_VLLM_DISPATCH),
         "agents_tail": t.agents_missed(agents, 1.1, figure="p99_ttft_ms"),

@@ -32,7 +32,6 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
 import grids
-from bound import least_mean_e2el
 from deployment_grid import deployments
 from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
@@ -95,9 +94,6 @@ def execute(task: Task) -> tuple[str, Figures]:
         if found.p99_tpot_ms is not None:
             figures["p99_tpot_ms"] = round(found.p99_tpot_ms, 3)
         figures["unequal"] = round(lost.share, 4)
-    if what.traffic.self_timed and variant.policy == "off" and what.role == "both":
-        least = least_mean_e2el(run.requests, what.limits, what.cost)
-        figures["least_mean_e2el_ms"] = round(1e3 * least, 3)
     return task.key, figures
 
 

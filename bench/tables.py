@@ -165,16 +165,6 @@ def by_load(cells: Sequence[Cell], names: Sequence[str], form: str) -> Rows:
     ]
 
 
-def over_bound(cells: Sequence[Cell], policy: Callable[[Cell], str]) -> str:
-    """Mean end-to-end time over what no schedule can beat, with a policy by cell."""
-    ratios = (
-        cell["policies"][policy(cell)]["mean_e2el_ms"]
-        / cell["policies"]["off"]["least_mean_e2el_ms"]
-        for cell in cells
-    )
-    return f"{statistics.geometric_mean(ratios):.2f}"
-
-
 def misses(cells: Sequence[Cell]) -> Rows:
     """By trace how many miss each target, and the worst of each."""
     return [
@@ -184,8 +174,6 @@ def misses(cells: Sequence[Cell]) -> Rows:
             f"{100 * max(map(lead, found)):+.1f} %",
             f"{100 * min(map(goodput_lead, found)):+.0f}",
             f"{max(map(tail, found)):.2f}",
-            over_bound(found, best),
-            over_bound(found, lambda cell: "adaptive"),
         ]
         for (trace,), found in groups(cells, "trace").items()
     ]
@@ -254,19 +242,16 @@ def agents_missed(
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
 
 
-def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
-    """By policy, pairs of ranks and computed share in per cent."""
+def computed_by_ranks(document: Document, policy: str) -> str:
+    """Prompt tokens that are computed in per cent, with 1, 2, 4, 8 and 16 ranks."""
     cells = [
         cell
         for cell in document["cells"]
         if cell["sessions"] == 4 * cell["ranks"]
         and (cell["cache"], cell["shared"]) == (1_000_000, 0)
     ]
-    names = ("off", "adaptive, by tokens", "adaptive")
-    return {
-        name: sorted((c["ranks"], 100 * mean([c], name, "computed")) for c in cells)
-        for name in names
-    }
+    cells.sort(key=lambda cell: int(cell["ranks"]))
+    return " / ".join(f"{100 * mean([c], policy, 'computed'):.0f}" for c in cells)
 
 
 # ---- Instances that only prefill or only decode
