@@ -26,7 +26,7 @@ POLICIES = (
     "interval-5",
     "sglang-3",
     "sglang-30",
-    "sglang23-4:queue_min_ratio=0.5",
+    "sglang23-4",
 )
 LIMITED_POLICIES = (*POLICIES, "trtllm:timeout_iters=8,batching_wait_iters=2")
 COMPARED = [name for name in LOAD_BALANCERS if name != "context"]
