@@ -136,25 +136,16 @@ def former(older: Mapping[str, str]) -> str:
 
 def wall_clocks(results: Mapping[str, Document], older: Mapping[str, str]) -> str:
     """Of each trial on the emulated device what was sent, and the ratios to off."""
-    found = [(n, results[n]) for n in measured.TRIALS if n in results]
-    blocks = [
-        "\n\n".join(
-            (
-                measured.trial_sentence(name, report),
-                trial_table(report),
-                origin(name, report, older),
-            )
-        )
-        for name, report in found
-    ]
+    blocks = []
+    for name in measured.TRIALS:
+        if report := results.get(name):
+            titles = ["", *measured.trial_figures(report).values()]
+            rows = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
+            rows += measured.trial_ratios(report)
+            blocks += [measured.trial_sentence(name, report), lines(rows)]
+            made = f"python bench/wall_clock.py {name.removeprefix('trial_')}"
+            blocks.append(origin(name, {**report, "command": made}, older))
     return "\n\n".join(blocks) or "None is renewed yet."
-
-
-def trial_table(report: Document) -> str:
-    """The ratios to off of a trial."""
-    titles = ["", *measured.trial_figures(report).values()]
-    rows = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
-    return lines([*rows, *measured.trial_ratios(report)])
 
 
 FELT = "off", "align", "adaptive"
@@ -220,17 +211,9 @@ def simulated(results: Mapping[str, Document]) -> dict[str, str]:
 def parts(results: Mapping[str, Document], older: Mapping[str, str]) -> dict[str, str]:
     """What stands for the words of the template."""
     run, measuring = results["real_run"], results["cost_measuring"]
-    slots = ""
-    if "trial_slots" in results:
-        slots = (
-            "Real servers, four ranks of an emulated device, measured as ratios to "
-            "`off`, with the range of the turns and as predicted, with [all slots in "
-            f"use](#wall-clock):\n\n{trial_table(results['trial_slots'])}"
-        )
     return {
         **simulated(results),
         **{f"origin_{n}": origin(n, each, older) for n, each in results.items()},
-        "slots": slots,
         "former": former(older),
         "wall_clocks": wall_clocks(results, older),
         "real_requests": f"{run['requests']}",
