@@ -13,7 +13,7 @@ machine meanwhile. The parts:
 """
 
 import argparse
-import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -21,18 +21,16 @@ import random
 import shlex
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, product
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import busy_front_end
 import busy_scheduler
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
-from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group.wire import encode
@@ -40,8 +38,8 @@ from vllm.v1.core.sched.balance.measure.queues import backlog_of
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.registry import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
-
-from vllm_balance.reference import tiny_models
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 Result = dict[str, Any]
 
@@ -134,55 +132,69 @@ def measuring(calls: int) -> list[Result]:
 
 # ---- dispatch
 
+SHORT, IN_FLIGHT = 100, 256
+"""Prompt tokens of a request, and requests in flight."""
+
+
+def request(name: str, tokens: Sequence[int]) -> EngineCoreRequest:
+    """A request for one token, as it gets to the client."""
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
+    empty = dict.fromkeys(("mm_features", "pooling_params", "lora_request"))
+    empty |= dict.fromkeys(("cache_salt", "data_parallel_rank"))
+    return EngineCoreRequest(
+        name, list(tokens), sampling_params=sampling, arrival_time=0.0, **empty
+    )
+
+
+def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[float]:
+    """Microseconds of a client's hooks, from the choice of a rank to the end."""
+    client: Any = object.__new__(DPLBAsyncMPClient)  # which would start engines
+    found = {
+        "core_engines": [b"%d" % rank for rank in range(ranks)],
+        "lb_engines": [[0, 0] for _ in range(ranks)],
+        "reqs_in_flight": {},
+        "client_count": 1,
+        "eng_start_index": 0,
+        "balance_dispatch": dispatch,
+    }
+    vars(client).update(found)
+    times = []
+    requests = [request(f"{i}", range(i, i + SHORT)) for i in range(calls + IN_FLIGHT)]
+    for number, new in enumerate(requests):
+        done = requests[number - IN_FLIGHT].request_id
+        first = EngineCoreOutputs(outputs=[EngineCoreOutput(done, [7])])
+        last = EngineCoreOutputs(finished_requests={done})
+        start = time.perf_counter_ns()
+        client.get_core_engine_for_request(new)
+        if dispatch is not None:
+            dispatch.sent(new)
+        for outputs in (first, last) if number >= IN_FLIGHT else ():
+            with contextlib.suppress(StopIteration):
+                client.process_engine_outputs(client, outputs).send(None)
+        times.append(us_since(start))
+    return times[IN_FLIGHT:]
+
 
 HASHED = 100_000
 """Prompt tokens of a long request."""
 
 
 def dispatch(calls: int) -> list[Result]:
-    """Per 10,000 tokens, and per short request; `share` is of the whole front-end's."""
+    """Per 10,000 tokens, and per short request, also with vLLM's own."""
     hasher, times = PromptHasher(16), []
     for number in range(calls // 100):
-        long = busy_front_end.request("long", range(number, number + HASHED))
+        long = request("long", range(number, number + HASHED))
         start = time.perf_counter_ns()
         hasher.keys(long)
         times.append(us_since(start) * 10_000 / HASHED)
     results: list[Result] = [{"of": "hashing 10,000 prompt tokens", **spread(times)}]
-    with tempfile.TemporaryDirectory() as folder:
-        model = tiny_models.make("moe", Path(folder))
-        whole = spread(asyncio.run(busy_front_end.event_loop(model, calls)))
-    results.append({"of": "a short request, the whole front-end", **whole})
     for ranks in (4, 16, 64):
         own = BalanceDispatch(TokenDispatch(ranks, 64, 1, 0, 1000, 512), hasher)
-        upstream = spread(busy_front_end.choice(ranks, calls, None))
-        ours = spread(busy_front_end.choice(ranks, calls, own))
-        more = ours["median_us"] - upstream["median_us"]
+        upstream = spread(choice(ranks, calls, None))
+        ours = spread(choice(ranks, calls, own))
         found = {"upstream_us": upstream["median_us"], **ours}
-        found["share"] = round(more / whole["median_us"], 4)
         results.append({"of": f"a short request, {ranks} ranks", **found})
-    return results + list(rules(calls))
-
-
-CHUNKS = {"1,024": 2, "100,000": 195}
-"""Of prompts of so many tokens."""
-
-
-def rules(calls: int) -> Iterator[Result]:
-    """The choice alone, with 64 ranks and 2,048 requests in flight."""
-    for servers in (1, 4):
-        where = f"{servers} API server" + "s" * (servers > 1)
-        for name, prompts, equal in (
-            ("context", "1,024", True),
-            *product(["prefixes"], CHUNKS, (False, True)),
-        ):
-            made: TokenDispatch = ContextDispatch(64, 64, servers)
-            if name == "prefixes":
-                made = TokenDispatch(64, 64, servers, 0, 1000, busy_front_end.CHUNK)
-            made.publish([(90_000, 32)] * 64)
-            times = busy_front_end.rule(made, calls, CHUNKS[prompts], equal)
-            what = f"{'equal' if equal else 'other'} prompts of {prompts} tokens"
-            of = f"the choice by {name}, {where}, {what}"
-            yield {"of": of, **spread(times)}
+    return results
 
 
 # ---- all

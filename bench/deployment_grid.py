@@ -60,7 +60,7 @@ WORLDS = {
 }
 ON_DEPLOYMENTS = (
     *("adaptive", "off", "cap", "align", "sglang-30", "sglang-100"),
-    *("sglang23-30", "interval-64", "trtllm"),
+    *("sglang23-30", "trtllm"),
 )
 
 

@@ -48,8 +48,6 @@ class Variant:
     load_balancer: str | None = None
     api_servers: int = 1
     short_first: bool | None = None
-    first_tokens: float | None = None
-    """Share of the mean that `adaptive` gives for first tokens; its own is 0.002."""
 
 
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
@@ -69,18 +67,15 @@ VARIANTS = {
     "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
     **{
         f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("off", "align", "sglang23-30")
+        for name in ("off", "align")
     },
+    "align, tpu-inference's dispatch": Variant("align", load_balancer="tpu-inference"),
     "off, vLLM 0.30": Variant("off", load_balancer="0.30"),
     "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
     "trtllm, its router and chunks": Variant(
         "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
         load_balancer="trtllm-kv-aware",
     ),
-    **{
-        f"adaptive, {share:g} for first tokens": Variant("adaptive", first_tokens=share)
-        for share in (0.0, 0.01, 0.05, 0.25)
-    },
 }
 
 # ---- Real traces
@@ -91,7 +86,7 @@ ON_TRACES = (
 )
 TRADE_OFFS = (
     *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
-    *(name for name in VARIANTS if name.endswith(("API servers", "for first tokens"))),
+    *(name for name in VARIANTS if name.endswith("API servers")),
 )
 """What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
 WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)
@@ -257,8 +252,8 @@ def synthetic() -> Iterator[Cell]:
 # ---- Agents
 
 RIVALS = (
-    *("align, sessions kept", "sglang23-30, sessions kept", "trtllm, its router"),
-    "trtllm, its router and chunks",
+    *("align, sessions kept", "align, tpu-inference's dispatch"),
+    *("trtllm, its router", "trtllm, its router and chunks"),
 )
 ON_AGENTS = (
     *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),

@@ -4,9 +4,9 @@
 
     python bench/pages.py [--check]
 
-The text is in bench/templates; every number of a result comes from its file. A result
-that was made with other policies than those of the code must be listed in
-bench/older_results.toml, and the page says so.
+The text is in bench/templates/results.md, and `parts` says what stands for its {words}:
+every number of a result comes from its file. A result that was made with other policies
+than those of the code must be listed in bench/older_results.toml, and the page says so.
 """
 
 import argparse
@@ -19,15 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import deployment_tables
+import measured_tables as measured
 import tables
 import tomlkit
-import trial_tables
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 OLDER = ROOT / "bench" / "older_results.toml"
+TEMPLATE = ROOT / "bench" / "templates" / "results.md"
 PAGE = ROOT / "docs" / "results.md"
 FINGERPRINT = ROOT / "vllm" / "benchmarks" / "dp_balance" / "fingerprint.py"
 NO_POLICY = "off"
@@ -90,17 +89,9 @@ def check_age(
             )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are numbers."""
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def table_of(items: Iterable[Document], columns: Mapping[str, str]) -> str:
-    """A row per item; by its head, each column is a format string of the fields."""
-    forms = columns.values()
-    rows = ([form.format_map(item) for form in forms] for item in items)
-    return table(list(columns), rows).replace("None", "–")
+def lines(rows: Iterable[Sequence[str]]) -> str:
+    """The lines of a Markdown table below its head."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def wrapped(page: str) -> str:
@@ -119,21 +110,121 @@ def wrapped(page: str) -> str:
     return "\n\n".join(filled) + "\n"
 
 
-def environment() -> Environment:
-    """Where the templates come from, and what they can call."""
-    made = Environment(
-        loader=FileSystemLoader(ROOT / "bench" / "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
+def origin(name: str, document: Document, older: Mapping[str, str]) -> str:
+    """What made a result, on what, and with which policies."""
+    if versions := document.get("versions"):
+        interpreter = document.get("interpreter", "CPython")
+        of = "" if interpreter == "CPython" else f" of {interpreter}"
+        made_on = f"vLLM {versions['vllm']}, Python {versions['python']}{of}"
+    else:
+        load = document["load_average"][0]
+        made_on = f"Python {document['python']}, {document['machine']}, "
+        made_on += f"load {load} at the end"
+    former = ", not those of this code" * (name in older)
+    policies = policies_of(document)
+    return f"`{document['command']}`, {made_on}, policies {policies}{former}"
+
+
+def former(older: Mapping[str, str]) -> str:
+    """Which results are older, and why; empty if none is."""
+    names: dict[str, list[str]] = {}
+    for name, reason in sorted(older.items()):
+        names.setdefault(reason, []).append(name)
+    said = "; ".join(f"{', '.join(each)} ({why})" for why, each in names.items())
+    return f"**Made with former policies:** {said}." if said else ""
+
+
+def wall_clocks(results: Mapping[str, Document], older: Mapping[str, str]) -> str:
+    """Of each trial on the emulated device what was sent, and the ratios to off."""
+    blocks = []
+    for name in measured.TRIALS:
+        if report := results.get(name):
+            titles = ["", *measured.trial_figures(report).values()]
+            rows = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
+            rows += measured.trial_ratios(report)
+            blocks += [measured.trial_sentence(name, report), lines(rows)]
+            made = f"python bench/wall_clock.py {name.removeprefix('trial_')}"
+            blocks.append(origin(name, {**report, "command": made}, older))
+    return "\n\n".join(blocks) or "None is renewed yet."
+
+
+FELT = "off", "align", "adaptive"
+SERVED = (
+    *("adaptive", "adaptive-fcfs", tables.WITH_VLLM_DISPATCH, "off", "cap", "align"),
+    *("align, order and dispatch", "sglang-100", "trtllm"),
+)
+"""Policies that are shown of the traces."""
+ON_AGENTS = "off", "adaptive"
+DRAWN = "adaptive", "align", "sglang-100", "trtllm"
+
+
+def simulated(results: Mapping[str, Document]) -> dict[str, str]:
+    """What stands for the words of the template that are of simulated results."""
+    t, traces, agents = tables, results["traces"], tables.of_agents(results["agents"])
+    deployments, roles = results["deployments"], results["roles"]
+    drawn, at_03 = results["synthetic"], tables.select(traces, cost="phi 0.3")
+    names = t.distinct(traces["cells"], "trace")
+    ends = [cell for cell in at_03 if cell["load"] in (0.3, 0.9)]
+    felt = "{median_ttft_s:.1f} / {p99_ttft_s:.0f} / {mean_tpot_ms:.0f} / "
+    agent = "{mean_e2el_s:.0f} / {p99_ttft_s:.0f} / {computed_percent:.0f}"
+    windows = (
+        f"{', '.join(map(str, t.distinct(cells, 'first')))} ({trace})"
+        for (trace,), cells in t.groups(traces["cells"], "trace").items()
     )
-    made.filters["form"] = format
-    made.filters["percent"] = lambda share, spec=".0f": f"{100 * share:{spec}} %"
-    made.globals.update(table=table, table_of=table_of, policies_of=policies_of)
-    made.globals.update(tables=tables, of_trials=trial_tables)
-    made.globals.update(of_deployments=deployment_tables)
-    return made
+    more = (f"{t.more_without_padding(traces, each):.0%} on {each}" for each in names)
+    equal = {"workload": "3500/1500 exactly", "ranks": 4, "phi": 0.0}
+    rows = {
+        "deployed": t.deployed(deployments, "A2"),
+        "worlds": t.worlds(deployments),
+        "on_traces": t.on_traces(traces),
+        "felt": t.by_load(ends, FELT, felt + "{goodput_percent:.0f}"),
+        "agents": t.by_agents(agents, ON_AGENTS, agent),
+        "by_load": t.by_load(at_03, SERVED, "{mean_e2el_s:.1f}"),
+        "misses": t.misses(traces["cells"]),
+        "decode": t.of_role(roles, "decode"),
+        "prefill": t.of_role(roles, "prefill"),
+        "trade_offs": t.trade_offs(traces),
+        "synthetic": t.synthetic(drawn, DRAWN),
+    }
+    queued = t.select(traces, trace=names[-1], load=None)
+    return {
+        **{name: lines(each) for name, each in rows.items()},
+        **{f"{x}_missed": f"{t.missed(traces['cells'], x)}" for x in t.MISSED},
+        "queued_missed": f"{t.missed(queued, 'mean')}",
+        "light_missed": f"{t.missed(t.select(traces, load=0.3), 'goodput')}",
+        "cells": f"{len(traces['cells'])}",
+        "ttft_slo": f"{traces['slo']['ttft_s']:g}",
+        "tpot_slo": f"{1e3 * traces['slo']['tpot_s']:g}",
+        "scattered": t.computed_by_ranks(results["agents"], "off"),
+        "gathered": t.computed_by_ranks(results["agents"], "adaptive"),
+        "agents_behind": t.agents_missed(agents, 1.02),
+        "agents_dispatch": t.agents_missed(agents, 0.6, t.WITH_VLLM_DISPATCH),
+        "agents_tail": t.agents_missed(agents, 1.1, figure="p99_ttft_ms"),
+        "gain_shared": f"{t.mean(t.select(drawn, phi=0.9), 'adaptive', 'gain'):.0%}",
+        "gain_equal": f"{t.gain(drawn, 'adaptive', **equal):.0%}",
+        "published": t.over_published(deployments, "A3"),
+        "windows": "; ".join(windows),
+        "without_padding": ", ".join(more),
+    }
+
+
+def parts(results: Mapping[str, Document], older: Mapping[str, str]) -> dict[str, str]:
+    """What stands for the words of the template."""
+    run, measuring = results["real_run"], results["cost_measuring"]
+    return {
+        **simulated(results),
+        **{f"origin_{n}": origin(n, each, older) for n, each in results.items()},
+        "former": former(older),
+        "wall_clocks": wall_clocks(results, older),
+        "real_requests": f"{run['requests']}",
+        "real_steps": f"{run['steps']:,}",
+        "real_run": lines(measured.real_run(run)),
+        "cost_decision": lines(measured.decisions(results["cost_decision"])),
+        "measured_prompt": f"{measuring['results'][0]['prompt']:,}",
+        "measuring_goal": f"{measuring['results'][0]['goal_us']:.0f}",
+        "cost_measuring": lines(measured.measurings(measuring)),
+        "cost_dispatch": lines(measured.dispatches(results["cost_dispatch"])),
+    }
 
 
 def page() -> str:
@@ -147,8 +238,12 @@ def page() -> str:
     check_age(
         results, older, runpy.run_path(str(FINGERPRINT))["policies_fingerprint"]()
     )
-    template = environment().get_template("results.md.jinja")
-    return wrapped(template.render(results=results, older=older, **results))
+    found = parts(results, older)
+    template = TEMPLATE.read_text(encoding="utf-8")
+    try:
+        return wrapped(re.sub(r"\{(\w+)\}", lambda word: found[word[1]], template))
+    except KeyError as error:
+        raise PageError(f"{TEMPLATE}: nothing stands for {error}") from None
 
 
 def main() -> None:
@@ -162,7 +257,7 @@ def main() -> None:
             PAGE.write_text(text, encoding="utf-8")
         elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
             raise PageError(f"{PAGE} is not up to date; run python bench/pages.py")
-    except (PageError, TemplateError) as error:
+    except PageError as error:
         sys.exit(f"error: {error}")
 
 

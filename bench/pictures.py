@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/results.md from bench/results (SVG).
+"""Draws the picture of docs/results.md from bench/results (SVG).
 
 ::
 
@@ -71,43 +71,20 @@ def mark(axis: Axes, name: str, x: float, cells: list[Any]) -> None:
     shape = "D" if variant else "^" if budget else "o"
     size = 90 if name == "adaptive" else 25
     axis.scatter(x, y, s=size, marker=shape, color=colour, linewidths=0, zorder=3)
-    label = variant.removesuffix(" for first tokens") or budget or name
+    label = variant or budget or name
     place = {"textcoords": "offset points", "fontsize": 6, "color": colour}
     axis.annotate(label, (x, y), (4, 3), **place)
 
 
-def agents(document: tables.Document) -> Figure:
-    """How much of the prompts is computed, by the number of ranks."""
-    figure, axis = plt.subplots(figsize=(5, 3))
-    found = tables.by_ranks(document)
-    for (name, points), colour in zip(
-        found.items(), ("#17202a", "#2471a3", "#c0392b"), strict=True
-    ):
-        axis.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
-    axis.set_xscale("log", base=2)
-    ranks = [count for count, _ in points]
-    axis.set_xticks(ranks, list(map(str, ranks)))
-    axis.set_ylim(bottom=0)
-    axis.set(xlabel="ranks", ylabel="prompt tokens that are computed, %")
-    axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
 def main() -> None:
-    """Draws them."""
-    mpl.rcParams.update({"font.size": 8})
-    for name, draw, result in (
-        ("tradeoff", trade_off, "traces"),
-        ("agents", agents, "agents"),
-    ):
-        mpl.rcParams["svg.hashsalt"] = name
-        source = ROOT / "bench" / "results" / f"{result}.json"
-        figure = draw(json.loads(source.read_text(encoding="utf-8")))
-        drawn = ROOT / "docs" / "pictures" / f"{name}.svg"
-        drawn.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(drawn, bbox_inches="tight", metadata={"Date": None})
-        print(drawn)
+    """Draws it."""
+    mpl.rcParams.update({"font.size": 8, "svg.hashsalt": "tradeoff"})
+    source = ROOT / "bench" / "results" / "traces.json"
+    figure = trade_off(json.loads(source.read_text(encoding="utf-8")))
+    drawn = ROOT / "docs" / "pictures" / "tradeoff.svg"
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(drawn, bbox_inches="tight", metadata={"Date": None})
+    print(drawn)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
 import grids
-from bound import least_mean_e2el
 from deployment_grid import deployments
 from grids import VARIANTS, Cell, Load, Variant
 from tqdm import tqdm
@@ -42,7 +41,6 @@ from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.v1.core.sched.balance.policies import adaptive
 
 GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
@@ -79,15 +77,9 @@ def execute(task: Task) -> tuple[str, Figures]:
         what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
     if variant.short_first is not None:
         what = replace(what, short_first=variant.short_first)
-    own = adaptive._FIRST_TOKENS  # no option: it is varied here alone
-    if variant.first_tokens is not None:
-        adaptive._FIRST_TOKENS = variant.first_tokens
     lost = Lost(what.cost)
     on_step = lost.add if what.role == "decode" else None
-    try:
-        run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
-    finally:
-        adaptive._FIRST_TOKENS = own
+    run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
@@ -102,9 +94,6 @@ def execute(task: Task) -> tuple[str, Figures]:
         if found.p99_tpot_ms is not None:
             figures["p99_tpot_ms"] = round(found.p99_tpot_ms, 3)
         figures["unequal"] = round(lost.share, 4)
-    if what.traffic.self_timed and variant.policy == "off" and what.role == "both":
-        least = least_mean_e2el(run.requests, what.limits, what.cost)
-        figures["least_mean_e2el_ms"] = round(1e3 * least, 3)
     return task.key, figures
 
 

@@ -1,4 +1,4 @@
-"""The rows of the tables in docs/results.md; the text is in templates.
+"""The rows of the tables in docs/results.md that are simulated.
 
 A cell is what `simulated.py` keeps of one place of a grid: its labels, and by policy
 the figures. A gain is a share: of throughput, or of 1 / mean end-to-end time where the
@@ -36,6 +36,7 @@ def groups(cells: Sequence[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
     return found
 
 
+WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
 SERVED_AS_OURS = ", order and dispatch"
 """How the names of other rules end that are served as `adaptive` is."""
 
@@ -164,29 +165,17 @@ def by_load(cells: Sequence[Cell], names: Sequence[str], form: str) -> Rows:
     ]
 
 
-def over_bound(cells: Sequence[Cell], policy: Callable[[Cell], str]) -> str:
-    """Mean end-to-end time over what no schedule can beat, with a policy by cell."""
-    ratios = (
-        cell["policies"][policy(cell)]["mean_e2el_ms"]
-        / cell["policies"]["off"]["least_mean_e2el_ms"]
-        for cell in cells
-    )
-    return f"{statistics.geometric_mean(ratios):.2f}"
-
-
 def misses(cells: Sequence[Cell]) -> Rows:
-    """How many miss each target, and the worst of each."""
+    """By trace how many miss each target, and the worst of each."""
     return [
         [
-            f"{trace}, {load_name(load)}",
+            trace,
             *(f"{missed(found, target)} of {len(found)}" for target in MISSED),
             f"{100 * max(map(lead, found)):+.1f} %",
             f"{100 * min(map(goodput_lead, found)):+.0f}",
             f"{max(map(tail, found)):.2f}",
-            over_bound(found, best),
-            over_bound(found, lambda cell: "adaptive"),
         ]
-        for (trace, load), found in groups(cells, "trace", "load").items()
+        for (trace,), found in groups(cells, "trace").items()
     ]
 
 
@@ -197,10 +186,12 @@ def traded(document: Document) -> list[Cell]:
 
 
 def trade_offs(document: Document) -> Rows:
-    """What each policy and variant gives up of one thing for another."""
+    """What each variant of `adaptive`, and `align`, gives up for another thing."""
     cells = traded(document)
     rows = []
     for name in cells[0]["policies"]:
+        if not name.startswith(("adaptive", "align")):
+            continue
         tails = [tail(cell, name) for cell in cells]
         light = [cell for cell in cells if cell["load"] == 0.3]
         rows.append(
@@ -214,12 +205,6 @@ def trade_offs(document: Document) -> Rows:
             ]
         )
     return rows
-
-
-def whose(document: Document) -> list[str]:
-    """Policies that tell which part of a gain is order and dispatch; [] if not run."""
-    served = [n for n in traded(document)[0]["policies"] if n.endswith(SERVED_AS_OURS)]
-    return served and ["adaptive", "adaptive-fcfs", "align", "sglang23-30", *served]
 
 
 # ---- Agents
@@ -236,15 +221,12 @@ def agents_name(cell: Cell) -> str:
     return f"{cell['cache'] / 1e6:g} M, {cell['sessions']} sessions{shared}"
 
 
-def by_agents(
-    cells: Sequence[Cell], names: Sequence[str], form: str, with_rival: bool = False
-) -> Rows:
+def by_agents(cells: Sequence[Cell], names: Sequence[str], form: str) -> Rows:
     """A row for each cell, a column for each policy; last the best rival, and which."""
     rows = []
     for cell in cells:
-        last = [best(cell)] if with_rival else []
-        columns = (shown([cell], name, form) for name in (*names, *last))
-        rows.append([agents_name(cell), *columns, *last])
+        columns = (shown([cell], name, form) for name in (*names, best(cell)))
+        rows.append([agents_name(cell), *columns, best(cell)])
     return rows
 
 
@@ -260,19 +242,16 @@ def agents_missed(
     return f"{missed} of {len(ratios)} (worst {max(ratios):.2f})"
 
 
-def by_ranks(document: Document) -> dict[str, list[tuple[int, float]]]:
-    """By policy, pairs of ranks and computed share in per cent."""
+def computed_by_ranks(document: Document, policy: str) -> str:
+    """Prompt tokens that are computed in per cent, with 1, 2, 4, 8 and 16 ranks."""
     cells = [
         cell
         for cell in document["cells"]
         if cell["sessions"] == 4 * cell["ranks"]
         and (cell["cache"], cell["shared"]) == (1_000_000, 0)
     ]
-    names = ("off", "adaptive, by tokens", "adaptive")
-    return {
-        name: sorted((c["ranks"], 100 * mean([c], name, "computed")) for c in cells)
-        for name in names
-    }
+    cells.sort(key=lambda cell: int(cell["ranks"]))
+    return " / ".join(f"{100 * mean([c], policy, 'computed'):.0f}" for c in cells)
 
 
 # ---- Instances that only prefill or only decode
@@ -291,10 +270,9 @@ def of_role(document: Document, role: str) -> Rows:
     for (of, *device), alike in groups(cells, "of", "cost", "ranks", "slots").items():
         cost, ranks, slots = device
         row = [f"{of}, {cost}, {ranks} × {slots}"]
-        for name in ("off", BY_COUNTS, "off, sessions kept", "adaptive"):
-            found = [cell["policies"].get(name) for cell in alike]
-            means = [each["mean_e2el_ms"] / 1e3 for each in found if each]
-            row.append(" / ".join(f"{mean:.1f}" for mean in means) or "–")
+        for name in ("off", BY_COUNTS, "adaptive"):
+            found = (cell["policies"][name]["mean_e2el_ms"] for cell in alike)
+            row.append(" / ".join(f"{each / 1e3:.1f}" for each in found))
         less = [role_lead(cell) for cell in alike]
         row.append(" / ".join(f"{100 * share:+.0f}" for share in less) + " %")
         if role == "decode":
@@ -320,7 +298,7 @@ def gain_lead(cell: Cell) -> float:
 
 
 def synthetic(document: Document, names: Sequence[str]) -> Rows:
-    """Per workload, ranks and phi: mean gains, the lead, and latencies over align's."""
+    """Per workload, ranks and phi: mean gains, the lead, and the tail over align's."""
     rows = []
     for label, form in (("workload", "{}"), ("ranks", "{} ranks"), ("phi", "phi {}")):
         for (value,), cells in groups(document["cells"], label).items():
@@ -330,9 +308,7 @@ def synthetic(document: Document, names: Sequence[str]) -> Rows:
                 having = [cell for cell in cells if name in cell["policies"]]
                 rows[-1].append(f"{mean(having, name, 'gain'):+.0%}" if having else "–")
             rows[-1] += [f"{statistics.fmean(leads):+.1%}", f"{min(leads):+.1%}"]
-            for figure in ("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms"):
-                ratios = [ratio(cell, figure, "adaptive", "align") for cell in cells]
-                rows[-1].append(f"{statistics.geometric_mean(ratios):.2f}")
+            rows[-1].append(f"{statistics.geometric_mean(map(tail, cells)):.2f}")
     return rows
 
 
@@ -342,35 +318,81 @@ def gain(document: Document, policy: str, **where: object) -> float:
     return float(cell["policies"][policy]["gain"])
 
 
-# ---- Costs
+# ---- Upstream's deployments
+
+WHOLE, STEADY = "output_throughput", "steady_output_throughput"
 
 
-def decisions(document: Document) -> Rows:
-    """Median µs by ranks; a row for each policy."""
-    rows: dict[str, list[str]] = {}
-    for row in document["results"]:
-        name, median = row["policy"], row["median_us"]
-        shown = f"{median:.0f}" if median >= 10 else f"{median}"
-        rows.setdefault(name, [name]).append(shown)
-    return list(rows.values())
+def rival(cell: Cell, figure: str) -> str:
+    """The rule of another engine with the greatest throughput."""
+    own = ("adaptive", "off", "cap", "align")
+    return max(
+        (name for name in cell["policies"] if name not in own),
+        key=lambda name: cell["policies"][name][figure],
+    )
 
 
-def dispatches(document: Document) -> Rows:
-    """Of the dispatch: median µs of vLLM's and ours, tenths, and the difference."""
+def rival_lead(cell: Cell, figure: str) -> float:
+    """Throughput of `adaptive` over that of the best rival, less one."""
+    return ratio(cell, figure, "adaptive", rival(cell, figure)) - 1
+
+
+def deployment(cell: Cell) -> str:
+    """A deployment in words."""
+    hits = f" ({cell['hits']} % cached)" if cell["hits"] else ""
+    slots = f"{cell['clients']} on {cell['ranks']} × {cell['slots']}"
+    lengths = f"{cell['prompt_len']:,}{hits} → {cell['output_len']:,}"
+    return f"{', '.join(cell['models'])}: {lengths}, {slots}"
+
+
+def deployed(document: Document, cost: str) -> Rows:
+    """By deployment what each policy gains over off, as measured and six times."""
     rows = []
-    for row in document["results"]:
-        own = [f"{row[name]:.1f}" for name in ("median_us", "p10_us", "p90_us")]
-        theirs, more = row.get("upstream_us"), row.get("share")
-        rows.append(
-            [
-                *(row["of"], "" if theirs is None else f"{theirs:.1f}", *own),
-                "" if more is None else f"{more:.1%}",
-            ]
-        )
+    for short, long in groups_of_length(document, cost):
+        rows.append([deployment(short), f"{short['policies']['off'][WHOLE]:.0f}"])
+        for cell, figure, own in (
+            (short, WHOLE, ("cap", "align", "adaptive")),
+            (long, STEADY, ("adaptive",)),
+        ):
+            found = rival(cell, figure)
+            gains = [ratio(cell, figure, name, "off") - 1 for name in (*own, found)]
+            rows[-1] += map("{:+.0%}".format, gains)
+            rows[-1][-1] += f" {found}"
+            rows[-1].append(f"{rival_lead(cell, figure):+.1%}")
     return rows
 
 
-def rank_titles(document: Document) -> list[str]:
-    """Heads of the columns for `decisions`."""
-    counts = dict.fromkeys(row["ranks"] for row in document["results"])
-    return [f"{count} ranks" for count in counts]
+def groups_of_length(document: Document, cost: str) -> list[tuple[Cell, Cell]]:
+    """The cells as long as upstream's measurement, each with the longer one."""
+    cells = [select(document, cost=cost, times=times) for times in (1, 6)]
+    return list(zip(*cells, strict=True))
+
+
+def worlds(document: Document) -> Rows:
+    """By cost, the last first: `adaptive` over off and over the best rival."""
+    rows = []
+    for cost in reversed(distinct(document["cells"], "cost")):
+        rows.append([cost])
+        lengths = zip(*groups_of_length(document, cost), strict=True)
+        for cells, figure in zip(lengths, (WHOLE, STEADY), strict=True):
+            over_off = [ratio(cell, figure, "adaptive", "off") for cell in cells]
+            leads = [rival_lead(cell, figure) for cell in cells]
+            rows[-1] += [
+                f"{statistics.geometric_mean(over_off) - 1:+.0%}",
+                f"{min(over_off) - 1:+.1%}",
+                f"{statistics.geometric_mean(1 + lead for lead in leads) - 1:+.1%}",
+                f"{min(leads):+.1%}",
+                f"{sum(lead < -0.02 for lead in leads)} of {len(leads)}",
+            ]
+    return rows
+
+
+def over_published(document: Document, cost: str) -> str:
+    """What `cap` serves over what upstream publishes, less one, and of how many."""
+    found = [cell for cell in select(document, cost=cost, times=1) if cell["published"]]
+    errors = [
+        cell["policies"]["cap"][WHOLE] / told - 1
+        for cell in found
+        for told in cell["published"]
+    ]
+    return f"{min(errors):+.0%} to {max(errors):+.0%} of {len(found)} deployments"

@@ -70,7 +70,9 @@ class _Rank:
         num_blocks: int,
         ttft_budget: float | None,
         short_first: bool,
+        is_limited: bool,
     ) -> None:
+        self._is_limited = is_limited
         self._asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
             config,
@@ -108,7 +110,8 @@ class _Rank:
     def counts(self) -> RankCounts:
         """What the rank tells the coordinator."""
         running, waiting = self.scheduler.get_request_counts()
-        return RankCounts(waiting, running)
+        usage = self.scheduler.kv_cache_manager.usage if self._is_limited else 0.0
+        return RankCounts(waiting, running, usage)
 
     def backlog(self) -> RankCounts:
         """What front-ends are told that dispatch by tokens."""
@@ -229,7 +232,8 @@ class RealEngine(Engine):
             drafted_by(config, "mtp")
             config.scheduler_config.async_scheduling = async_scheduling
         self._ranks = [
-            _Rank(config, blocks, ttft_budget, short_first) for _ in range(limits.ranks)
+            _Rank(config, blocks, ttft_budget, short_first, bool(limits.kv_blocks))
+            for _ in range(limits.ranks)
         ]
 
 

@@ -239,10 +239,11 @@ def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
         else:
             largest = 3000 if on else SLOTS
             told = [
-                (rng.randint(0, largest), rng.randint(0, SLOTS)) for _ in range(ranks)
+                RankCounts(rng.randint(0, largest), rng.randint(0, SLOTS), rng.random())
+                for _ in range(ranks)
             ]
-            balancer.publish([RankCounts(*each) for each in told])
-            client.lb_engines = [[*each, 0.0][: 2 + IN_FLIGHT] for each in told]
+            balancer.publish(told)
+            client.lb_engines = [list(each)[: 2 + IN_FLIGHT] for each in told]
     assert min(chosen.values()) > 50
 
 

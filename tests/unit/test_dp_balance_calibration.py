@@ -144,12 +144,9 @@ def test_torn_lines_are_left_out_and_counted(tmp_path, capsys):
     assert "left out 1 steps that took 0 ms" in said
 
 
-@pytest.mark.parametrize(
-    "pack", [gzip.compress, lambda data: data.decode().encode("utf-16")]
-)
-def test_logs_as_people_have_them(pack, tmp_path):
+def test_a_log_that_gzip_compressed(tmp_path):
     (path := tmp_path / "server.log").write_bytes(
-        pack(server_log(3, 30.0, 0.03).encode())
+        gzip.compress(server_log(3, 30.0, 0.03).encode())
     )
     assert len(read_server_logs([path], 2).samples) == 3
 

@@ -102,7 +102,6 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
         ("--policy cap:margin=-1", "--policy cap:margin=-1: .* 0 to 1000000"),
         ("--policy cap:margin=1.5", "margin must be a whole number, not 1.5"),
         ("--policy align:timeout_steps=0.5", "steps must be a whole number, not 0.5"),
-        ("--policy sglang-interval-2:min_bs=0.5", "must be a whole number, not 0.5"),
         ("--policy off:x=1", "--policy off:x=1: off has no such parameters"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
         ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),

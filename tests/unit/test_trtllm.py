@@ -60,17 +60,6 @@ def test_a_rank_without_requests_counts_as_decoding():
     assert create_policy("align").decide(idle).admit, "align differs here"
 
 
-def test_low_occupancy_has_a_timeout_of_its_own():
-    least = {"min_generation_requests": 2}
-    few = state((1, 3), (0, 2))
-    assert AttentionDpBalance(**least).decide(few) == OPEN
-    assert AttentionDpBalance(**least).decide(SOME) == HOLD, "two decode on each rank"
-    rule = AttentionDpBalance(**least, low_occupancy_timeout_iters=2)
-    assert [rule.decide(few) for _ in range(2)] == [HOLD, OPEN]
-    padded = AttentionDpBalance(min_generation_requests=1).decide(state((2, 0), (1, 0)))
-    assert padded == OPEN, "padding is no request"
-
-
 def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
     chunks = {"kv_cost_offset": 10_000, "kv_depth_threshold": 20_000}
     rule = AttentionDpBalance(timeout_iters=2, batching_wait_iters=0, **chunks)

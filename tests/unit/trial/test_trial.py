@@ -143,6 +143,7 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         ),
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
+        (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
         (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
         (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
     ],

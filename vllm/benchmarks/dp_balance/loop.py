@@ -85,11 +85,11 @@ def run(
     while left:
         if step == 0 and not routed and not engine.has_work():
             now = max(now, clients.next_arrival)
-            dispatcher.wake(now)
+            dispatcher.coordinator.wake(now)
         for rank, request in (*routed, *dispatcher.route(clients.arrived(now))):
             engine.add(rank, request)
         routed = []
-        dispatcher.tell(now, wave, step, tell())
+        dispatcher.coordinator.tell(now, wave, step, tell())
 
         in_flight.append(engine.schedule())
         first, done, wasted = NOTHING
@@ -105,7 +105,7 @@ def run(
             if on_step is not None:
                 on_step(_record(now, seconds, loads, engine))
         _answer(first, done, now, clients, dispatcher, on_done)
-        dispatcher.tell(now, wave, step, tell())
+        dispatcher.coordinator.tell(now, wave, step, tell())
         left -= len(done)
 
         step += 1

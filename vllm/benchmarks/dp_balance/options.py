@@ -16,8 +16,6 @@ from .policies import BASELINES, OWN, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
-    LEAST_PROMPTS,
-    TURNS,
     add_trace_args,
     refuse_unused,
     traffic_from,
@@ -60,28 +58,21 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "on a decode instance; that of vLLM 0.23 for off and for other projects' "
         "rules. Or one for all: vLLM's own, by "
         "version, or a router that does not look at the ranks (skewed draws some more "
-        "often), keeps sessions together, or knows all; or TensorRT-LLM's two.",
+        "often), keeps sessions together, or knows all; or of other engines.",
     )
     text = "Default: one per rank, as of `vllm serve`."
     add("--api-server-count", "-asc", type=whole(1, MOST_RANKS), help=text)
 
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     add = load.add_argument
-    requests = whole(1, MOST_REQUESTS)
-    text = (
-        f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as many as "
-    )
-    add("--num-prompts", type=requests, help=text + "the dataset has.")
     add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
     add("--tokenizer", help="Counts the tokens of the dataset's prompts.")
-    text = "Requests in flight. Default: as many as all ranks can run; without limit "
-    text += "if there is a --request-rate."
-    add("--max-concurrency", type=requests, help=text)
-    text = "Requests per second on average (default: inf)."
-    rate = real(1e-6, 1e6, endless=True)
-    add("--request-rate", type=rate, default=float("inf"), help=text)
-    add("--burstiness", type=real(1e-3, 1e6), default=1.0)
+    text = "Share of each drawn prompt that is the beginning of a text that it has in "
+    text += "common with others."
+    add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
+    texts = whole(1, MOST_REQUESTS)
+    add("--num-prefixes", type=texts, default=8, help="Of these texts.")
     add_trace_args(load)
 
     add = parser.add_argument_group("step time").add_argument
@@ -100,7 +91,6 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     text = "Whether the server schedules a step before the one before it has ended."
     yes_or_no = argparse.BooleanOptionalAction
     add("--async-scheduling", action=yes_or_no, default=False, help=text)
-    add("--seed", type=int, default=0)
     add("--num-seeds", type=whole(1, 1000), default=1, help="Runs per policy.")
     parser.set_defaults(default_of=parser.get_default)
 

@@ -17,7 +17,6 @@ from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from .errors import UsageError
 from .rivals.prefill_interval import IntervalPolicy
 from .rivals.sglang_delayer import SGLangDelayer, SGLangDelayer0523
-from .rivals.sglang_intervals import DecodeInterval, FreeSlots
 from .rivals.trtllm import AttentionDpBalance
 
 
@@ -43,8 +42,6 @@ _WITH_N: Mapping[str, Callable[..., Controller]] = {
     "interval": IntervalPolicy,
     "sglang": SGLangDelayer,
     "sglang23": SGLangDelayer0523,
-    "sglang-interval": DecodeInterval,
-    "sglang-slots": FreeSlots,
 }
 BASELINES = (*(f"{name}-N" for name in _WITH_N), "trtllm")
 """Rules of other systems, N in steps or slots; see `rivals`."""

@@ -9,12 +9,12 @@ from .coordinator import Coordinator
 from .load_balancer import LoadBalancer
 
 
-class Dispatcher(Coordinator):
+class Dispatcher:
     """Sends requests to ranks with what each API server knows at that time."""
 
     def __init__(self, ranks: int, load_balancers: Sequence[LoadBalancer]) -> None:
         """Starts without requests; one load balancer for each API server."""
-        super().__init__(ranks)
+        self.coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
         self.told = load_balancers[0].told
         """What of `rank.engine.Engine` the ranks publish."""
@@ -27,7 +27,7 @@ class Dispatcher(Coordinator):
             return self._load_balancers[0].deal([request for _, request in arrived])
         routed = []
         for time, request in arrived:
-            for publication in self.published(time):
+            for publication in self.coordinator.published(time):
                 for load_balancer in self._load_balancers:
                     load_balancer.publish(publication.counts)
             rank = self._load_balancers[request.server].choose(request)

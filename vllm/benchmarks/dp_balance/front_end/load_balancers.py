@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Load balancers: which rank a request is sent to.
+"""Load balancers of API servers, each of which has its own: where a request is sent.
 
-The two of vLLM's own front-end see the counts that the coordinator publishes, and their
-own requests at once. Each API server has its own.
+They see the counts that the coordinator publishes, and their own requests at once.
 """
 
 import random
@@ -12,18 +11,13 @@ from collections.abc import Callable
 from itertools import accumulate, cycle
 
 from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
-from vllm.v1.core.sched.balance.dispatch import (
-    MISSING_WEIGHT,
-    REQUEST_TOKENS,
-    TokenDispatch,
-)
+from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
 
 from ..errors import UsageError
 from ..rank.kv_cache import Chunks
 from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
-from ..rivals.trtllm_router import DealByPrefix, DealByTokens
 from .coordinator import Counts, RankCounts
 from .load_balancer import (
     FIRST,
@@ -32,6 +26,13 @@ from .load_balancer import (
     LoadBalancer,
     OutputTokens,
     Told,
+)
+from .routers import (
+    BlindBalancer,
+    DealByPrefix,
+    LeastUncached,
+    PerfectKnowledge,
+    SessionAffinity,
 )
 
 
@@ -204,70 +205,6 @@ class ContextBalancer(TokenBalancer):
         super().finished(request)
 
 
-class BlindBalancer(LoadBalancer):
-    """A router that does not look at the ranks; it draws each rank from a source."""
-
-    def __init__(self, draw: Callable[[], int]) -> None:
-        self._draw = draw
-
-    def choose(self, request: SimRequest) -> int:
-        """Draws a rank."""
-        return self._draw()
-
-
-class SessionAffinity(LoadBalancer):
-    """A router in front that keeps each session where its first request went.
-
-    New sessions go round.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._next = cycle(range(ranks)).__next__
-        self._ranks: dict[int, int] = {}
-
-    def choose(self, request: SimRequest) -> int:
-        """The rank of its session."""
-        if request.session not in self._ranks:
-            self._ranks[request.session] = self._next()
-        return self._ranks[request.session]
-
-
-class PerfectKnowledge(LoadBalancer):
-    """As `PrefixAwareBalancer`, one for all API servers, that sees into the caches."""
-
-    def __init__(self, ranks: int, slots: int, cached: CachedTokens) -> None:
-        self._slots, self._cached = slots, cached
-        self._tokens, self._counts = [0] * ranks, [0] * ranks
-        self._left: dict[int, int] = {}
-        """Tokens to compute of requests without a first token."""
-
-    def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
-        ranks, length = range(len(self._tokens)), request.prompt_len
-        missing = [max(1, length - self._cached(rank, request)) for rank in ranks]
-        rank = min(
-            ranks,
-            key=lambda rank: (
-                self._counts[rank] >= self._slots,
-                self._tokens[rank]
-                + REQUEST_TOKENS * self._counts[rank]
-                + MISSING_WEIGHT * missing[rank],
-            ),
-        )
-        self._left[request.index] = missing[rank]
-        self._tokens[rank] += missing[rank]
-        self._counts[rank] += 1
-        return rank
-
-    def first_token(self, request: SimRequest) -> None:
-        """Its prompt no longer counts."""
-        self._tokens[request.rank] -= self._left.pop(request.index, 0)
-
-    def finished(self, request: SimRequest) -> None:
-        """It no longer counts."""
-        self._counts[request.rank] -= 1
-
-
 _FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
 
 BY_TOKENS, BY_PREFIXES, BY_CONTEXT = OWN = ("tokens", "prefix-aware", "context")
@@ -277,9 +214,9 @@ LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
 """Those of servers, and routers that do not look at the ranks; "skewed" draws them, the
 i-th as often as 1 / √i."""
 
-BEYOND = ("session-affinity", "perfect", "trtllm", "trtllm-kv-aware")
-"""What a router in front could do, what one could that knows all, and those inside of
-another engine: one for all API servers."""
+BEYOND = ("session-affinity", "perfect", "tpu-inference", "trtllm-kv-aware")
+"""What a router in front could do, what one could that knows all, and those of other
+engines: one for all API servers."""
 
 AS_SERVED = "as-served"
 
@@ -329,7 +266,7 @@ def make_load_balancers(
         ),
         "session-affinity": lambda: SessionAffinity(ranks),
         "perfect": lambda: PerfectKnowledge(ranks, slots, cached),
-        "trtllm": lambda: DealByTokens(ranks, slots),
+        "tpu-inference": lambda: LeastUncached(ranks, slots, cached),
         "trtllm-kv-aware": lambda: DealByPrefix(ranks, slots, cached),
     }
     if name in for_all:

@@ -23,10 +23,16 @@ class Blocks:
         count = limits.kv_blocks
         self.free = sys.maxsize if count is None else count - 1  # vLLM's null block
         """Blocks that no request uses."""
+        self._total = self.free
         self.is_limited = count is not None
         """Whether they can be used up."""
         self.ahead = limits.num_speculative_tokens
         """Tokens for which a request that is scheduled needs room beside its own."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests use, as vLLM's statistics have it."""
+        return 1 - self.free / self._total
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""

@@ -125,7 +125,8 @@ class Scheduler:
     def counts(self) -> RankCounts:
         """What the rank tells the coordinator."""
         if self._counts is None:
-            self._counts = RankCounts(len(self._waiting), len(self._running))
+            queues = len(self._waiting), len(self._running)
+            self._counts = RankCounts(*queues, self._blocks.usage)
         return self._counts
 
     def backlog(self) -> RankCounts:

@@ -21,8 +21,19 @@ _OF_TRACES = tuple(f"timed_trace_{field.name}" for field in fields(TimedTrace))
 
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
-    """Adds the options about datasets and shared prefixes."""
+    """Adds the options about datasets, and when requests are sent."""
     add = load.add_argument
+    requests = whole(1, MOST_REQUESTS)
+    text = f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as many "
+    add("--num-prompts", type=requests, help=text + "as the dataset has.")
+    text = "Requests in flight. Default: as many as all ranks can run; without limit "
+    text += "if there is a --request-rate."
+    add("--max-concurrency", type=requests, help=text)
+    text = "Requests per second on average (default: inf)."
+    rate = real(1e-6, 1e6, endless=True)
+    add("--request-rate", type=rate, default=float("inf"), help=text)
+    add("--burstiness", type=real(1e-3, 1e6), default=1.0)
+    add("--seed", type=int, default=0)
     add(
         "--dataset-name",
         choices=("custom", "timed_trace"),
@@ -49,11 +60,6 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     text = "Replays the trace so many times faster."
     times = real(1e-6, 1e6)
     add("--timed-trace-rate-multiplier", type=times, default=1.0, help=text)
-    text = "Share of each drawn prompt that is the beginning of a text that it has in "
-    text += "common with others."
-    add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
-    texts = whole(1, MOST_REQUESTS)
-    add("--num-prefixes", type=texts, default=8, help="Of these texts.")
     text = "Tokens with which the prompts of all sessions of a trace begin."
     shared = whole(0, MOST_TOKENS)
     add("--session-shared-tokens", type=shared, default=0, help=text)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The attention data parallel balance of TensorRT-LLM, to compare ours with.
 
-As of its main branch in August 2026 (#6061, with the low-occupancy timeout of #17700).
+As of its main branch in August 2026 (#6061).
 The policy `align` is made after #6061 and differs: here a rank without any request ends
 no wait, for its padding counts as decoding; the first counter runs also while nothing
 is pending; and a release for a rank that decodes nothing leaves the second as it is.
@@ -29,8 +29,6 @@ class AttentionDpBalance:
         self,
         timeout_iters: int = 50,
         batching_wait_iters: int = 10,
-        min_generation_requests: int = 0,
-        low_occupancy_timeout_iters: int = 0,
         kv_cost_offset: int = 0,
         kv_depth_threshold: int = 0,
     ) -> None:
@@ -39,24 +37,11 @@ class AttentionDpBalance:
         Args:
             timeout_iters: steps that prompts wait for ranks that have none.
             batching_wait_iters: steps that they then wait for more of them.
-            min_generation_requests: while the least busy rank decodes fewer requests,
-                the other timeout holds.
-            low_occupancy_timeout_iters: that timeout.
             kv_cost_offset: tokens of context at which a token costs twice as much as
                 at the beginning; 0 for full steps.
             kv_depth_threshold: tokens of context up to which steps are full.
-
-        Raises:
-            ValueError: the other timeout is longer.
         """
-        if low_occupancy_timeout_iters > timeout_iters:
-            raise ValueError(
-                f"low_occupancy_timeout_iters must be {timeout_iters} or less, "
-                f"as timeout_iters, not {low_occupancy_timeout_iters}"
-            )
         self._timeout, self._batching_wait = timeout_iters, batching_wait_iters
-        self._min_requests = min_generation_requests
-        self._low_timeout = low_occupancy_timeout_iters
         self._attention = 1 / kv_cost_offset if kv_cost_offset else 0.0
         self._full_until = kv_depth_threshold
         self.reset()
@@ -95,9 +80,7 @@ class AttentionDpBalance:
                 self._batched = 0
             return OPEN
         self._waited += 1
-        is_low = min(snapshot.decoding) < self._min_requests
-        timeout = self._low_timeout if is_low else self._timeout
-        if all_decode and self._waited < timeout:
+        if all_decode and self._waited < self._timeout:
             return HOLD
         self._waited = 0
         return OPEN

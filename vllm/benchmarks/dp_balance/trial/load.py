@@ -17,7 +17,6 @@ from typing import Any, NoReturn, Protocol
 
 from tqdm import tqdm
 
-from ..arguments import MOST_REQUESTS, real, whole
 from ..errors import UsageError
 from ..requests.arrivals import ClientTraffic
 from ..requests.request import SimRequest
@@ -128,12 +127,6 @@ class Replay:
         """
         parser = Parser(add_help=False)
         add = parser.add_argument
-        add("--num-prompts", type=whole(1, MOST_REQUESTS))
-        add("--max-concurrency", type=whole(1, MOST_REQUESTS))
-        per_second = real(1e-6, 1e6, endless=True)
-        add("--request-rate", type=per_second, default=float("inf"))
-        add("--burstiness", type=real(1e-3, 1e6), default=1.0)
-        add("--seed", type=int, default=0)
         add("--header", nargs="*")
         add("--insecure", action="store_true")
         add_trace_args(parser.add_argument_group())
