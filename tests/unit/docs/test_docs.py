@@ -2,8 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,87 @@ def test_the_readme_tells_of_the_run_that_its_picture_is_of():
         ("median_ttft_ms", "times that of plain vLLM"),
     ):
         assert f"{ratios[name]['mean']:.2f} {unit}" in readme
+
+
+def test_the_headline_of_the_readme_is_what_was_simulated():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    cells = results("deployments")
+    own = {"off", "cap", "align", "adaptive"}
+
+    def over(cost: str, rivals: Callable[[set[str]], set[str]]) -> list[float]:
+        """Tokens that `adaptive` serves, over the best of the others."""
+        served = [
+            {name: figures["output_throughput"] for name, figures in policies.items()}
+            for policies in (cell["policies"] for cell in cells if is_of(cell, cost))
+        ]
+        return [
+            tokens["adaptive"] / max(tokens[name] for name in rivals({*tokens}))
+            for tokens in served
+        ]
+
+    def is_of(cell: dict[str, Any], cost: str) -> bool:
+        return cell["cost"] == cost and cell["times"] == 1
+
+    a2 = over("A2", lambda _: {"cap"})
+    a3 = over("A3, padded", lambda _: {"cap"})
+    rival = over("A2", lambda names: names - own)
+    mean = statistics.geometric_mean
+    for claim in (
+        f"{mean(a2):.2f} times the output tokens of `cap`",
+        f"the {len(a2)} deployments",
+        f"of {min(a2):.2f} to {max(a2):.2f} times",
+        f"it is {mean(a3):.2f} times",
+        f"is {1 - mean(rival):.1%} ahead".replace("%", " %"),
+    ):
+        assert claim in readme
+
+
+def test_the_readme_says_what_light_load_costs():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def goodput(trace: str, policy: str) -> str:
+        found = [
+            cell["policies"][policy]["goodput"]
+            for cell in results("traces")
+            if (cell["trace"], cell["cost"], cell["load"]) == (trace, "phi 0", 0.3)
+        ]
+        return f"{100 * statistics.mean(found):.0f}"
+
+    for trace, verb in (("Azure conv", "falls"), ("Azure code", "rises")):
+        off, adaptive = goodput(trace, "off"), goodput(trace, "adaptive")
+        assert f"{verb} from {off} to {adaptive} %" in readme
+
+
+def test_the_rooms_of_balance_use_each_other_as_drawn():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("## The rooms of balance scheduling")[1].split("```")[1]
+    drawn: dict[str, set[str]] = {}
+    for line in re.sub(r'\["[^"]*"\]', "", section).splitlines():
+        for one, other in pairwise(line.split("-->")):
+            drawn.setdefault(one.strip(), set()).add(other.strip())
+            drawn.setdefault(other.strip(), set())
+    real = {room: set(used_by(room)) & drawn.keys() - {room} for room in drawn}
+    assert len(real) > 10
+    for room, used in real.items():
+        assert drawn[room] <= used <= reachable(drawn, room), room
+
+
+def used_by(room: str) -> Iterator[str]:
+    folder = ROOT / "vllm/v1/core/sched/balance"
+    for path in [*folder.glob(f"{room}.py"), *folder.glob(f"{room}/*.py")]:
+        prefix = r"^\s*from (?:vllm\.v1\.core\.sched\.balance\.|\.+)(\w+)"
+        yield from re.findall(prefix, path.read_text(), re.M)
+
+
+def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
+    return graph[room].union(*(reachable(graph, other) for other in graph[room]))
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(
+        (ROOT / "bench/results" / f"{name}.json").read_text()
+    )["cells"]
+    return cells
 
 
 @pytest.mark.parametrize(
