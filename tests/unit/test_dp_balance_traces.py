@@ -94,32 +94,39 @@ def test_units_that_are_assumed_are_said(tmp_path, capsys):
     assert "its times are read as seconds" in capsys.readouterr().err
 
 
+AZURE_HEAD = AZURE.partition("\n")[0]
 STAMPS = (
     ("2023-11-16 18:15:46", "2023-11-16T18:15:47.25", 1.25),
     ("2023-11-16 18:15:46.1234567Z", "2023-11-16 18:15:46.6234567Z", 0.5),
-    ("2023-11-16T11:15:46.5-05:30", "2023-11-16T16:45:47.5+00:00", 1.0),
+    ("2023-11-16 18:15:46+02:00", "2023-11-16 16:15:47Z", 1.0),
+    ("2023-11-16T11:15:46.5-0530", "2023-11-16T16:45:47.5+00:00", 1.0),
+    ("2023-12-31 23:59:59 UTC", "2024-01-01 01:00:00.5+01", 1.5),
 )
 
 
 @pytest.mark.parametrize(("first", "second", "seconds"), STAMPS)
 def test_stamps_with_zones_and_fractions(first, second, seconds, tmp_path):
-    head = AZURE.partition("\n")[0]
-    text = f"{head}\n{first},1,2\n{second},3,4\n"
+    text = f"{AZURE_HEAD}\n{first},1,2\n{second},3,4\n"
     rows = read_trace(written(tmp_path, text)).rows
     assert rows[1].time == pytest.approx(seconds, abs=1e-6)
     assert rows[1].prompt_len == 3
 
 
+def as_written(text: str, how: str) -> bytes:
+    if how == "gzip":
+        return gzip.compress(text.encode())
+    if how in ("utf-16", "utf-8-sig"):
+        return text.encode(how)
+    return text.replace(*{"crlf": ("\n", "\r\n"), "quotes": ("4808", '"4808"')}.get(
+        how, (",", how)
+    )).encode()  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "packed",
-    [
-        gzip.compress(AZURE.encode()),
-        AZURE.encode("utf-8-sig"),
-        AZURE.replace("\n", "\r\n").replace("4808", '"4808"').encode(),
-    ],
+    "how", ["gzip", "utf-16", "utf-8-sig", "crlf", "quotes", ";", "\t"]
 )
-def test_files_as_people_have_them(packed, tmp_path):
-    (path := tmp_path / "trace").write_bytes(packed)
+def test_files_as_people_have_them(how, tmp_path):
+    (path := tmp_path / "trace").write_bytes(as_written(AZURE, how))
     assert [row[:2] for row in read_trace(path).rows] == [
         (4808, 10),
         (3180, 8),
@@ -128,20 +135,17 @@ def test_files_as_people_have_them(packed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
-        AZURE.encode("utf-16-le"),
-        AZURE.encode("utf-16"),
-        gzip.compress(AZURE.encode())[:-9],
-        bytes(range(256)),
-        None,
+        (AZURE.encode("utf-16-le"), "UTF-16 without a byte order mark"),
+        (gzip.compress(AZURE.encode())[:-9], "cannot be read"),
+        (b"PK\x03\x04more", "is a zip file; unpack it"),
+        (bytes(range(256)), "cannot be read|is no text"),
     ],
 )
-def test_files_that_are_no_text(data, tmp_path):
-    path = tmp_path / "trace"
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(UsageError, match=r"trace: cannot be read as text in UTF-8"):
+def test_files_that_are_no_text(data, message, tmp_path):
+    (path := tmp_path / "trace").write_bytes(data)
+    with pytest.raises(UsageError, match=message):
         read_trace(path)
 
 
@@ -226,11 +230,12 @@ def runs_of(count: int) -> dict[str, object]:
         ([MOONCAKE[0] | {"input_length": 10**400}], "line 1: 1000.* prompt tokens"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": 1e300}], "times are 1e.297 s apart"),
         ([MOONCAKE[0], {"prompt_tokens": 5, "output_tokens": 3}], "1 of 2 requests"),
-        ([MOONCAKE[0], {"delay": 500}], "line 2: has no prompt and no timestamp"),
+        ([MOONCAKE[0], {"delay": 500}], "line 2: has a delay and no timestamp"),
         (BURSTGPT + "nan,GPT-4,3,3,6,API log\n", "line 5: Timestamp"),
         (BURSTGPT + "9,GPT-4,1e400,3,6,API log\n", "line 5: Timestamp"),
+        (AZURE + "2023-11-16 18:17:33Z,1,1\n", "line 5: .*only some rows name"),
         (AZURE + "2023-02-30 18:17:33,1,1\n", "line 5: TIMESTAMP"),
-        (AZURE + "2023-11-16 18:17:33,1\x00,1\n", "it has a null character"),
+        (AZURE + "2023-11-16 18:17:33,1\x00,1\n", "is no text"),
         ([{"input_lens": [1, 2], "output_lens": [1]}], "are of 2, 1, 2 and 2 requests"),
         ([{"input_lens": [1], "output_lens": [0]}], "no request with an answer"),
         ("[" * 99999, "line 1: not a JSON object .*recursion"),

@@ -20,7 +20,7 @@ from conftest import ASCEND, ROOT, Build
 from pinned import PYTHONS, misfits
 from stub_wheels import write_stub
 
-# Not on the public index; the README says where operators get them. The stand-ins have
+# Not on the public index; docs/install.md says where they are. The stand-ins have
 # the names, versions and requirements that matter to a resolver.
 VENDOR_ONLY = ("triton-ascend", "3.2.2", [])
 """On the vendor's own index."""

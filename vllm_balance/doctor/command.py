@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
-from vllm_balance.doctor import host, npus, serve, software
+from vllm_balance.doctor import host, npus, peer, serve, software
 from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
@@ -53,8 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STATES[1:],
         help="exit with 1 if a line is as bad as this; bad, or unknown with --pid",
     )
+    asked = parser.add_mutually_exclusive_group()
     text = "who is waiting for whom in the server with this process, or in the only one"
-    parser.add_argument("--pid", type=int, nargs="?", const=0, help=text)
+    asked.add_argument("--pid", type=int, nargs="?", const=0, help=text)
+    text = f"answer other hosts (default port {peer.PORT})"
+    asked.add_argument("--listen", metavar="HOST:PORT", nargs="?", const="", help=text)
+    asked.add_argument("--peer", metavar="HOST:PORT", help="compare with a host")
     parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     text = "a command line to look at"
     parser.add_argument("serve", nargs="*", metavar="-- vllm serve …", help=text)
@@ -77,7 +81,11 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         plan, more = serve.plan_of(machine, chosen.serve)
         machine = replace(machine, plan=plan)
-    except ValueError as error:
+        if chosen.listen is not None:
+            peer.listen(chosen.listen, peer.card(machine), say)
+        if chosen.peer is not None:
+            return say([*peer.visit(chosen.peer, peer.card(machine)), *more])
+    except (peer.PeerError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

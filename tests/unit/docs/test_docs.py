@@ -2,8 +2,11 @@
 
 import json
 import re
+import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,74 @@ def test_the_readme_tells_of_the_run_that_its_picture_is_of():
         ("median_ttft_ms", "times that of plain vLLM"),
     ):
         assert f"{ratios[name]['mean']:.2f} {unit}" in readme
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    text = (ROOT / "bench/results" / f"{name}.json").read_text()
+    cells: list[dict[str, Any]] = json.loads(text)["cells"]
+    return cells
+
+
+def test_the_headline_of_the_readme_is_what_was_simulated():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    over_cap: dict[str, list[float]] = {"A2": [], "A3, padded": [], "A3": []}
+    over_rivals: list[float] = []
+    for cell in (cell for cell in results("deployments") if cell["times"] == 1):
+        served = {n: p["output_throughput"] for n, p in cell["policies"].items()}
+        ours = served.pop("adaptive")
+        over_cap[cell["cost"]].append(ours / served["cap"])
+        if cell["cost"] == "A2":
+            rivals = served.keys() - {"off", "cap", "align"}
+            over_rivals.append(ours / max(served[name] for name in rivals))
+    mean, a2 = statistics.geometric_mean, over_cap["A2"]
+    for claim in (
+        f"{mean(a2):.2f} times the output tokens of `cap`",
+        f"the {len(a2)} deployments",
+        f"of {min(a2):.2f} to {max(a2):.2f} times",
+        f"it is {mean(over_cap['A3, padded']):.2f} times",
+        f"is {100 * (1 - mean(over_rivals)):.1f} % ahead",
+    ):
+        assert claim in readme
+
+
+def test_the_readme_says_what_light_load_costs():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for trace, verb in (("Azure conv", "falls"), ("Azure code", "rises")):
+        cells = [
+            cell["policies"]
+            for cell in results("traces")
+            if (cell["trace"], cell["cost"], cell["load"]) == (trace, "phi 0", 0.3)
+        ]
+        off, adaptive = (
+            100 * statistics.mean(policies[name]["goodput"] for policies in cells)
+            for name in ("off", "adaptive")
+        )
+        assert f"{verb} from {off:.0f} to {adaptive:.0f} %" in readme
+
+
+def test_the_rooms_of_balance_use_each_other_as_drawn():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("## The rooms of balance scheduling")[1].split("```")[1]
+    drawn: dict[str, set[str]] = {}
+    for line in re.sub(r'\["[^"]*"\]', "", section).splitlines():
+        for one, other in pairwise(line.split("-->")):
+            drawn.setdefault(one.strip(), set()).add(other.strip())
+            drawn.setdefault(other.strip(), set())
+    real = {room: set(used_by(room)) & drawn.keys() - {room} for room in drawn}
+    assert len(real) > 10
+    for room, used in real.items():
+        assert drawn[room] <= used <= reachable(drawn, room), room
+
+
+def used_by(room: str) -> Iterator[str]:
+    folder = ROOT / "vllm/v1/core/sched/balance"
+    for path in [*folder.glob(f"{room}.py"), *folder.glob(f"{room}/*.py")]:
+        prefix = r"^\s*from (?:vllm\.v1\.core\.sched\.balance\.|\.+)(\w+)"
+        yield from re.findall(prefix, path.read_text(), re.M)
+
+
+def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
+    return graph[room].union(*(reachable(graph, other) for other in graph[room]))
 
 
 @pytest.mark.parametrize(

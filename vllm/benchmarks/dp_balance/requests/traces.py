@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,10 +118,11 @@ def _parse(
     chunk_size = 16
     notes: list[str] = []
     head = text.lstrip().partition("\n")[0]
-    names = [name.strip(' "\r') for name in head.split(",")]
+    separator = max(",;\t", key=head.count)
+    names = [name.strip(' "\r') for name in head.split(separator)]
     columns = next((each for each in (_AZURE, _BURSTGPT) if {*each} <= {*names}), None)
     if columns is not None:
-        rows = _csv_rows(path, text.lstrip(), columns, options)
+        rows = _csv_rows(path, text.lstrip(), separator, columns, options)
     else:
         rows, chunk_size, notes = _json_rows(path, text, count_tokens, options)
     served = [row for row in rows if row.output_len]
@@ -170,12 +171,14 @@ def _window(
 
 
 _DATE = re.compile(
-    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?)([.,]\d+)?"
+    r" ?(?:(Z|UTC)|([+-]\d\d):?(\d\d)?)?",
+    re.ASCII | re.I,
 )
 
 
-def _date(text: str) -> float:
-    """Seconds of a date, in UTC unless it names its zone.
+def _date(text: str) -> tuple[float, bool]:
+    """Seconds of a date in UTC, and whether it names its zone.
 
     Raises:
         ValueError: it is none. `datetime.fromisoformat` takes no seven decimals before
@@ -184,9 +187,13 @@ def _date(text: str) -> float:
     match = _DATE.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
-    whole, fraction, zone = match.groups()
-    zone = "+00:00" if zone in (None, "Z") else zone
-    return datetime.fromisoformat(whole + zone).timestamp() + float(fraction or 0)
+    whole, fraction, utc, hours, minutes = match.groups()
+    moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc)
+    seconds = moment.timestamp() + float(f"0.{(fraction or '.0')[1:]}")
+    if hours is not None:
+        sign = -1 if hours.startswith("-") else 1
+        seconds -= 3600 * int(hours) + 60 * sign * int(minutes or 0)
+    return seconds, utc is not None or hours is not None
 
 
 def _number(text: str) -> float:
@@ -202,31 +209,45 @@ def _number(text: str) -> float:
 
 
 def _csv_rows(
-    path: Path, text: str, columns: tuple[str, str, str], options: TimedTrace
+    path: Path,
+    text: str,
+    separator: str,
+    columns: tuple[str, str, str],
+    options: TimedTrace,
 ) -> list[TraceRow]:
     """The rows; those of requests that failed have no output tokens."""
     if columns is _AZURE and options.sec_multiplier is not None:
         raise UsageError(
             f"--timed-trace-sec-multiplier: the times of {path} are dates."
         )
-    rows = []
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    rows, zones = [], set()
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    names = [name.strip() for name in next(reader)]
+    places = [names.index(column) for column in columns]
     try:
-        for item in reader:
+        for item in filter(None, reader):
             where = f"{path} line {reader.line_num}"
-            texts = [item[column] or "" for column in columns]
+            texts = [item[place] if place < len(item) else None for place in places]
             try:
                 if columns is _AZURE:
-                    time = _date(texts[0])
+                    time, has_zone = _date(texts[0] or "")
+                    zones.add(has_zone)
                 else:
-                    time = _number(texts[0]) * (options.sec_multiplier or 1)
+                    time = _number(texts[0] or "") * (options.sec_multiplier or 1)
                 # Tables of numbers are often written with ".0" by pandas.
-                prompt, output = (int(each.removesuffix(".0")) for each in texts[1:])
+                prompt, output = (
+                    int((each or "").removesuffix(".0")) for each in texts[1:]
+                )
             except ValueError:
                 raise UsageError(
                     f"{where}: {', '.join(columns)} are {texts}; expected a time and "
                     "two whole numbers."
                 ) from None
+            if len(zones) > 1:
+                raise UsageError(
+                    f"{where}: {columns[0]} is {texts[0]!r}, and only some rows name "
+                    "their zone; give it to all, or to none."
+                )
             rows.append(_row(where, prompt, output, time, least=0))
     except csv.Error as error:
         raise UsageError(f"{path} line {reader.line_num}: no CSV ({error}).") from None
@@ -270,6 +291,11 @@ def _json_rows(
             has_times, has_chats = True, has_chats or "chat_id" in item
             has_hashes |= options.label_hash_ids in item
             rows.append(_timed_row(where, item, options))
+        elif "delay" in item:
+            raise UsageError(
+                f"{where}: has a delay and no {options.label_timestamp}: only sessions "
+                f"wait for answers; give each line its {options.label_timestamp}."
+            )
         else:
             prompt = _prompt_tokens(where, item, count_tokens)
             rows.append(_row(where, prompt, item.get("output_tokens")))
