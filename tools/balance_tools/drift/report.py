@@ -112,8 +112,8 @@ def changed_lines(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
     return len(new) - same, len(old) - same
 
 
-def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
-    """Return a table for each package."""
+def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> list[str]:
+    """Return the lines of a table for each package."""
     lines: list[str] = []
     columns = ("function", "the series", "change", "names of the hooks in it")
     for package, rows in packages.items():
@@ -123,4 +123,4 @@ def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
             for r in rows
         ]
         lines += ["", title, "", *table((*columns, "patches"), cells)]
-    return "\n".join(lines) + "\n"
+    return lines

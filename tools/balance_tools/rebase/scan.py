@@ -17,9 +17,9 @@ from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.rebase.journal import Session, Work, work_root
-from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.sources import plans_between, pristine_tree
+from balance_tools.rebase.patches import Move, place_all
+from balance_tools.rebase.sources import pristine_tree
+from balance_tools.rebase.work import Work, work_root
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
@@ -141,19 +141,18 @@ def _try(
     work = Work(work_root(paths) / "scan" / version)
     work.empty()
     series = load_series(paths.patches(PACKAGE))
-    old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
+    old = pristine_tree(lock.vllm, paths, PACKAGE)
     try:
         new = pristine_tree(artifact, paths, PACKAGE)
     except ToolError as error:  # upstream has another layout
         gone, why = Status.TARGET_DELETED, (str(error),)
         results = [PatchResult(PACKAGE, p.name, gone, (), why) for p in series.patches]
         return ScannedRelease(version, tuple(results), time.monotonic() - begun)
-    plans = plans_between(paths, old, {PACKAGE: new})
-    session = Session(version, plans, dry_run=True)
-    session = place_all(work, session, quiet=True)
+    move = Move(PACKAGE, series, old, new)
+    placed = place_all(work, [move], {}, stop=False, quiet=True)
     moved = load_series(work.final_series(PACKAGE))
     patched = patched_files(moved, new.tree)
-    row = ScannedRelease(version, session.results, 0.0)
+    row = ScannedRelease(version, placed.results, 0.0)
     if pin is not None and row.placed:
         found = findings(pin, moved, patched, new.tree, work.path / "contract")
         remove_tree(work.path / "contract")
