@@ -111,7 +111,7 @@ def test_a_patch_that_the_pin_no_longer_has_is_named(root):
 def test_our_lines_follow_the_pin():
     paths = Paths.find()
     for line in all_lines(paths):
-        check_own(paths, line, line.own_patches())
+        check_own(paths, line)
 
 
 def test_our_lines_say_which_plugin_they_have():

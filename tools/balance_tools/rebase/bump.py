@@ -28,7 +28,7 @@ from balance_tools.rebase.patches import (
 from balance_tools.rebase.sources import PristineTree
 from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
-from balance_tools.series.apply import load_series, patched_files
+from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 
@@ -139,7 +139,7 @@ def _misfits(
         return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / work.path.name
-    found = findings(pin, series, patched_files(series, new.tree), new.tree, scratch)
+    found = findings(pin, series, new.tree, scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)

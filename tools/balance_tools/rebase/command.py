@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, remove_tree
+from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import worst
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.rebase.bump import resume, start
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
-    with exclusive(root / ".lock"), disk_errors(root):
+    with exclusive(root / ".lock"):
         if args.verb in does:
             return does[args.verb](paths, args)
         work = in_progress(paths)

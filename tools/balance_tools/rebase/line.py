@@ -9,7 +9,7 @@ one changes, a person has to carry the change over.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.rebase.patches import moves_to, place_all
-from balance_tools.rebase.work import Work, work_root
+from balance_tools.rebase.work import Decided, Work, decided_in, work_root
 from balance_tools.series.apply import load_series
-from balance_tools.series.patchfile import Patch, parse_patch
+from balance_tools.series.patchfile import Patch
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 
 ADAPTED_FROM = "Adapted-From"
@@ -42,12 +42,10 @@ class Line:
         """Of its releases."""
         return load_lock(self.folder / LOCK_NAME)
 
-    def own_patches(self) -> dict[tuple[str, str], Patch]:
-        """Return the patches that a person changed for it, by package and name."""
-        return {
-            (path.parent.name, path.name): parse_patch(path.name, path.read_bytes())
-            for path in sorted(self.folder.glob("patches/*/*.patch"))
-        }
+    @property
+    def own(self) -> Decided:
+        """The patches that a person changed for it."""
+        return decided_in(self.folder)
 
 
 def all_lines(paths: Paths) -> list[Line]:
@@ -104,11 +102,10 @@ def derive(paths: Paths, line: Line) -> Work:
         ToolError: a derived patch needs a decision, or a patch of its own does not
             follow the pin's.
     """
-    own = line.own_patches()
-    check_own(paths, line, own)
+    check_own(paths, line)
     lock, work = line.lock, Work(work_root(paths) / f"line-{line.name}")
     work.empty()
-    for result in place_all(work, moves_to(paths, lock), own, stop=False).results:
+    for result in place_all(work, moves_to(paths, lock), line.own, stop=False).results:
         if result.status.needs_human:
             raise ToolError(
                 f"lines/{line.name}: {result.name} does not follow from the pin any "
@@ -119,15 +116,15 @@ def derive(paths: Paths, line: Line) -> Work:
     return work
 
 
-def check_own(paths: Paths, line: Line, own: Mapping[tuple[str, str], Patch]) -> None:
+def check_own(paths: Paths, line: Line) -> None:
     """Check that the patches of a line follow those of the pin.
 
     Raises:
         ToolError: one does not, or the pin has no patch of its name.
     """
-    for (package, name), patch in own.items():
+    for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))
-        if patch.header.get(ADAPTED_FROM) != wanted:
+        if patch is None or patch.header.get(ADAPTED_FROM) != wanted:
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "

@@ -18,6 +18,15 @@ Decided = Mapping[tuple[str, str], Patch | None]
 """By package and name, patches as a person made them; None is left out."""
 
 
+def decided_in(folder: Path) -> Decided:
+    """Return the patches below patches/PACKAGE/; an empty one is left out."""
+    return {
+        (file.parent.name, file.name): parse_patch(file.name, raw) if raw else None
+        for file in sorted(folder.glob("patches/*/*.patch"))
+        for raw in [file.read_bytes()]
+    }
+
+
 @dataclass(frozen=True)
 class Work:
     """The folder of one bump."""
@@ -44,17 +53,13 @@ class Work:
 
     def decide(self, package: str, name: str, raw: bytes) -> None:
         """Keep what a person made of a patch; nothing leaves it out."""
-        file = self.path / "decided" / package / name
+        file = self.path / "patches" / package / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(raw)
 
     def decided(self) -> Decided:
         """Return what a person made of patches."""
-        return {
-            (file.parent.name, file.name): parse_patch(file.name, raw) if raw else None
-            for file in self.path.glob("decided/*/*.patch")
-            for raw in [file.read_bytes()]
-        }
+        return decided_in(self.path)
 
     def save(self, lock: Lock, line: str) -> None:
         """Write the request: the new releases, and the line to write."""
