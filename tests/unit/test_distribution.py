@@ -15,7 +15,6 @@ from balance_tools.distribution import (
     Choice,
     choice_from,
     load_settings,
-    merge_entry_points,
 )
 from balance_tools.errors import ToolError
 from balance_tools.wheel.build import add_arguments, choice_of
@@ -48,12 +47,6 @@ def test_broken_settings_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ToolError, match=message):
         load_settings(path)
-
-
-def test_entry_points_are_put_together():
-    one = {"group": {"a": "m:f"}}
-    merged = merge_entry_points(one, {"group": {"b": "m:g"}, "other": {}})
-    assert merged == {"group": {"a": "m:f", "b": "m:g"}, "other": {}}
 
 
 def test_the_build_needs_only_its_declared_requirements():

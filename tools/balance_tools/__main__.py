@@ -26,7 +26,10 @@ COMMANDS = {
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
-OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+OF_THE_DISK = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+}
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -47,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"error: {Path.cwd()}: expected to write in it, found {error.strerror} for "
-            f"{error.filename}; make room, or run this in a checkout of your own",
+            f"{error.filename or 'a file'}; make room, or run this in a checkout of "
+            "your own",
             file=sys.stderr,
         )
         return EXIT_ERROR

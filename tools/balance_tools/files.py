@@ -1,4 +1,4 @@
-"""Small effects on files: hash, replace in one go, lock, errors in one sentence."""
+"""Small effects on files: hash, replace in one go, lock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from balance_tools.errors import ToolError
 
 CHUNK_BYTES = 1 << 20
 
@@ -65,30 +63,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError (no space, no permission) into a ToolError that names a file.
-
-    `path` is named where the operating system names none, as it does for a write, or
-    only a name without its folder.
-    """
-    try:
-        yield
-    except OSError as error:
-        named = Path(str(error.filename2 or error.filename or ""))
-        name = named if named.is_absolute() else path
-        raise ToolError(
-            f"{name}: cannot be read or written: {error.strerror or error}; free space "
-            "or fix the permissions and run this again, nothing was replaced"
-        ) from error
-
-
-@contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; wait, and say so, while another process has it."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    with file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

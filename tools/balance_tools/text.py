@@ -1,9 +1,11 @@
-"""Text: the lines and the syntax tree of a patched file, and tables in Markdown."""
+"""Text: lines, the syntax tree of a patched file, and tables in Markdown."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from typing import AnyStr
 
 from balance_tools.errors import ToolError
 
@@ -28,6 +30,20 @@ def parse_module(source: bytes, name: str) -> ast.Module:
         raise ToolError(
             f"{name}, line {line}: not valid Python ({error}); correct the patch"
         ) from error
+
+
+def changed_lines(
+    old: Sequence[AnyStr], new: Sequence[AnyStr]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the numbers of the lines that `old` alone has, and those of `new`."""
+    lost: set[int] = set()
+    come: set[int] = set()
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    for tag, start, end, new_start, new_end in matcher.get_opcodes():
+        if tag != "equal":
+            lost.update(range(start + 1, end + 1))
+            come.update(range(new_start + 1, new_end + 1))
+    return frozenset(lost), frozenset(come)
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:

@@ -6,10 +6,10 @@ import pytest
 
 from balance_tools.contract.check import missing, vanished_symbols
 from balance_tools.contract.fit import Pin, findings, read_pin
-from balance_tools.contract.names import Use, words_of
+from balance_tools.contract.used_words import Use, words_of
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
-from balance_tools.series.apply import load_series, patched_files
+from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
 from rebase_samples import edit
 
@@ -62,14 +62,12 @@ def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pin.tree / "vllm", tree / "vllm", ignore=left_out)
     series = load_series(pin.paths.patches("vllm"))
-    patched = patched_files(series, pin.tree)
-    core = patched["vllm/v1/engine/core.py"]
-    patched["vllm/v1/engine/core.py"] = core.replace(b"ready_msg = {", b"message = {")
+    edit(tree / "vllm/v1/engine/core.py", "ready_msg = {", "message = {")
     killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
     edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
     edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
     (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
-    found = findings(pin, series, patched, tree, tmp_path / "root")
+    found = findings(pin, series, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
     assert any("rank_watch.py" in one and "kill_process_tree" in one for one in said)
     assert any("core.py" in one and "ready_msg" in one for one in said), said

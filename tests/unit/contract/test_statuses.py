@@ -23,9 +23,9 @@ def test_a_vanished_symbol_is_not_the_same_as_a_misfit():
 def test_placed_and_checked_are_two_numbers():
     rows = [
         ScannedRelease("0.1", (CONFLICT,), 1.0),
-        ScannedRelease("0.2", (PLACED,), 1.0, Status.MISFIT, (str(NAME),)),
-        ScannedRelease("0.3", (PLACED,), 1.0, Status.UNTOUCHED),
-        ScannedRelease("0.4", (PLACED,), 1.0, Status.UNTOUCHED),
+        ScannedRelease("0.2", (PLACED,), 1.0, (NAME,)),
+        ScannedRelease("0.3", (PLACED,), 1.0, ()),
+        ScannedRelease("0.4", (PLACED,), 1.0, ()),
     ]
     assert [row.placed for row in rows] == [False, True, True, True]
     assert [row.checked for row in rows] == [False, False, True, True]

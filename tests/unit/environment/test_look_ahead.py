@@ -9,8 +9,9 @@ import pytest
 from balance_tools.environment import reference
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from index_samples import SampleIndex, make_wheel
+from index_samples import SampleIndex
 from pinned import CONSTRAINTS
+from stub_wheels import write_stub
 
 TORCH = "torch==2.13.0"
 SIZE = 50_000
@@ -19,16 +20,10 @@ SIZE = 50_000
 
 def add(index: SampleIndex, name: str, version: str, *requires: str, size: int = 0):
     """A wheel of this package, on the index."""
-    info = f"{name}-{version}.dist-info"
-    lines = [f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {line}" for line in requires]
-    files: dict[str, str | bytes] = {
-        f"{info}/METADATA": "\n".join(["Metadata-Version: 2.1", *lines]) + "\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
-        f"{name}.bin": b"\0" * size,
-    }
-    index.add(f"{name}-{version}-py3-none-any.whl", make_wheel(files))
+    with tempfile.TemporaryDirectory() as folder:
+        files = {f"{name}.bin": "0" * size}
+        wheel = write_stub(Path(folder), name, version, requires=requires, files=files)
+        index.add(wheel.name, wheel.read_bytes())
 
 
 @pytest.fixture(params=["", "triton==3.7.1", "triton==3.9.0"])

@@ -5,9 +5,9 @@ from packaging.version import Version
 
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
-from balance_tools.rebase.journal import Work, work_root
 from balance_tools.rebase.line import all_lines, derive
 from balance_tools.rebase.scan import releases, scan
+from balance_tools.rebase.work import Work, work_root
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -63,9 +63,8 @@ def test_the_oracle_sees_a_hook_that_is_gone_or_elsewhere(
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_line_follows_from_the_pin(line):
     with exclusive(work_root(PATHS) / ".lock"):
-        work, session = derive(PATHS, line)
-        series = load_series(work.final_series("vllm"))
-        files = patched_files(series, session.plan("vllm").new_tree)
+        series = load_series(derive(PATHS, line).final_series("vllm"))
+        files = patched_files(series, PATHS.unpacked("vllm", line.lock.vllm.version))
     for path in (CORE, SCHEDULER, SENTINEL):
         assert misplaced(path, files[path] or b"") == ""
 

@@ -88,7 +88,7 @@ def test_the_disk_is_full_in_the_middle(root, archive, monkeypatch, capsys):
         assert rebase(root, "--sdist", str(archive)) == 1
     said = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in said
-    assert "free space" in said
+    assert "make room" in said
 
 
 @pytest.mark.parametrize("effect", [3, 40, 70])

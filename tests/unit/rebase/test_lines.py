@@ -61,10 +61,10 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
     folder = root / "lines" / "next"
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     assert sorted(files) == [OWN, "upstream.toml"]
-    work, session = derive(Paths(root), find_line(Paths(root), "next"))
+    work = derive(Paths(root), find_line(Paths(root), "next"))
     names = ["gate.patch", "hold.patch", "exchange.patch"]
     assert (work.final_series("vllm") / "series").read_text().split() == names
-    tree = session.plan("vllm").new_tree
+    tree = Paths(root).unpacked("vllm", "2.0")
     patched = patched_engine(work.final_series("vllm"), tree)
     assert misplaced(patched) == []
     assert BEHIND + EXCHANGE in patched
@@ -73,7 +73,7 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
 def test_a_change_of_the_pin_is_derived_too(root):
     change = ("create_gate(config)", "create_gate(config, 1)")
     edit(root / "patches/vllm/gate.patch", *change)
-    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    work = derive(Paths(root), find_line(Paths(root), "next"))
     assert change[1] in (work.final_series("vllm") / "gate.patch").read_text()
 
 
@@ -97,7 +97,7 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root):
     (before,) = [t for t in own.read_text().splitlines() if t.startswith("Adapted-")]
     edit(own, before, field)
     edit(own, *change)
-    work, _ = derive(Paths(root), find_line(Paths(root), "next"))
+    work = derive(Paths(root), find_line(Paths(root), "next"))
     assert change[1] in (work.final_series("vllm") / "exchange.patch").read_text()
 
 
@@ -111,7 +111,7 @@ def test_a_patch_that_the_pin_no_longer_has_is_named(root):
 def test_our_lines_follow_the_pin():
     paths = Paths.find()
     for line in all_lines(paths):
-        check_own(paths, line, line.own_patches())
+        check_own(paths, line)
 
 
 def test_our_lines_say_which_plugin_they_have():

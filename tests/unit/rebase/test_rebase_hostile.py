@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from rebase_samples import (
     UPSTREAM,
     WITH_EXCHANGE,
     Files,
+    make_sdist,
     misplaced,
     patched_engine,
     rebase,
@@ -30,6 +32,10 @@ SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sy
 
 def engine(*changes: tuple[bytes, bytes]) -> Files:
     return {**UPSTREAM, "vllm/engine.py": replaced(ENGINE, *changes)}
+
+
+def sdist(folder: Path, files: Files) -> Path:
+    return make_sdist(folder, "vllm-2.0", files)
 
 
 WITHOUT = {path: text for path, text in UPSTREAM.items() if text is not ENGINE}
@@ -72,10 +78,9 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
 ):
     files, patch, status, reason = REFUSED[name]
     before = tracked(root)
-    tree = write_tree(tmp_path / "hostile", files)
-    code = rebase(root, "hostile", "--sdist", str(tree))
+    code = rebase(root, "--sdist", str(sdist(tmp_path, files)))
     said = capsys.readouterr().err
-    found = report(root, "hostile")
+    found = report(root, "2.0")
     assert (found["patches"][-1]["name"], found["status"]) == (patch, status), said
     assert code == found["exit_code"] != 0
     assert reason in said
@@ -84,7 +89,7 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
     # A copy of upstream's file with the hook in a conflict block, nowhere else.
     hook = {"exchange.patch": b"gate.exchange("}.get(patch, b"create_gate(config)")
     for path in found["waits_for"]:
-        file = root / "build/rebase/hostile/vllm" / path
+        file = root / "build/rebase/2.0/vllm" / path
         text = file.read_bytes() if file.is_file() else b""
         outside = re.sub(rb"<<<<<<<.*?>>>>>>>[^\n]*\n", b"", text, flags=re.DOTALL)
         assert hook not in outside
@@ -121,43 +126,30 @@ PLACED: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", PLACED)
 def test_what_is_clear_is_placed_right(name, root, tmp_path):
     upstream = PLACED[name]()
-    tree = write_tree(tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": upstream})
-    assert rebase(root, "hostile", "--sdist", str(tree)) == 0
-    patched = patched_engine(root / "build/rebase/hostile/final/patches/vllm", tree)
+    files = {**UPSTREAM, "vllm/engine.py": upstream}
+    assert rebase(root, "--sdist", str(sdist(tmp_path, files))) == 0
+    patched = patched_engine(root / "patches/vllm", write_tree(tmp_path / "t", files))
     assert misplaced(patched) == []
     ending = b"\r\n" if b"\r\n" in upstream else b"\n"
     assert patched.count(b"\n") == patched.count(ending)
     assert patched.startswith(upstream[:3])
 
 
-def test_a_link_is_never_written_through(root, tmp_path, capsys):
-    tree = write_tree(tmp_path / "hostile", {**WITHOUT, "vllm/real.py": ENGINE})
-    (tree / "vllm/engine.py").symlink_to("real.py")
-    assert rebase(root, "hostile", "--sdist", str(tree)) == 6
-    assert "engine.py is gone in vllm 1.0, or a sym" in capsys.readouterr().err
-    repo = root / "build/rebase/hostile/vllm/vllm"
-    assert (repo / "real.py").read_bytes() == ENGINE
-    assert (repo / "engine.py").is_symlink()
-
-
 def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
-    tree = write_tree(
-        tmp_path / "hostile", {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE}
-    )
-    assert rebase(root, "hostile", "--sdist", str(tree)) == 3
-    assert report(root, "hostile")["status"] == "already-upstream"
+    archive = sdist(tmp_path, {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE})
+    assert rebase(root, "--sdist", str(archive)) == 3
+    assert report(root, "2.0")["status"] == "already-upstream"
     for _ in range(2):
         assert rebase(root, "skip") == 3
     assert rebase(root, "skip") == 0
-    series = root / "build/rebase/hostile/final/patches/vllm/series"
-    assert series.read_text() == ""
+    assert (root / "patches/vllm/series").read_text() == ""
 
 
 def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
     step = b"            executed = self.step()\n"
-    tree = write_tree(tmp_path / "hostile", engine((step, step + EXCHANGE)))
-    assert rebase(root, "hostile", "--sdist", str(tree)) == 5
-    assert report(root, "hostile")["status"] == "conflict"
+    archive = sdist(tmp_path, engine((step, step + EXCHANGE)))
+    assert rebase(root, "--sdist", str(archive)) == 5
+    assert report(root, "2.0")["status"] == "conflict"
 
 
 def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):
@@ -168,6 +160,5 @@ def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):
         (patches / name).unlink()
     without = {"vllm/engine.py": replaced(ENGINE, (dropped, b""))}
     make_patch(patches, old, "drop.patch", without)
-    tree = write_tree(tmp_path / "hostile", UPSTREAM)
-    assert rebase(root, "hostile", "--sdist", str(tree)) == 5
+    assert rebase(root, "--sdist", str(sdist(tmp_path, UPSTREAM))) == 5
     assert "expected hooks that only add code" in capsys.readouterr().err

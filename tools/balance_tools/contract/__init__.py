@@ -1,3 +1,1 @@
 """Whether our files and hooks fit a release of upstream."""
-
-DOORS = ("fit",)

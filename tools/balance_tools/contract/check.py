@@ -10,10 +10,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 
-from balance_tools.contract.names import Ours, Use
+from balance_tools.contract.used_words import Ours, Use
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
@@ -114,14 +113,3 @@ def vanished_symbols(patches: Iterable[Patch], new: Modules) -> list[Finding]:
         for symbols in patch.header.relies_on
         if not any(map(new.find, symbols))
     ]
-
-
-def changed_lines(old: bytes, new: bytes) -> frozenset[int]:
-    """Return the numbers of the lines that `new` has and `old` lacks."""
-    before, after = old.splitlines(), new.splitlines()
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    lines: set[int] = set()
-    for tag, _, _, first, last in matcher.get_opcodes():
-        if tag != "equal":
-            lines.update(range(first + 1, last + 1))
-    return frozenset(lines)

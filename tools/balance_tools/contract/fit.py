@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.contract.check import (
     Finding,
-    changed_lines,
     missing,
     new_errors,
     type_check,
     vanished_symbols,
 )
-from balance_tools.contract.names import Ours, Use, inventory, words_of
+from balance_tools.contract.used_words import Ours, Use, inventory, words_of
 from balance_tools.drift.symbols import Modules
 from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, patched_files
+from balance_tools.text import changed_lines
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -57,21 +57,18 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
         return None
     tree, folder = ensure_pristine(lock.vllm, paths), paths.build / "contract" / "pin"
     with exclusive(folder.parent / ".lock"):
-        ours = lay_out(folder, tree, patched_files(series, tree), paths.root, files)
+        ours = lay_out(folder, tree, series, paths.root, files)
         mistakes = type_check(folder, ours)
         uses = inventory(folder, ours, words_of(tree))
     return Pin(paths, tree, tuple(files), uses, mistakes)
 
 
-def findings(
-    pin: Pin, series: Series, patched: Mapping[str, bytes], tree: Path, folder: Path
-) -> tuple[Finding, ...]:
+def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Finding, ...]:
     """Return everything of ours that does not fit a release, worst first.
 
-    `patched` is what `series` makes of the files of `tree`, the release, that it
-    touches; `folder` is scratch, and replaced.
+    `series` is for `tree`, the release; `folder` is scratch, and replaced.
     """
-    ours = lay_out(folder, tree, patched, pin.paths.root, pin.files)
+    ours = lay_out(folder, tree, series, pin.paths.root, pin.files)
     gone = missing(pin.uses, words_of(tree))
     places = {(one.file, one.line) for one in gone}
     wrong = new_errors(ours, pin.mistakes, type_check(folder, ours))
@@ -87,11 +84,7 @@ def status_of(found: tuple[Finding, ...]) -> Status:
 
 
 def lay_out(
-    folder: Path,
-    tree: Path,
-    patched: Mapping[str, bytes],
-    source: Path,
-    files: Sequence[str],
+    folder: Path, tree: Path, series: Series, source: Path, files: Sequence[str]
 ) -> Ours:
     """Put `tree`, what the series makes of it, and our `files` together in `folder`.
 
@@ -101,9 +94,10 @@ def lay_out(
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
     shutil.copytree(tree / VENDORED, folder / VENDORED, ignore=ignored)
     hooks = {}
-    for path, content in patched.items():
+    for path, content in patched_files(series, tree).items():
         (folder / path).write_bytes(content)
-        hooks[path] = changed_lines((tree / path).read_bytes(), content)
+        old = (tree / path).read_bytes()
+        _, hooks[path] = changed_lines(old.splitlines(), content.splitlines())
     for path in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)

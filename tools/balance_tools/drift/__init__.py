@@ -1,3 +1,1 @@
 """What upstream changed around the series, which no merge can know."""
-
-DOORS = ("report", "symbols")

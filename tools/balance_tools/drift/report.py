@@ -10,13 +10,12 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 from balance_tools.drift.symbols import Modules, module_of
 from balance_tools.hooks.elements import DEFINITIONS
 from balance_tools.hooks.hook import hooks_between
 from balance_tools.series.apply import Series, patched_steps
-from balance_tools.text import table
+from balance_tools.text import changed_lines, table
 
 TOUCHED, RELIED_ON = "touched", "relied on"
 OR = " | "
@@ -58,7 +57,7 @@ def drift(series: Series, old: Modules, new: Modules) -> list[Drift]:
             row.gone = f"not found in {missing.tree.name}"
             continue
         lines = normalised(before), normalised(after)
-        row.added, row.removed = changed_lines(*lines)
+        row.removed, row.added = map(len, changed_lines(*lines))
         words = set(re.findall(r"\w+", "\n".join(set(lines[0]) ^ set(lines[1]))))
         row.named = [n for n in row.named if n.rpartition(".")[2] in words]
     return sorted(
@@ -105,15 +104,8 @@ def normalised(node: ast.AST) -> list[str]:
     return ast.unparse(bare).splitlines()
 
 
-def changed_lines(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
-    """Count the lines that `new` has and `old` lacks, and the other way round."""
-    matcher = SequenceMatcher(None, old, new, autojunk=False)
-    same = sum(block.size for block in matcher.get_matching_blocks())
-    return len(new) - same, len(old) - same
-
-
-def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
-    """Return a table for each package."""
+def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> list[str]:
+    """Return the lines of a table for each package."""
     lines: list[str] = []
     columns = ("function", "the series", "change", "names of the hooks in it")
     for package, rows in packages.items():
@@ -123,4 +115,4 @@ def drift_markdown(packages: Mapping[str, Sequence[Drift]]) -> str:
             for r in rows
         ]
         lines += ["", title, "", *table((*columns, "patches"), cells)]
-    return "\n".join(lines) + "\n"
+    return lines

@@ -1,3 +1,1 @@
 """Virtual environments with a built wheel in them."""
-
-DOORS = ("reference",)

@@ -1,3 +1,1 @@
 """Where a patch's lines stand in the syntax tree, here and in another release."""
-
-DOORS = ("elements", "hook", "model", "outcome")

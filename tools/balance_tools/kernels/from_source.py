@@ -11,7 +11,7 @@ from pathlib import Path
 from balance_tools import run
 from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, remove_tree
+from balance_tools.files import remove_tree
 from balance_tools.kernels.stage import WITHOUT_AICORE_LIBRARY, stage_of
 from balance_tools.kernels.toolchain import Toolchain, find_toolchain
 from balance_tools.paths import Paths
@@ -37,15 +37,14 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
     if stage.made_from() == inputs:
         return
     work = paths.build / "kernels" / "work" / choice.name
-    with disk_errors(work):
-        source = _prepare(pristine, work, inputs)
-        run_superbuild(paths.root, work, toolchain, choice.soc)
-        _check(source / "vllm_ascend", choice.soc, work)
-        stage.clear()
-        stage.folder.mkdir(parents=True)
-        shutil.move(source / "vllm_ascend", stage.folder / "vllm_ascend")
-        stage.finish(toolchain=toolchain.description)
-        remove_tree(work)
+    source = _prepare(pristine, work, inputs)
+    run_superbuild(paths.root, work, toolchain, choice.soc)
+    _check(source / "vllm_ascend", choice.soc, work)
+    stage.clear()
+    stage.folder.mkdir(parents=True)
+    shutil.move(source / "vllm_ascend", stage.folder / "vllm_ascend")
+    stage.finish(toolchain=toolchain.description)
+    remove_tree(work)
 
 
 def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:

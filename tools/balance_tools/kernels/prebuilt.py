@@ -13,7 +13,7 @@ from pathlib import Path
 
 from balance_tools.distribution import SETTINGS_NAME, Choice
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, named_in_part
+from balance_tools.files import named_in_part
 from balance_tools.kernels.stage import BUILD_INFO, build_info_text, stage_of
 from balance_tools.manifest import take_manifest, walk
 from balance_tools.paths import Paths
@@ -119,7 +119,7 @@ def fetch_kernels(
 def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
     """Write the compiled files below `dest`, as `dest/vllm_ascend/…`; returns them."""
     written = []
-    with zipfile.ZipFile(wheel.path) as archive, disk_errors(dest):
+    with zipfile.ZipFile(wheel.path) as archive:
         for name in wheel.compiled:
             path = Path(archive.extract(name, dest))
             # zipfile drops the mode; only "may be executed" matters.

@@ -1,3 +1,1 @@
 """Move the patch series to another upstream release, proven or refused."""
-
-DOORS = ()

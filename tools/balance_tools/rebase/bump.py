@@ -14,22 +14,29 @@ from balance_tools.drift.report import Drift, drift, drift_markdown
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
-from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
+from balance_tools.hooks.model import HookResult, Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.journal import Session, Work, in_progress, work_root
 from balance_tools.rebase.line import write_line
-from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.sources import NewUpstream, pinned_trees, plans_between
+from balance_tools.rebase.patches import (
+    Move,
+    Placed,
+    leave_for_person,
+    moves_to,
+    place_all,
+    take_edit,
+)
+from balance_tools.rebase.sources import PristineTree
+from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
-from balance_tools.series.apply import load_series, patched_files
+from balance_tools.series.apply import load_series
 from balance_tools.text import table
-from balance_tools.upstream.lock import dump_lock, load_lock
+from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 
 PACKAGE = "vllm"
 
 
-def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
-    """Begin a bump, and do all of it that needs no person; return the exit code.
+def start(paths: Paths, lock: Lock, dry_run: bool, line: str) -> int:
+    """Begin a bump to the releases of `lock`; return the exit code.
 
     `dry_run` judges every patch and changes nothing. `line` is the name of the line to
     write; "" replaces the pin.
@@ -40,109 +47,121 @@ def start(paths: Paths, new: NewUpstream, dry_run: bool, line: str) -> int:
     """
     if (other := in_progress(paths)) is not None and not dry_run:
         raise ToolError(
-            f"{other.path}: expected no bump in progress, found the one to "
-            f"{other.load().target}; finish it with tools/rebase.sh continue or drop "
-            "it with tools/rebase.sh abort"
+            f"{other.path}: expected no bump in progress, found this one; finish it "
+            "with tools/rebase.sh continue or drop it with tools/rebase.sh abort"
         )
-    if new.lock and not dry_run:
+    if not dry_run:
         _check_committed(paths, line)
-    old = pinned_trees(paths, load_lock(paths.lock))
-    text = dump_lock(new.lock) if new.lock else ""
-    plans = plans_between(paths, old, new.trees)
-    session = Session(new.name, plans, text, dry_run=dry_run, line=line)
-    work = Work(work_root(paths) / (new.name + ".dry-run" * dry_run))
+    work = Work(work_root(paths) / (lock.vllm.version + ".dry-run" * dry_run))
     work.empty()
-    return go_on(paths, work, session)
+    return _go_on(paths, work, lock, line, dry_run)
 
 
-def go_on(paths: Paths, work: Work, session: Session) -> int:
-    """Do every step of a bump that is left; stop where a person must decide.
+def resume(paths: Paths, work: Work, skip: bool) -> int:
+    """Go on with a bump that waits: with what a person edited, or without the patch.
+
+    Raises:
+        ToolError: the edit is not done, or no patch waits that could be skipped.
+    """
+    lock, line = work.load()
+    moves = moves_to(paths, lock)
+    pending = place_all(work, moves, work.decided(), quiet=True).pending
+    if pending and skip:
+        work.decide(pending.series.move.package, pending.patch.name, b"")
+    elif pending:
+        take_edit(work, pending)
+    elif skip:
+        raise ToolError("skip: no patch waits; run tools/rebase.sh continue or abort")
+    return _go_on(paths, work, lock, line, dry_run=False)
+
+
+def _go_on(paths: Paths, work: Work, lock: Lock, line: str, dry_run: bool) -> int:
+    """Do every step of a bump that is left, as far as no person must decide.
 
     Only the last step changes the repository. A bump that is killed begins again.
     """
     # The patches one by one, from the old tree to the new one; then the new series as
     # quilt writes it, applied to the new tree, and compared.
-    session = place_all(work, session)
-    if session.pending:
-        work.save(session)
-        return _ask(work, session, session.pending)
+    moves = moves_to(paths, lock)
+    placed = place_all(work, moves, work.decided(), stop=not dry_run)
+    if placed.pending:
+        leave_for_person(work, placed.pending)
+        work.save(lock, line)
+        return _ask(work, write_report(work, moves, placed), placed)
     # What upstream changed around it, and whether our files still fit.
     drifts = {
-        p.package: drift(p.series, Modules(p.old_tree), Modules(p.new_tree))
-        for p in session.plans
+        move.package: drift(move.series, Modules(move.old.tree), Modules(move.new.tree))
+        for move in moves
     }
-    wrong, misfit = _misfits(paths, work, session)
-    report = write_report(work.path, session, drifts, wrong)
+    wrong, misfit = _misfits(paths, work, moves[0].new, placed)
+    report = write_report(work, moves, placed, drifts, wrong)
     if misfit.needs_human:
-        if not session.dry_run:
-            work.save(session)
+        if not dry_run:
+            work.save(lock, line)
         print(
-            f"{report}: {misfit.label}: {len(wrong)} findings; correct our files and "
-            "run tools/rebase.sh continue, or abort, correct the Relies-On lines and "
-            "begin again; nothing is replaced",
+            f"{report}: {misfit.label}: {len(wrong)} findings; correct our files or "
+            "the Relies-On lines and run tools/rebase.sh continue, or abort; nothing "
+            "is replaced",
             file=sys.stderr,
         )
         return misfit.exit_code
     # One last step puts it in place.
-    said = _put_in_place(paths, work, session)
-    work.journal.unlink(missing_ok=True)
-    print(f"{said}{report}: written")
-    return exit_code(session)
+    if not dry_run:
+        print(_put_in_place(paths, work, lock, line, placed))
+        work.finish()
+    print(f"{report}: written")
+    return placed.status.exit_code
 
 
-def _ask(work: Work, session: Session, waits: PatchResult) -> int:
+def _ask(work: Work, report: Path, placed: Placed) -> int:
     """Say what waits for a person, and where."""
-    report = write_report(work.path, session)
+    assert placed.pending is not None
+    waits = placed.results[-1]
     print(f"{report}: {waits.name}: {waits.status.label}", file=sys.stderr)
     for reason in waits.reasons:
         print(f"  {reason}", file=sys.stderr)
-    for path in session.files:
+    for path in placed.pending.files:
         print(f"  edit {work.edited(waits.package) / path}", file=sys.stderr)
     print("  then tools/rebase.sh continue; or skip; or abort", file=sys.stderr)
-    return exit_code(session)
+    return placed.status.exit_code
 
 
-def _misfits(paths: Paths, work: Work, session: Session) -> tuple[list[str], Status]:
+def _misfits(
+    paths: Paths, work: Work, new: PristineTree, placed: Placed
+) -> tuple[list[str], Status]:
     """Hold our files against the release: what does not fit, and how bad that is."""
-    if exit_code(session) != 0:  # a dry run that got stuck
+    if placed.status.needs_human:  # a dry run that got stuck
         return [], Status.UNTOUCHED
-    plan = session.plan(PACKAGE)
-    print(f"checking our files against {plan.new_label}", file=sys.stderr, flush=True)
-    pin = read_pin(paths, load_lock(paths.lock), plan.series)
+    print(f"checking our files against {new.label}", file=sys.stderr, flush=True)
+    pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
-    scratch = paths.build / "contract" / session.target
-    patched = patched_files(series, plan.new_tree)
-    found = findings(pin, series, patched, plan.new_tree, scratch)
+    scratch = paths.build / "contract" / work.path.name
+    found = findings(pin, series, new.tree, scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)
 
 
-def _put_in_place(paths: Paths, work: Work, session: Session) -> str:
-    """Put the new series where it belongs; return a line that says where, or ""."""
-    if session.dry_run:
-        return ""
-    if not session.lock:
-        return (
-            f"{work.final}: the new series; the new upstream is a folder, which no "
-            "lock can name, so patches/ and upstream.toml are as before\n"
-        )
-    _check_committed(paths, session.line)
-    if session.line:
-        line = write_line(paths, session, work)
-        return f"{line}: written; tools/rebase.sh line {line.name} makes its sources\n"
-    for plan in session.plans:
-        target = paths.patches(plan.package)
-        new = target.with_name(f".{plan.package}.new")
-        remove_tree(new)
-        shutil.copytree(work.final_series(plan.package), new)
+def _put_in_place(
+    paths: Paths, work: Work, lock: Lock, line: str, placed: Placed
+) -> str:
+    """Put the new series where it belongs; return a sentence that says where."""
+    _check_committed(paths, line)
+    if line:
+        folder = write_line(paths, line, lock, placed.results, work)
+        return f"{folder}: written; tools/rebase.sh line {line} makes its sources"
+    for package in lock.packages:
+        target = paths.patches(package)
+        copy = target.with_name(f".{package}.new")
+        remove_tree(copy)
+        shutil.copytree(work.final_series(package), copy)
         remove_tree(target)
-        new.rename(target)
-    write_atomically(paths.lock, session.lock)
-    return f"{paths.lock.name} and patches/ are now for {session.target}\n"
+        copy.rename(target)
+    write_atomically(paths.lock, dump_lock(lock))
+    return f"{paths.lock.name} and patches/ are now for vllm {lock.vllm.version}"
 
 
 def _check_committed(paths: Paths, line: str) -> None:
@@ -160,74 +179,53 @@ def _check_committed(paths: Paths, line: str) -> None:
         )
 
 
-def exit_code(session: Session) -> int:
-    """Return the exit code of the worst status; that of a dropped patch is 0."""
-    return _worst(session).exit_code
-
-
-def _worst(session: Session) -> Status:
-    return worst(result.status for result in _all(session) if not result.dropped)
-
-
-def _all(session: Session) -> list[PatchResult]:
-    waiting = [session.pending] if session.pending else []
-    return [*session.results, *waiting]
-
-
 def write_report(
-    folder: Path,
-    session: Session,
+    work: Work,
+    moves: Sequence[Move],
+    placed: Placed,
     drifts: Mapping[str, Sequence[Drift]] | None = None,
     wrong: Sequence[str] = (),
 ) -> Path:
-    """Write report.md and report.json into `folder`; return the former.
+    """Write report.md and report.json; return the former.
 
     `wrong` is what of ours does not fit the release.
     """
+    waits_for = placed.pending.files if placed.pending else []
     data = {
-        "target": session.target,
-        "status": _worst(session).label,
-        "exit_code": exit_code(session),
-        "patches": [asdict(result) for result in _all(session)],
-        "waits_for": list(session.files),
+        "status": placed.status.label,
+        "exit_code": placed.status.exit_code,
+        "patches": list(map(asdict, placed.results)),
+        "waits_for": waits_for,
         "drift": {
             name: list(map(asdict, rows)) for name, rows in (drifts or {}).items()
         },
         "wrong": list(wrong),
     }
     text = json.dumps(data, indent=1, default=lambda status: status.label)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    text = _markdown(session) + (drift_markdown(drifts) if drifts else "")
-    if wrong:
-        text += "\n## What does not fit\n\n" + "".join(f"- {one}\n" for one in wrong)
-    report = folder / "report.md"
-    report.write_text(text, encoding="utf-8")
-    return report
-
-
-def _markdown(session: Session) -> str:
-    moves = ", ".join(f"{p.old_label} → {p.new_label}" for p in session.plans)
-    lines = [f"# Rebase to {session.target}", "", moves, ""]
+    (work.path / "report.json").write_text(text + "\n", encoding="utf-8")
+    labels = ", ".join(f"{move.old.label} → {move.new.label}" for move in moves)
+    lines = [f"# Rebase: {labels}", ""]
     rows = [
-        (
-            result.package,
-            result.name,
-            f"{result.status.label}{', left out' if result.dropped else ''}",
-        )
-        for result in _all(session)
+        (one.package, one.name, one.status.label + ", left out" * one.dropped)
+        for one in placed.results
     ]
     lines += table(("package", "patch", "status"), rows)
-    for result in _all(session):
+    for result in placed.results:
         lines += ["", f"## {result.package}: {result.name}", ""]
         lines += [f"- {note}" for note in result.notes]
         if result.hooks:
             columns = ("file", "in", "line", "by", "remark")
             lines += table(columns, map(_row, result.hooks))
-    if session.pending:
+    if waits_for:
         lines += ["", "## Waits for a decision", ""]
-        lines += [f"- edit {path}" for path in session.files]
+        lines += [f"- edit {path}" for path in waits_for]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
-    return "\n".join(lines) + "\n"
+    lines += drift_markdown(drifts or {})
+    if wrong:
+        lines += ["", "## What does not fit", "", *(f"- {one}" for one in wrong)]
+    report = work.path / "report.md"
+    report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return report
 
 
 def _row(hook: HookResult) -> tuple[str, ...]:

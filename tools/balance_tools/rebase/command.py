@@ -7,18 +7,17 @@ import re
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, remove_tree
+from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import worst
-from balance_tools.paths import Paths
-from balance_tools.rebase.bump import go_on, start
-from balance_tools.rebase.journal import in_progress, work_root
+from balance_tools.paths import LOCK_NAME, Paths
+from balance_tools.rebase.bump import resume, start
 from balance_tools.rebase.line import derive, find_line
-from balance_tools.rebase.patches import accept, skip
 from balance_tools.rebase.scan import parse_range, releases, scan, scan_markdown
-from balance_tools.rebase.sources import by_hand, by_version
+from balance_tools.rebase.sources import by_archive, by_version
+from balance_tools.rebase.work import in_progress, work_root
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
-from balance_tools.verify.verify import Bench, pinned_release, verify
+from balance_tools.verify.verify import Bench, verify
 
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
@@ -41,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("--root", type=Path, help=argparse.SUPPRESS)
         add[name] = verb.add_argument
-    add["bump"]("version", nargs="?", help="release of vllm; or a name for --sdist")
+    add["bump"]("version", nargs="?", help="release of vllm, or --sdist")
     add["bump"]("--ascend", metavar="VERSION", help="release of vllm-ascend")
     for flag, name in (("--sdist", "vllm"), ("--ascend-sdist", "vllm-ascend")):
-        text = f"local source of {name}"
-        add["bump"](flag, type=Path, metavar="FILE|DIR", help=text)
+        text = f"local sdist of {name}, such as {name}-0.30.0.tar.gz"
+        add["bump"](flag, type=Path, metavar="FILE", help=text)
     text = "write or renew lines/NAME; the pin stays"
     add["bump"]("--line", metavar="NAME", type=_name, help=text)
     text = "report every patch; change and keep nothing else"
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     root = work_root(paths)
     does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
-    with exclusive(root / ".lock"), disk_errors(root):
+    with exclusive(root / ".lock"):
         if args.verb in does:
             return does[args.verb](paths, args)
         work = in_progress(paths)
@@ -82,48 +81,42 @@ def run(args: argparse.Namespace) -> int:
                 "tools/rebase.sh VERSION"
             )
         if args.verb == "abort":
-            print(f"bump to {work.load().target} dropped; nothing was changed")
             remove_tree(work.path)
+            print(f"{work.path}: dropped; nothing was changed")
             return 0
-        session = work.load()
-        session = (skip if args.verb == "skip" else accept)(work, session)
-        return go_on(paths, work, session)
+        return resume(paths, work, skip=args.verb == "skip")
 
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
-    name, by_file = args.version or "", args.sdist or args.ascend_sdist
-    if not re.fullmatch(NAME + "|" * bool(by_file), name):
-        raise ToolError(
-            "version: expected a release such as 0.30.0, of letters, digits, dots and "
-            f"hyphens, found {name!r}; see tools/rebase.sh bump --help"
-        )
     lock = load_lock(paths.lock)
-    if by_file:
-        new = by_hand(paths, lock, args.version, args.sdist, args.ascend_sdist)
+    if args.sdist or args.ascend_sdist:
+        new = by_archive(paths, lock, args.sdist, args.ascend_sdist)
+    elif args.version:
+        new = by_version(lock, args.version, args.ascend)
     else:
-        new = by_version(paths, lock, args.version, args.ascend)
+        raise ToolError(
+            "version: expected a release such as 0.30.0, found none; see "
+            "tools/rebase.sh bump --help"
+        )
     return start(paths, new, args.dry_run, args.line or "")
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
-    work, session = derive(paths, line)
-    series = {plan.package: work.final_series(plan.package) for plan in session.plans}
+    work = derive(paths, line)
+    series = {package: work.final_series(package) for package in line.lock.packages}
     folder = paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, session.lock, series)
+    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
     print(f"{other.root}: a source root for {line.name}; make wheel works there")
     return 0
 
 
 def _verify(paths: Paths, args: argparse.Namespace) -> int:
+    bench = Bench(paths, "pin", paths.lock, paths.root / "patches")
     if args.name:
         line = find_line(paths, args.name)
-        work, session = derive(paths, line)
-        plan, series = session.plan("vllm"), work.final / "patches"
-        where = (session.lock, series, plan.new_tree)
-        bench = Bench(paths, line.name, plan.new_label, *where)
-    else:
-        bench = pinned_release(paths)
+        series = derive(paths, line).final / "patches"
+        bench = Bench(paths, line.name, line.folder / LOCK_NAME, series)
     print(verify(bench), end="")
     return 0
 

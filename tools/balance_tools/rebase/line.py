@@ -9,19 +9,19 @@ one changes, a person has to carry the change over.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import Status
+from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import LOCK_NAME, Paths
-from balance_tools.rebase.journal import Session, Work, work_root
-from balance_tools.rebase.patches import Own, place_all
-from balance_tools.rebase.sources import pinned_trees, plans_between
+from balance_tools.rebase.patches import moves_to, place_all
+from balance_tools.rebase.work import Decided, Work, decided_in, work_root
 from balance_tools.series.apply import load_series
-from balance_tools.series.patchfile import Patch, parse_patch
-from balance_tools.upstream.lock import Lock, load_lock
+from balance_tools.series.patchfile import Patch
+from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 
 ADAPTED_FROM = "Adapted-From"
 
@@ -42,12 +42,10 @@ class Line:
         """Of its releases."""
         return load_lock(self.folder / LOCK_NAME)
 
-    def own_patches(self) -> dict[tuple[str, str], Patch]:
-        """Return the patches that a person changed for it, by package and name."""
-        return {
-            (path.parent.name, path.name): parse_patch(path.name, path.read_bytes())
-            for path in sorted(self.folder.glob("patches/*/*.patch"))
-        }
+    @property
+    def own(self) -> Decided:
+        """The patches that a person changed for it."""
+        return decided_in(self.folder)
 
 
 def all_lines(paths: Paths) -> list[Line]:
@@ -71,47 +69,43 @@ def find_line(paths: Paths, name: str) -> Line:
     return known[name]
 
 
-def write_line(paths: Paths, session: Session, work: Work) -> Path:
+def write_line(
+    paths: Paths, name: str, lock: Lock, results: Sequence[PatchResult], work: Work
+) -> Path:
     """Write a line from a finished bump, in place of what it was; return its folder."""
-    folder = paths.root / "lines" / session.line
-    new = folder.with_name(f".{session.line}.new")
+    folder = paths.root / "lines" / name
+    new = folder.with_name(f".{name}.new")
     remove_tree(new)
     new.mkdir(parents=True)
-    (new / LOCK_NAME).write_text(session.lock, encoding="utf-8")
-    for result in session.results:
-        by_hand = any(hook.how == "hand" for hook in result.hooks)
-        if by_hand or result.status is Status.CONTENT_CHANGED:
+    (new / LOCK_NAME).write_text(dump_lock(lock), encoding="utf-8")
+    by_hand = {key for key, patch in work.decided().items() if patch}
+    for result in results:
+        key = (result.package, result.name)
+        if key in by_hand or result.status is Status.CONTENT_CHANGED:
             made = (work.final_series(result.package) / result.name).read_bytes()
             own = new / "patches" / result.package / result.name
             own.parent.mkdir(parents=True, exist_ok=True)
-            pinned = _pinned(paths, result.package, result.name)
-            header = f"{ADAPTED_FROM}: {change_sha256(pinned)}\n".encode()
+            header = f"{ADAPTED_FROM}: {change_sha256(_pinned(paths, *key))}\n".encode()
             own.write_bytes(made.replace(b"\n\n", b"\n" + header + b"\n", 1))
     remove_tree(folder)
     new.rename(folder)
     return folder
 
 
-def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
+def derive(paths: Paths, line: Line) -> Work:
     """Make the whole series of a line below build/.
 
     Returns:
-        The work folder, whose `final` holds the series, and the journal.
+        The work folder, whose `final` holds the series.
 
     Raises:
         ToolError: a derived patch needs a decision, or a patch of its own does not
             follow the pin's.
     """
-    own = line.own_patches()
-    check_own(paths, line, own)
-    pin, lock = load_lock(paths.lock), line.lock
-    work = Work(work_root(paths) / f"line-{line.name}")
+    check_own(paths, line)
+    lock, work = line.lock, Work(work_root(paths) / f"line-{line.name}")
     work.empty()
-    plans = plans_between(paths, pinned_trees(paths, pin), pinned_trees(paths, lock))
-    text = (line.folder / LOCK_NAME).read_text(encoding="utf-8")
-    session = Session(line.name, plans, text, dry_run=True)
-    session = place_all(work, session, own)
-    for result in session.results:
+    for result in place_all(work, moves_to(paths, lock), line.own, stop=False).results:
         if result.status.needs_human:
             raise ToolError(
                 f"lines/{line.name}: {result.name} does not follow from the pin any "
@@ -119,18 +113,18 @@ def derive(paths: Paths, line: Line) -> tuple[Work, Session]:
                 f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
                 f"{lock.vllm_ascend.version} --line {line.name}"
             )
-    return work, session
+    return work
 
 
-def check_own(paths: Paths, line: Line, own: Own) -> None:
+def check_own(paths: Paths, line: Line) -> None:
     """Check that the patches of a line follow those of the pin.
 
     Raises:
         ToolError: one does not, or the pin has no patch of its name.
     """
-    for (package, name), patch in own.items():
+    for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))
-        if patch.header.get(ADAPTED_FROM) != wanted:
+        if patch is None or patch.header.get(ADAPTED_FROM) != wanted:
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -13,165 +13,264 @@ from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
-from balance_tools.rebase.journal import Contents, Plan, Session, Work
+from balance_tools.paths import Paths
+from balance_tools.rebase.sources import PristineTree, pristine_tree
+from balance_tools.rebase.work import Decided, Work
 from balance_tools.series.apply import (
     SERIES,
+    Series,
     apply_to_bytes,
+    diff_file,
     load_series,
     patched_files,
     patched_steps,
 )
-from balance_tools.series.patchfile import FilePatch, Patch
+from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
+from balance_tools.upstream.lock import Lock, load_lock
 
-Own = Mapping[tuple[str, str], Patch]
-"""By package and name, patches of the target itself that are taken as they are."""
+Contents = Mapping[str, bytes | None]
+"""Files by their paths in a tree; None for one that is gone."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One package: its series, the tree that it is for, and the one to move it to."""
+
+    package: str
+    series: Series
+    old: PristineTree
+    new: PristineTree
+
+
+def moves_to(paths: Paths, lock: Lock) -> list[Move]:
+    """Return what moves the series from the pin to the releases of `lock`."""
+    return [
+        Move(
+            package,
+            load_series(paths.patches(package)),
+            pristine_tree(old, paths, package),
+            pristine_tree(lock.packages[package], paths, package),
+        )
+        for package, old in load_lock(paths.lock).packages.items()
+    ]
+
+
+@dataclass
+class NewSeries:
+    """The series of one package on new upstream, as far as it is placed."""
+
+    move: Move
+    now: dict[str, bytes | None] = field(default_factory=dict)
+    """Every file that a patch has touched by now, on new upstream."""
+    made: dict[str, bytes] = field(default_factory=dict)
+    """The new text of each patch that is not left out, by its name."""
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file of new upstream with the patches that are placed, if any."""
+        file = self.move.new.tree / path
+        old = file.read_bytes() if file.is_file() else None
+        return self.now.get(path, old)
+
+    def text_of(self, patch: Patch, contents: Contents) -> bytes:
+        """Return the new text of a patch, which makes files what they hold."""
+        return patch.header.raw + b"".join(
+            diff_file(path, self.read(path) or b"", contents[path] or b"")
+            for path in sorted(contents, key=str.encode)
+        )
+
+    def add(self, patch: Patch, contents: Contents) -> None:
+        """Add a patch behind the others."""
+        self.made[patch.name] = self.text_of(patch, contents)
+        self.now.update(contents)
+
+    def judge(
+        self, patch: Patch, file: FilePatch, before: Contents, after: Contents
+    ) -> FileVerdict:
+        """Judge a file of a patch that turns `before` into `after` in the old tree."""
+        path, upstream, move = file.path, self.read(file.path), self.move
+        if upstream is None:
+            note = f"{path} is gone in {move.new.label}"
+            return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
+        base = before.get(path) or (move.old.tree / path).read_bytes()
+        names = (move.new.label, move.old.label, patch.name)
+        return decide(file, Sides(base, after[path] or b"", upstream, *names))
+
+    def write(self, folder: Path) -> None:
+        """Write the new series.
+
+        Raises:
+            ToolError: it does not give the tree that was proven; a fault of these
+                tools.
+        """
+        folder.mkdir(parents=True)
+        for name, raw in self.made.items():
+            (folder / name).write_bytes(raw)
+        (folder / SERIES).write_text("".join(f"{name}\n" for name in self.made))
+        patched = patched_files(load_series(folder), self.move.new.tree)
+        for path, content in patched.items():
+            if content != self.read(path):
+                raise ToolError(
+                    f"{folder}: {path} is not what was proven; this is a fault of "
+                    "tools/rebase.sh, report it"
+                )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A patch that waits for a person, behind those of its series that are placed."""
+
+    series: NewSeries
+    patch: Patch
+    verdicts: Sequence[FileVerdict]
+
+    @property
+    def files(self) -> list[str]:
+        """The files to look at for it."""
+        return [one.path for one in self.verdicts if one.status.needs_human]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What became of each patch, in order; the last one is `pending`, if one is."""
+
+    results: tuple[PatchResult, ...]
+    pending: Pending | None = None
+
+    @property
+    def status(self) -> Status:
+        """The worst status; a patch that is left out does not count."""
+        return worst(one.status for one in self.results if not one.dropped)
 
 
 def place_all(
-    work: Work, session: Session, own: Own | None = None, quiet: bool = False
-) -> Session:
+    work: Work,
+    moves: Sequence[Move],
+    decided: Decided,
+    *,
+    stop: bool = True,
+    quiet: bool = False,
+) -> Placed:
     """Rebase patch by patch onto new upstream, as far as no person is needed.
 
-    A dry run goes on behind a patch that waits for a person. Once no patch waits, the
-    new series is below `work`, and is proven.
+    What is `decided` is taken as it is. Without `stop`, it goes on behind a patch that
+    needs a person. If none waits, the new series is below `work`, and is proven.
 
     Raises:
         ToolError: a series does not apply to the tree that it was made for, or a patch
-            of `own` does not apply.
+            of `decided` does not apply.
     """
-    steps = {
-        plan.package: [
-            {},
-            *(new for _, new in patched_steps(plan.series, plan.old_tree)),
-        ]
-        for plan in session.plans
-    }
-    while due := session.next_patch():
-        plan, patch = due
-        contents: Contents
-        if mine := (own or {}).get((plan.package, patch.name)):
-            contents = {
-                f.path: apply_to_bytes(f, plan.read(f.path), f"{mine.name}: {f.path}")
-                for f in mine.files
-            }
-            result = PatchResult(plan.package, patch.name, Status.CONTENT_CHANGED)
-        else:
-            at = plan.series.patches.index(patch)
-            before, after = steps[plan.package][at : at + 2]
-            found = [_judge(plan, patch, f, before, after) for f in patch.files]
-            contents = {verdict.path: verdict.partial for verdict in found}
-            result = _result(plan.package, patch, found)
-            if result.status.needs_human and not session.dry_run:
-                files = _leave_for_person(work, plan, found)
-                return replace(session, pending=result, files=files)
-        session = session.after(result, contents)
-        if not quiet:
-            said = result.status.label if result.status.needs_human else "placed"
-            print(f"{plan.package}: {patch.name}: {said}", file=sys.stderr, flush=True)
+    results: list[PatchResult] = []
+    every = [NewSeries(move) for move in moves]
+    for series in every:
+        package, before = series.move.package, dict[str, bytes]()
+        for patch, after in patched_steps(series.move.series, series.move.old.tree):
+            found = [series.judge(patch, f, before, after) for f in patch.files]
+            contents: Contents = {one.path: one.partial for one in found}
+            result, before = _result(package, patch, found), after
+            if (package, patch.name) in decided:
+                own = decided[package, patch.name]
+                result = _decided(result, dropped=own is None)
+                contents = _patched(series, own) if own else {}
+            elif result.status.needs_human and stop:
+                return Placed((*results, result), Pending(series, patch, found))
+            if not result.dropped:
+                series.add(patch, contents)
+                result = _final(patch, series.made[patch.name], result)
+            results.append(result)
+            if not quiet:
+                said = result.status.label if result.status.needs_human else "placed"
+                print(f"{package}: {patch.name}: {said}", file=sys.stderr, flush=True)
     remove_tree(work.final)
-    for plan in session.plans:
-        _write(plan, work.final_series(plan.package))
-    return session
+    for series in every:
+        series.write(work.final_series(series.move.package))
+    return Placed(tuple(results))
 
 
-def _write(plan: Plan, folder: Path) -> None:
-    """Write the new series of a package.
-
-    Raises:
-        ToolError: it does not give the tree that was proven; a fault of these tools.
-    """
-    folder.mkdir(parents=True)
-    for name, raw in plan.made.items():
-        (folder / name).write_bytes(raw)
-    (folder / SERIES).write_text("".join(f"{name}\n" for name in plan.made))
-    for path, content in patched_files(load_series(folder), plan.new_tree).items():
-        if content != plan.read(path):
-            raise ToolError(
-                f"{folder}: {path} is not what was proven; this is a fault of "
-                "tools/rebase.sh, report it"
-            )
-
-
-def _judge(
-    plan: Plan, patch: Patch, file: FilePatch, before: Contents, after: Contents
-) -> FileVerdict:
-    """Judge one file of a patch, on new upstream as it is by now."""
-    path, upstream = file.path, plan.read(file.path)
-    if upstream is None:
-        note = f"{path} is gone in {plan.new_label}, or a symbolic link"
-        return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
-    base = before.get(path) or (plan.old_tree / path).read_bytes()
-    names = (plan.new_label, plan.old_label, patch.name)
-    return decide(file, Sides(base, after[path] or b"", upstream, *names))
-
-
-def _result(package: str, patch: Patch, verdicts: list[FileVerdict]) -> PatchResult:
+def _result(package: str, patch: Patch, verdicts: Sequence[FileVerdict]) -> PatchResult:
     status = worst(verdict.status for verdict in verdicts)
     hooks = tuple(hook for verdict in verdicts for hook in verdict.hooks)
     notes = tuple(note for verdict in verdicts for note in verdict.notes)
     return PatchResult(package, patch.name, status, hooks, notes)
 
 
-def _leave_for_person(
-    work: Work, plan: Plan, verdicts: list[FileVerdict]
-) -> tuple[str, ...]:
-    """Copy new upstream with what is placed and the conflicts; returns the latter."""
-    top, contents = work.edited(plan.package), dict(plan.now)
-    remove_tree(top)
-    shutil.copytree(plan.new_tree / plan.package, top / plan.package, symlinks=True)
-    for verdict in verdicts:
-        if verdict.content is not None:
-            contents[verdict.path] = verdict.content
-    for path, content in contents.items():
-        if content is None:
-            (top / path).unlink(missing_ok=True)
-        else:
-            (top / path).parent.mkdir(parents=True, exist_ok=True)
-            (top / path).write_bytes(content)
-    return tuple(verdict.path for verdict in verdicts if verdict.status.needs_human)
-
-
-def accept(work: Work, session: Session) -> Session:
-    """Take what a person made of the patch that waits, if one does.
-
-    Raises:
-        ToolError: conflict markers are left, a file is not Python, or nothing changed.
-    """
-    if session.pending is None:
-        return session
-    result = session.pending
-    plan, top = session.plan(result.package), work.edited(result.package)
-    there = [f"{plan.package}/{path}" for path in walk(top / plan.package)]
-    was = [f"{plan.package}/{path}" for path in walk(plan.new_tree / plan.package)]
-    contents: dict[str, bytes | None] = {}
-    for path in sorted({*there, *was, *plan.now}):
-        file = top / path
-        content = file.read_bytes() if file.is_file() else None
-        if not file.is_symlink() and content != plan.read(path):
-            contents[path] = content
-            if content is not None:
-                check_edit(file)
-    if not contents:
-        raise ToolError(
-            f"{top}: nothing is changed for {result.name}; edit "
-            f"{', '.join(session.files) or 'the files'}, or leave the patch out with "
-            "tools/rebase.sh skip"
-        )
+def _decided(result: PatchResult, dropped: bool) -> PatchResult:
+    """Return the result of a patch that a person took in hand."""
+    if dropped:
+        notes = (*result.notes, "left out by a person")
+        return replace(result, notes=notes, dropped=True)
+    changed = Status.CONTENT_CHANGED
     hooks = tuple(
-        replace(hook, how=hook.how or "hand", status=Status.CONTENT_CHANGED)
-        if hook.status.needs_human
-        else hook
-        for hook in result.hooks
+        replace(hook, how=hook.how or "hand", status=changed) for hook in result.hooks
     )
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
-    status = Status.CONTENT_CHANGED
-    result = replace(result, status=status, hooks=hooks, notes=notes)
-    return session.after(result, contents)
+    return replace(result, status=changed, hooks=hooks, notes=notes)
 
 
-def skip(work: Work, session: Session) -> Session:
-    """Leave the pending patch out of the series."""
-    if session.pending is None:
-        raise ToolError("skip: no patch waits; run tools/rebase.sh continue or abort")
-    notes = (*session.pending.notes, "left out by a person")
-    return session.after(replace(session.pending, notes=notes, dropped=True), {})
+def _patched(series: NewSeries, patch: Patch) -> Contents:
+    return {
+        file.path: apply_to_bytes(
+            file, series.read(file.path), f"{patch.name}: {file.path}"
+        )
+        for file in patch.files
+    }
+
+
+def _final(patch: Patch, raw: bytes, result: PatchResult) -> PatchResult:
+    """Return the result with how much of the text of the patch changed."""
+    if result.status.needs_human:  # it did not stop there
+        return result
+    if raw == patch.raw:
+        status = Status.UNTOUCHED
+    elif parse_patch(patch.name, raw).changes == patch.changes:
+        status = Status.CONTEXT_ONLY
+    else:
+        status = Status.CONTENT_CHANGED
+    hooks = tuple(replace(hook, status=status) for hook in result.hooks)
+    return replace(result, status=status, hooks=hooks)
+
+
+def leave_for_person(work: Work, pending: Pending) -> None:
+    """Copy new upstream with what is placed, and the conflicts."""
+    series, package = pending.series, pending.series.move.package
+    top = work.edited(package)
+    remove_tree(top)
+    tree = series.move.new.tree / package
+    shutil.copytree(tree, top / package)
+    marked = {one.path: one.content for one in pending.verdicts}
+    for path, content in {**series.now, **marked}.items():
+        if content is not None:
+            (top / path).write_bytes(content)
+
+
+def take_edit(work: Work, pending: Pending) -> None:
+    """Take what a person made of the patch that waits.
+
+    Raises:
+        ToolError: conflict markers are left, a file is not Python, or came or went, or
+            nothing changed.
+    """
+    series, patch = pending.series, pending.patch
+    package, tree = series.move.package, series.move.new.tree
+    top = work.edited(package)
+    paths = {*walk(top / package), *walk(tree / package)}
+    contents: dict[str, bytes | None] = {}
+    for path in sorted(f"{package}/{path}" for path in paths):
+        file, was = top / path, series.read(path)
+        content = file.read_bytes() if file.is_file() else None
+        if content == was:
+            continue
+        if content is None or was is None:
+            raise ToolError(
+                f"{file}: expected an edit, found that the file is "
+                f"{'gone' if content is None else 'new'}; a hook only adds code, and a "
+                "new file belongs to files of ours"
+            )
+        check_edit(file)
+        contents[path] = content
+    if not contents:
+        raise ToolError(
+            f"{top}: nothing is changed for {patch.name}; edit "
+            f"{', '.join(pending.files)}, or leave the patch out with "
+            "tools/rebase.sh skip"
+        )
+    work.decide(package, patch.name, series.text_of(patch, contents))

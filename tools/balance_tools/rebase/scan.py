@@ -6,21 +6,22 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
+from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.rebase.journal import Session, Work, work_root
-from balance_tools.rebase.patches import place_all
-from balance_tools.rebase.sources import plans_between, pristine_tree
-from balance_tools.series.apply import load_series, patched_files
+from balance_tools.rebase.patches import Move, place_all
+from balance_tools.rebase.sources import pristine_tree
+from balance_tools.rebase.work import Work, work_root
+from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, Lock
@@ -41,12 +42,10 @@ class ScannedRelease:
     """In the order of the series."""
     seconds: float
     """The time it took."""
-    fit: Status | None = None
-    """Whether our files and hooks fit; None if a patch has no place, so that there was
-    nothing to check.
+    findings: tuple[Finding, ...] | None = None
+    """What of our files and hooks does not fit; None where nothing was checked, because
+    a patch has no place.
     """
-    findings: tuple[str, ...] = ()
-    """What does not fit."""
 
     @property
     def placed(self) -> bool:
@@ -56,18 +55,18 @@ class ScannedRelease:
     @property
     def checked(self) -> bool:
         """Whether everything has a place, and our files fit."""
-        return self.fit is not None and not self.status.needs_human
+        return self.findings == ()
 
     @property
     def status(self) -> Status:
         """The worst status."""
         found = [patch.status for patch in self.patches]
-        return worst([*found, self.fit or Status.UNTOUCHED])
+        return worst([*found, status_of(self.findings or ())])
 
     @property
     def cells(self) -> list[str]:
         """Its row of the table."""
-        fit = self.fit.label if self.fit else NOT_TRIED
+        fit = status_of(self.findings).label if self.findings else NOT_TRIED
         told = ["yes" if self.checked else fit, f"{self.seconds:.1f}"]
         return [self.version, *(patch.status.label for patch in self.patches), *told]
 
@@ -141,24 +140,22 @@ def _try(
     work = Work(work_root(paths) / "scan" / version)
     work.empty()
     series = load_series(paths.patches(PACKAGE))
-    old = {PACKAGE: pristine_tree(lock.vllm, paths, PACKAGE)}
+    old, found = pristine_tree(lock.vllm, paths, PACKAGE), None
     try:
         new = pristine_tree(artifact, paths, PACKAGE)
     except ToolError as error:  # upstream has another layout
         gone, why = Status.TARGET_DELETED, (str(error),)
-        results = [PatchResult(PACKAGE, p.name, gone, (), why) for p in series.patches]
-        return ScannedRelease(version, tuple(results), time.monotonic() - begun)
-    plans = plans_between(paths, old, {PACKAGE: new})
-    session = Session(version, plans, dry_run=True)
-    session = place_all(work, session, quiet=True)
-    moved = load_series(work.final_series(PACKAGE))
-    patched = patched_files(moved, new.tree)
-    row = ScannedRelease(version, session.results, 0.0)
-    if pin is not None and row.placed:
-        found = findings(pin, moved, patched, new.tree, work.path / "contract")
-        remove_tree(work.path / "contract")
-        row = replace(row, fit=status_of(found), findings=tuple(map(str, found)))
-    return replace(row, seconds=time.monotonic() - begun)
+        names = [patch.name for patch in series.patches]
+        results = tuple(PatchResult(PACKAGE, name, gone, (), why) for name in names)
+    else:
+        move, scratch = Move(PACKAGE, series, old, new), work.path / "contract"
+        placed = place_all(work, [move], {}, stop=False, quiet=True)
+        results = placed.results
+        if pin is not None and not placed.status.needs_human:
+            moved = load_series(work.final_series(PACKAGE))
+            found = findings(pin, moved, new.tree, scratch)
+            remove_tree(scratch)
+    return ScannedRelease(version, results, time.monotonic() - begun, found)
 
 
 def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
@@ -179,5 +176,5 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     for row in rows:
         for patch in row.patches:
             lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
-        lines += [f"- {row.version}: {finding}" for finding in row.findings]
+        lines += [f"- {row.version}: {finding}" for finding in row.findings or ()]
     return "\n".join(lines) + "\n"

@@ -1,3 +1,1 @@
 """The patch series: read, applied exactly, written as quilt writes it, and linted."""
-
-DOORS = ("apply", "patchfile")

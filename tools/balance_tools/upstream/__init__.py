@@ -1,3 +1,1 @@
 """Upstream's files: locked, looked up, fetched with their hash, and unpacked."""
-
-DOORS = ("fetch", "index", "lock", "pristine", "resolve")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, replacing, sha256_of
+from balance_tools.files import exclusive, replacing, sha256_of
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.index import (
@@ -29,7 +29,7 @@ def fetch(artifact: Artifact, paths: Paths) -> Path:
         ToolError: no source delivers it.
     """
     cached = paths.cached(artifact.sha256, artifact.filename)
-    with exclusive(cached.parent / ".lock"), disk_errors(cached):
+    with exclusive(cached.parent / ".lock"):
         if cached.is_file():
             if sha256_of(cached) == artifact.sha256:
                 return cached

@@ -24,7 +24,6 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors
 
 HEADER = """\
 The lock: the upstream files this distribution is made from, by name, size in bytes
@@ -91,8 +90,7 @@ def load_lock(path: Path) -> Lock:
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git"
         )
-    with disk_errors(path):
-        return parse_lock(path.read_text(encoding="utf-8"), str(path))
+    return parse_lock(path.read_text(encoding="utf-8"), str(path))
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, remove_tree
+from balance_tools.files import exclusive, remove_tree
 from balance_tools.manifest import Manifest, take_manifest
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
@@ -25,7 +25,7 @@ def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}
-    with exclusive(folder.with_name(f".{folder.name}.lock")), disk_errors(folder):
+    with exclusive(folder.with_name(f".{folder.name}.lock")):
         known = Manifest.read(stamp)
         if known is None or known.inputs != inputs or not known.describes(folder):
             archive = fetch(artifact, paths)
@@ -46,26 +46,25 @@ def extract_sdist(archive: Path, dest: Path) -> None:
             not a file or a folder below its top folder.
     """
     partial = dest.with_name(f".{dest.name}.partial")
-    with disk_errors(dest):
+    remove_tree(partial)
+    partial.mkdir(parents=True)
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            members = tar.getmembers()
+            top = _top_folder(archive, members)
+            title = f"unpacking {archive.name}"
+            with progress(title, len(members), "file") as report:
+                for done, member in enumerate(members, 1):
+                    _extract(tar, member, partial / member.name)
+                    report(done)
+        (partial / top).replace(dest)
+    except BROKEN_ARCHIVE as error:
+        raise ToolError(
+            f"{archive}: expected an archive that can be unpacked, found {error}; "
+            "nothing was replaced, see whether the locked release is the right one"
+        ) from error
+    finally:
         remove_tree(partial)
-        partial.mkdir(parents=True)
-        try:
-            with tarfile.open(archive, "r:gz") as tar:
-                members = tar.getmembers()
-                top = _top_folder(archive, members)
-                title = f"unpacking {archive.name}"
-                with progress(title, len(members), "file") as report:
-                    for done, member in enumerate(members, 1):
-                        _extract(tar, member, partial / member.name)
-                        report(done)
-            (partial / top).replace(dest)
-        except BROKEN_ARCHIVE as error:
-            raise ToolError(
-                f"{archive}: expected an archive that can be unpacked, found {error}; "
-                "nothing was replaced, see whether the locked release is the right one"
-            ) from error
-        finally:
-            remove_tree(partial)
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:

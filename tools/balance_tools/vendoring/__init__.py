@@ -1,3 +1,1 @@
 """`vllm/` and `vllm_ascend/` on the disk: upstream, our patches, our own files."""
-
-DOORS = ("checkout", "vendor")

@@ -21,11 +21,11 @@ NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 
 
 def make_checkout(
-    paths: Paths, folder: Path, lock: str, patches: Mapping[str, Path | None]
+    paths: Paths, folder: Path, lock: Path, patches: Mapping[str, Path | None]
 ) -> Paths:
     """Make or update the source root at `folder`; what was built there is kept.
 
-    `lock` is the text of its upstream.toml, `patches` the folder of the series by
+    `lock` is copied to its upstream.toml; `patches` is the folder of the series by
     package, None for an empty one.
 
     Raises:
@@ -46,7 +46,7 @@ def make_checkout(
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(paths.root / name, folder / name)
-    other.lock.write_text(lock, encoding="utf-8")
+    shutil.copyfile(lock, other.lock)
     if load_lock(other.lock).vllm.version != load_lock(paths.lock).vllm.version:
         (folder / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
     for package, series in patches.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
-from balance_tools.files import disk_errors, exclusive, named_in_part, remove_tree
+from balance_tools.files import exclusive, named_in_part, remove_tree
 from balance_tools.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -99,7 +99,7 @@ def vendor(
     Raises:
         ToolError: something is in the way or fails.
     """
-    with exclusive(paths.vendor_lock), disk_errors(paths.root):
+    with exclusive(paths.vendor_lock):
         packages = [look(paths, lock, name) for name in names]
         return [_materialise(paths, one, discard_edits) for one in packages]
 

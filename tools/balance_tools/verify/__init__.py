@@ -1,3 +1,1 @@
 """Build a tree with the series and run its tests, ours and upstream's."""
-
-DOORS = ("verify",)

@@ -89,26 +89,15 @@ class Bench:
     paths: Paths
     name: str
     """Of the line, or "pin"."""
-    label: str
-    """For people, "vllm 0.30.0"."""
-    lock: str
-    """Text of the lock."""
+    lock: Path
+    """Of the release."""
     series: Path
     """Folder with the series of each package."""
-    tree: Path
-    """Pristine tree of the same release."""
 
     @property
     def folder(self) -> Path:
         """All that belongs to it."""
         return self.paths.build / "verify" / self.name
-
-
-def pinned_release(paths: Paths) -> Bench:
-    """The release that the repository is made from, with the series that it has."""
-    text, lock = paths.lock.read_text(encoding="utf-8"), load_lock(paths.lock)
-    label, tree = f"vllm {lock.vllm.version}", ensure_pristine(lock.vllm, paths)
-    return Bench(paths, "pin", label, text, paths.root / "patches", tree)
 
 
 def verify(bench: Bench) -> str:
@@ -120,7 +109,8 @@ def verify(bench: Bench) -> str:
     """
     with exclusive(bench.folder / ".lock"), termination_interrupts():
         entries, failing = _run_all(bench)
-    report, text = bench.folder / "verify.md", markdown(bench.label, entries, failing)
+    label = f"vllm {load_lock(bench.lock).vllm.version}"
+    report, text = bench.folder / "verify.md", markdown(label, entries, failing)
     report.write_text(text, encoding="utf-8")
     if failing:
         raise ToolError(
@@ -178,11 +168,12 @@ def _python(root: Paths, wheel: Path) -> Path:
 def _upstream(bench: Bench, root: Paths, wheels: Sequence[Path]) -> Iterator[Entry]:
     """Run upstream's tests of the touched modules on both wheels."""
     copy, hub = bench.folder / "upstream", bench.folder / "hub"
-    upstream.copy_tests(bench.tree, copy)
+    tree = ensure_pristine(load_lock(bench.lock).vllm, bench.paths)
+    upstream.copy_tests(tree, copy)
     upstream.write_hub(hub)
     variables = {"HF_HOME": str(hub), "PYTHONPATH": str(copy)}
     touched = load_series(bench.series / UPSTREAM).paths
-    files = upstream.select(bench.tree, touched)
+    files = upstream.select(tree, touched)
     for name, wheel, plugins in (
         (upstream.OFF, wheels[0], ()),
         (upstream.ON, wheels[0], (upstream.SWITCH_ON,)),

@@ -1,3 +1,1 @@
 """One wheel: the plan, its parts and metadata, the build, and the checks."""
-
-DOORS = ("build",)
