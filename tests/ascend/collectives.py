@@ -39,7 +39,7 @@ def lose(rank: int, number: int) -> None:
     torch.npu.synchronize()
     if rank == 1:
         os.kill(os.getpid(), number)
-    os.environ["HCCL_EXEC_TIMEOUT"] = "3"  # not before: ranks may start slowly
+    os.environ["HCCL_EXEC_TIMEOUT"] = "15"  # not before: ranks may start slowly
     dist.all_reduce(t)
     torch.npu.synchronize()
 

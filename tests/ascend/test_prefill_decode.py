@@ -63,14 +63,8 @@ def test_what_was_computed_elsewhere_is_decoded(
     with instances(tmp_path, model, decode_options, draft) as (prefill, decode):
 
         def answer(sample):
-            body = {
-                "model": str(model),
-                "prompt": list(sample.prompt),
-                "max_tokens": 1,
-                "temperature": 0,
-                "kv_transfer_params": TO_DECODE,
-            }
-            response = prefill.post("/v1/completions", body)
+            body = {"prompt": list(sample.prompt), "max_tokens": 1, "temperature": 0}
+            response = prefill.ask(**body, kv_transfer_params=TO_DECODE)
             assert response.status_code == 200, response.text
             found = response.json()["kv_transfer_params"]
             return decode.completion(

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.engine.arg_utils import EngineArgs
 
 from dp_loop import LoopEngine, Trace, run_rank
+from vllm_server import free_port
 
 
 class Ranks:
@@ -20,9 +21,10 @@ class Ranks:
         context = multiprocessing.get_context("fork")
         self.outbox = context.Queue()
         self.inboxes = [context.Queue() for _ in range(size)]
-        config = EngineArgs(data_parallel_size=size, **arguments)
-        port = config.create_engine_config().parallel_config.data_parallel_master_port
         arguments |= {"data_parallel_size": size}
+        # What its ranks look up of the model is then in memory.
+        EngineArgs(**arguments).create_engine_config()
+        port = free_port()
         self.processes = [
             context.Process(
                 target=run_rank,

@@ -89,11 +89,10 @@ def statuses_after(
     server: Server, act: Callable[[], object], clients: int = 8
 ) -> list[int]:
     """What waiting clients are told: 0 is nothing, 503 also a server that has gone."""
-    body = {"model": str(server.model), "prompt": [1, 2, 3], "ignore_eos": True}
 
     def ask(_: int) -> int:
         try:
-            answer = server.post("/v1/completions", body | {"max_tokens": 400})
+            answer = server.ask(prompt=[1, 2, 3], max_tokens=400)
         except requests.ConnectionError:
             return 503
         except requests.Timeout:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import requests
 from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
@@ -17,7 +16,7 @@ from hostile_scheduler import FOLDER
 from vllm_balance.reference import emulated_config
 from vllm_server import Server
 
-RANKS, RANK = 2, "X-data-parallel-rank"
+RANKS = 2
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
 OPTIONS = [
     *("--data-parallel-size", str(RANKS), "--max-num-seqs", "4"),
@@ -42,18 +41,19 @@ def prompts(count: int) -> list[list[int]]:
 def test_calibration_recovers_the_device(tmp_path, moe_model):
     options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]
     rng = random.Random(1)  # so that the load of the ranks varies
+    # Three times as slow as others, so that what a busy machine adds is little.
+    wanted = {name: 3 * seconds for name, seconds in DEVICE.items()}
     with (
-        Server(tmp_path, moe_model, *options, *device()) as server,
+        Server(tmp_path, moe_model, *options, *device(**wanted)) as server,
         ThreadPoolExecutor(7) as pool,
     ):
         lengths = [rng.randrange(5, 40) for _ in range(60)]
         assert min(map(len, pool.map(server.completion, prompts(60), lengths))) >= 5
         assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
     found = fit(*read_server_logs([server.log], RANKS))
-    assert found.t0.value == pytest.approx(DEVICE["t0"], rel=0.05)
-    assert found.a.value == pytest.approx(DEVICE["a"], rel=0.15)
-    assert found.b.value == pytest.approx(DEVICE["b"], rel=0.15)
-    assert found.c.value == pytest.approx(DEVICE["c"], rel=0.15)
+    for name, within in (("t0", 0.05), ("a", 0.15), ("b", 0.15), ("c", 0.15)):
+        seconds = getattr(found, name).value
+        assert seconds == pytest.approx(wanted[name], rel=within), name
     assert found.phi.value == pytest.approx(0, abs=0.1)
 
 
@@ -91,13 +91,12 @@ def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_m
     ):
 
         def ask(rank: int, prompt: int, tokens: int) -> int:
-            body = {"prompt": [5] * prompt, "max_tokens": tokens, "ignore_eos": True}
-            url, headers = f"{server.url}/v1/completions", {RANK: str(rank)}
-            answer = requests.post(url, json=body, headers=headers, timeout=120)
-            return answer.status_code
+            answer = server.ask(rank, prompt=[5] * prompt, max_tokens=tokens)
+            return int(answer.status_code)
 
         decodes = [pool.submit(ask, 1, 20, 250) for _ in range(24)]
-        time.sleep(2)
+        while server.metric("vllm:generation_tokens_total").get(1, 0) < 100:
+            time.sleep(0.1)
         assert [ask(0, 2000, 4) for _ in range(12)] == [200] * 12
         assert {each.result() for each in decodes} == {200}
     counts = json.loads((tmp_path / "rank-0.json").read_text())

@@ -1,18 +1,14 @@
 """Over HTTP, the engine writes what Hugging Face writes, in every way it can be run."""
 
-import os
 import re
 
 import openai
-import psutil
 import pytest
-from vllm.distributed import utils
 
 from hugging_face import NEW_TOKENS, Sample
 from vllm_server import Server
 
 CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")  # so that ranks fill up
-BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def assert_equal(
@@ -52,9 +48,9 @@ def assert_all_served(server: Server, ranks: int) -> None:
 
 @pytest.mark.slow
 def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
-    """Synchronous, with expert parallelism; it listens as docs/deployment.md says."""
+    """Synchronous, with expert parallelism."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
-    with Server(tmp_path, moe_model, *options, environment=BOUND) as server:
+    with Server(tmp_path, moe_model, *options) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_the_gate_decided(server, 4)
         assert server.post("/reset_prefix_cache").status_code == 200
@@ -62,36 +58,9 @@ def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
         assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now
         assert_all_served(server, 4)
         assert sum(server.metric("vllm:prefix_cache_hits_total").values()) > 0
-        sockets = listening(server)
-        public = [socket for socket in sockets if socket[0] != "127.0.0.1"]
-        owners = [psutil.Process(pid).cmdline()[0] for _, _, pid in public]
     log = server.log.read_text()
     assert "Local/global number of experts: 2/8" in log
     assert "'async_scheduling': False" in log
-    # The stores alone; both are rank 0's until 0.30, on 0.33 one is rank 1's.
-    assert {address for address, _, _ in public} <= {"::", "0.0.0.0"}
-    others = [owner for owner in owners if owner != "VLLM::EngineCore_DP0"]
-    assert len(owners) == 2
-    assert others in ([], ["VLLM::EngineCore_DP1"] * hasattr(utils, "cpu_all_reduce_"))
-    assert len(sockets) > 10  # gloo's, on the loopback interface
-
-
-def listening(server: Server) -> list[tuple[str, int, int]]:
-    """(address, port, process id) of every socket that the server listens on."""
-    sockets = [
-        (*connection.laddr, connection.pid)
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.pid
-    ]
-    (group,) = {group_of(pid) for _, port, pid in sockets if port == server.port}
-    return [socket for socket in sockets if group_of(socket[2]) == group]
-
-
-def group_of(process_id: int) -> int | None:
-    try:
-        return os.getpgid(process_id)
-    except ProcessLookupError:  # another program, gone meanwhile
-        return None
 
 
 def test_tensor_parallel(moe_model, moe_samples, tmp_path):

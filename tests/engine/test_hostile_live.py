@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 SLOTS = 8
-END_S = 30
+END_S = 120
 
 
 def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
     for _ in range(3):
         load = measure(server)
         print(f"fresh {fresh}, now {load}")
-        if load.ttft_s < 3 * fresh.ttft_s + 0.5:
+        even = min(load.by_rank) > 0.6 * max(load.by_rank)
+        if is_as_fresh := even and load.ttft_s < 3 * fresh.ttft_s + 0.5:
             break
-    assert min(load.by_rank) > 0.6 * max(load.by_rank), load
-    assert load.ttft_s < 3 * fresh.ttft_s + 0.5, (load, fresh)
+    assert is_as_fresh, (load, fresh)
     for name in ("running", "waiting"):
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
 
@@ -82,12 +82,7 @@ def test_malformed_requests(server, fresh):
     statuses: Counter[int] = Counter()
     never_sent = 0
     for body, rank in [*malformed(str(server.model))] * 5:
-        answer = requests.post(
-            f"{server.url}/v1/completions",
-            json=body,
-            headers={"X-data-parallel-rank": rank},
-            timeout=END_S,
-        )
+        answer = server.post("/v1/completions", body, rank)
         statuses[answer.status_code] += 1
         assert answer.status_code in (200, 400, 422, 500), (body, rank)
         assert answer.json().keys() & {"choices", "error", "detail"}, (body, rank)
@@ -121,15 +116,15 @@ def test_pause_and_resume(server, fresh, mode):
     lengths = [5, 100, 900, 300] * 10
     with ThreadPoolExecutor(60) as pool:
         before = [pool.submit(finished, server, each, 40) for each in lengths]
-        time.sleep(0.5)
+        while not sum(server.metric("vllm:num_requests_running").values()):
+            time.sleep(0.1)
         assert server.post(f"/pause?mode={mode}").status_code == 200
         meanwhile = [pool.submit(finished, server, each, 10) for each in (5, 300) * 4]
         gone = [pool.submit(hang_up, server, random.Random(i)) for i in range(8)]
         for each in gone:
             each.result()
-        assert requests.get(f"{server.url}/is_paused", timeout=END_S).json() == {
-            "is_paused": True
-        }
+        paused = requests.get(f"{server.url}/is_paused", timeout=END_S).json()
+        assert paused == {"is_paused": True}
         assert server.post("/resume").status_code == 200
         reasons = Counter(each.result() for each in before)
         assert {each.result() for each in meanwhile} <= {"length", "refused"}
@@ -139,8 +134,7 @@ def test_pause_and_resume(server, fresh, mode):
 
 
 def finished(server: Server, prompt: int, tokens: int) -> str:
-    body = {"model": str(server.model), "prompt": [5] * prompt, "max_tokens": tokens}
-    answer = server.post("/v1/completions", body | {"ignore_eos": True})
+    answer = server.ask(prompt=[5] * prompt, max_tokens=tokens)
     if "Generation is paused" in answer.text:  # from 0.33 on, unless they are kept
         return "refused"
     assert answer.status_code == 200, answer.text

@@ -4,12 +4,12 @@ import multiprocessing
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.identity import check_same_identity, identity_of
 from vllm.v1.core.sched.balance.policies.rows import Row
 
 from schedulers import engine_config
+from vllm_server import free_port
 
 POLICIES = (
     {"data_parallel_balance": "cap"},
@@ -43,7 +43,7 @@ def run_rank(rank, port, identity, answers):
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", port, rank, 2, "gloo"
     )
-    exchange = RowExchange(2.0, identity)
+    exchange = RowExchange(20.0, identity)
     try:
         answers.put((rank, exchange.gather(ROW, group, print).running))
     except RuntimeError as error:
@@ -54,7 +54,7 @@ def run_rank(rank, port, identity, answers):
 def exchange_once(identities):
     """What each rank has got from its first exchange."""
     context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), get_open_port()
+    answers, port = context.Queue(), free_port()
     processes = [
         context.Process(target=run_rank, args=(rank, port, identity, answers))
         for rank, identity in enumerate(identities)

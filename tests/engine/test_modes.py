@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS, samples
 from schedulers import engine_config, make_request, make_scheduler, step
-from test_greedy_equality import assert_equal
+from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_server import Server
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
@@ -30,15 +30,6 @@ NGRAM = {
 }
 
 
-def assert_decided(*servers: Server) -> None:
-    """Each of the two ranks took decisions, by the adaptive policy."""
-    decisions: dict[int, float] = {}
-    for server in servers:
-        decisions |= server.metric("vllm:dp_balance_decisions_total", policy="adaptive")
-    assert sorted(decisions) == [0, 1]
-    assert min(decisions.values()) > 0
-
-
 def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
     """With prompts in pieces, and prefixes that are cached the second time."""
     options = (
@@ -48,7 +39,7 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
     with Server(tmp_path, moe_model, *BALANCE, *options) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_equal(server, moe_samples, concurrency=8)
-        assert_decided(server)
+        assert_the_gate_decided(server, 2, holds=False)
     # No longer prompt fits into a step, so it is only run if it is cut.
     log = server.log.read_text()
     assert "Chunked prefill is enabled with max_num_batched_tokens=48" in log
@@ -68,14 +59,9 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
     ):
 
         def ask(number: int) -> str:
-            body = {
-                "model": str(moe_model),
-                "prompt": [5 + number, 6, 7],
-                "max_tokens": 8,
-                "temperature": 0,
-                "structured_outputs": {"regex": f"[ab]{{{1 + number % 6}}}c"},
-            }
-            answer = server.post("/v1/completions", body)
+            regex = {"regex": f"[ab]{{{1 + number % 6}}}c"}
+            body = {"prompt": [5 + number, 6, 7], "max_tokens": 8, "temperature": 0}
+            answer = server.ask(**body, structured_outputs=regex, ignore_eos=False)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["text"])
 
@@ -92,11 +78,8 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
         assert 0 < sum(accepted.values()) < sum(drafted.values())
         assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
-        assert_decided(server)
-        random_request = {"prompt": [5, 6], "temperature": 0.5}
-        refused = server.post(
-            "/v1/completions", {"model": str(moe_model), **random_request}
-        )
+        assert_the_gate_decided(server, 2, holds=False)
+        refused = server.ask(prompt=[5, 6], temperature=0.5)
         assert refused.status_code == 400
         assert "send temperature=0" in refused.text
 
@@ -157,7 +140,7 @@ def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
 
         for model, got in zip(expected, pool.map(complete, expected), strict=True):
             assert got == [list(sample.tokens) for sample in expected[model]]
-        assert_decided(server)
+        assert_the_gate_decided(server, 2, holds=False)
 
 
 class LateConnector(ExampleConnector):

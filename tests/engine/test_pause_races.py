@@ -8,11 +8,10 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-import requests
 
 from vllm_server import Server
 
-ROUNDS, END_S = int(os.environ.get("PAUSE_ROUNDS", "90")), 40
+ROUNDS = int(os.environ.get("PAUSE_ROUNDS", "90"))
 """Ninety take a minute; before a release run 300."""
 DEVICE = {"t0": 0.001, "a": 0.0, "b": 0.00002, "c": 0.001}
 STOPS = [
@@ -42,17 +41,12 @@ def test_requests_and_resumes_may_race(tmp_path, moe_model, policy):
     ):
 
         def ask(rank: int, prompt: int, tokens: int) -> str:
-            answer = requests.post(
-                f"{server.url}/v1/completions",
-                json={"prompt": [5] * prompt, "max_tokens": tokens, "ignore_eos": True},
-                headers={"X-data-parallel-rank": str(rank)},
-                timeout=END_S,
-            )
+            answer = server.ask(rank, prompt=[5] * prompt, max_tokens=tokens)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["finish_reason"])
 
         def post(path: str, body: dict[str, str] | None = None) -> None:
-            answer = requests.post(server.url + path, json=body, timeout=END_S)
+            answer = server.post(path, body)
             assert answer.status_code == 200, (path, answer.text)
 
         def beside(path: str, times: int = 1) -> Future[str]:
@@ -75,7 +69,7 @@ def test_requests_and_resumes_may_race(tmp_path, moe_model, policy):
             post(stop)
             post("/collective_rpc", {"method": "reset_mm_cache"})
             asked.append(beside(resume, times=2))
-            seen.update(f"{stop} {each.result(END_S)}" for each in asked)
+            seen.update(f"{stop} {each.result()}" for each in asked)
     print(policy, dict(seen))
     aborted = {each for each in seen if each.endswith(" abort")}
     assert aborted <= {f"{stop} abort" for stop, _ in STOPS if "=abort" in stop}

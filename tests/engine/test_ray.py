@@ -32,7 +32,7 @@ def ray_address() -> Iterator[str]:
     yield context.address_info["address"]
     ray.shutdown()
     ours = [process for process in ours if process.pid not in before]
-    _, alive = psutil.wait_procs(ours, timeout=30)
+    _, alive = psutil.wait_procs(ours, timeout=120)
     assert not alive, f"Ray left processes behind: {alive}"
 
 

@@ -5,10 +5,10 @@ from collections import defaultdict
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.utils.network_utils import get_open_port
 
 from dp_ranks import Ranks, burst, loop_arguments
 from test_waves import CheckedEngine
+from vllm_server import free_port
 
 RANKS = 4
 SPLITS_AT, JOIN_AT = 60, 130
@@ -22,7 +22,7 @@ def test_requests_end_while_the_group_shrinks_and_grows(
     moe_model, policy, asynchronous
 ):
     """Four ranks become twice two, and four again."""
-    ports = [get_open_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
 
     class Resized(CheckedEngine):
         def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.registry import create_policy
@@ -16,6 +15,8 @@ from vllm.v1.core.sched.balance.stats import BalanceStats
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 import busy_scheduler
+
+from vllm_server import free_port
 
 GROWTH_MB = 1.0
 """More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
@@ -30,7 +31,7 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     scheduler = busy_scheduler.make(busy_scheduler.BUSY)
     waiting = list(scheduler.waiting)[:4]
     group = stateless_init_torch_distributed_process_group(
-        "127.0.0.1", get_open_port(), 0, 1, "gloo"
+        "127.0.0.1", free_port(), 0, 1, "gloo"
     )
     exchange = RowExchange(60.0)
     policy = partial(create_policy, "adaptive")

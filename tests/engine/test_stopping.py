@@ -15,7 +15,7 @@ import requests
 
 from vllm_server import Server
 
-HANG_S = 20
+HANG_S = 60
 """What still runs after that hangs; an idle machine needs two or three seconds."""
 MANY = 4000
 """Tokens of a stream that is still at the beginning when the server stops."""
@@ -36,7 +36,7 @@ class Stream(threading.Thread):
             "stream": True,
         }
         self._post = lambda: requests.post(
-            f"{server.url}/v1/completions", json=body, stream=True, timeout=60
+            f"{server.url}/v1/completions", json=body, stream=True, timeout=2 * HANG_S
         )
         self.start()
 
@@ -129,7 +129,7 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         assert len(processes) >= 4, processes  # front-end, coordinator, two ranks
         streams = [Stream(server, prompt) for prompt in (1, 2)]
         slow = ask_half_a_question(server)
-        assert all(stream.began.wait(30) for stream in streams)
+        assert all(stream.began.wait(HANG_S) for stream in streams)
         assert all(stream.is_alive() for stream in streams)
         began = time.monotonic()
         stop(server)

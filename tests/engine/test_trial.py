@@ -17,7 +17,7 @@ import pytest
 from vllm_server import Server, free_port
 
 RANKS = 2
-DEVICE = {"t0": 0.01, "a": 0.001, "b": 0.0001, "c": 0.01}
+DEVICE = {"t0": 0.02, "a": 0.002, "b": 0.0008, "c": 0.02}
 SERVE = [
     *("--data-parallel-size", str(RANKS), "--api-server-count", "1"),
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
@@ -114,7 +114,7 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
     with trial.running(*LOAD) as process:
         trial.wait_for("02-adaptive.server.log")
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=100)[1]
+        said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 130
     assert "finished turns are kept; run the same command to go on" in said
     assert trial.servers() == []
@@ -125,7 +125,7 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
         trial.wait_for("02-adaptive.steps", "Iteration(")
         for server in trial.servers():
             server.kill()
-        said = process.communicate(timeout=200)[1]
+        said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 2
     error = error_of(said)
     assert error.startswith("error: turn 2 of 2, adaptive: ")

@@ -34,16 +34,16 @@ vLLM chooses the ports of its process groups among the system's ephemeral ones, 
 before the engines listen on them; meanwhile any connection may get one.
 """
 
-STOP_S = 30
+STOP_S = 60
 """How long it may take to stop."""
 
-FOLLOW_S = 5
+FOLLOW_S = 30
 """How much longer its other processes may live than the first."""
 
 LOG_TAIL_LINES = 60
 
 REQUEST_S = 120
-SETTLE_S, SETTLE_PAUSE_S = 60.0, 0.5
+SETTLE_S, SETTLE_PAUSE_S = 120.0, 0.5
 
 
 def free_port() -> int:
@@ -261,23 +261,25 @@ class Server(ServeProcess):
         self, prompt: list[int] | str, max_tokens: int, **sampling: Any
     ) -> list[int]:
         """The new tokens of one prompt; by default greedy and of full length."""
-        body = {
-            "model": str(self.model),
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            **sampling,
-        }
-        response = self.post("/v1/completions", body)
+        body = {"temperature": 0, "return_token_ids": True, **sampling}
+        response = self.ask(prompt=prompt, max_tokens=max_tokens, **body)
         assert response.status_code == 200, response.text
         tokens: list[int] = response.json()["choices"][0]["token_ids"]
         return tokens
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """POST a JSON body; the response, whatever its status."""
-        return requests.post(self.url + path, json=body, timeout=REQUEST_S)
+    def ask(self, rank: object = None, **body: Any) -> Any:
+        """Ask for a completion of full length; the response, whatever its status."""
+        body = {"model": str(self.model), "ignore_eos": True} | body
+        return self.post("/v1/completions", body, rank)
+
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, rank: object = None
+    ) -> Any:
+        """POST a JSON body, to that rank if any; the response, whatever its status."""
+        headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+        return requests.post(
+            self.url + path, json=body, headers=headers, timeout=REQUEST_S
+        )
 
     def metric(self, name: str, **labels: str) -> dict[int, float]:
         """A Prometheus sample, as by `metrics`."""
@@ -303,7 +305,7 @@ class Server(ServeProcess):
         """As `metrics`, once the ranks have stopped: their steps outlast the answers.
 
         Raises:
-            RuntimeError: they still step after a minute without requests.
+            RuntimeError: they still step after `SETTLE_S` without requests.
         """
         before = None
         for _ in range(int(SETTLE_S / SETTLE_PAUSE_S)):
@@ -333,7 +335,7 @@ class Server(ServeProcess):
                     f"after {waited:.0f} s, before it was ready"
                 )
             with contextlib.suppress(requests.ConnectionError, requests.Timeout):
-                if requests.get(f"{self.url}/health", timeout=5).ok:
+                if requests.get(f"{self.url}/health", timeout=30).ok:
                     self.start_s = waited
                     return
             if waited > self._start_limit_s:

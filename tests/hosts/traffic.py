@@ -95,16 +95,9 @@ class Traffic:
 
 def _answer(server: Server, sample: Sample, length: int) -> tuple[str, list[int]]:
     """An error, or the tokens."""
-    body = {
-        "model": str(server.model),
-        "prompt": list(sample.prompt),
-        "max_tokens": length,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
+    body = {"prompt": list(sample.prompt), "max_tokens": length, "temperature": 0}
     try:
-        response = server.post("/v1/completions", body)
+        response = server.ask(**body, return_token_ids=True)
     except requests.ConnectionError as error:
         return type(error).__name__, []
     if response.status_code != 200:
