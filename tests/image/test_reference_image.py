@@ -16,7 +16,7 @@ from vllm_server import START_S, free_port
 SHARE = "/opt/vllm/share/vllm-balance"
 RANKS = 2
 # The first test also builds the image.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 WHO = """
 import os, pathlib
 print(os.getuid(), os.getgid(), pathlib.Path.home(), os.access(pathlib.Path.home(), 2))
