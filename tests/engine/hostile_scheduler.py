@@ -36,10 +36,8 @@ class Recorded(AsyncScheduler):
                 self.counts[f"{verb} {gate.decision.reason}"] += 1
 
         def take_stats() -> Any:
-            report = take()
-            if report is not None:
-                self.record.write_text(json.dumps(self.counts))
-            return report
+            self.record.write_text(json.dumps(self.counts))
+            return take()
 
         gate.exchange_for, gate.take_stats = exchange_for, take_stats
 

@@ -236,7 +236,7 @@ def test_the_first_held_step_of_an_arrival_is_a_step_of_its_hold(
         gate.apply(decision)
         step(scheduler)
     assert rows == [0, 0, 1, 2, 3, 0]
-    report = gate.stats.take()
+    report = gate.stats.take({})
     assert report["held_steps"] == 3
     assert report["hold_lengths"] == [[2, 1, 3]], "one hold of three steps"
 

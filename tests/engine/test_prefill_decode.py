@@ -89,8 +89,10 @@ def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
     assert min(computed.values()) > 0.3 * sum(computed.values())
 
 
-DECODE_RANKS, IN_FLIGHT = 4, 40
-DECODE = ("--data-parallel-size", str(DECODE_RANKS), "--max-num-seqs", "16")
+DECODE_RANKS, IN_FLIGHT = 4, 96
+DECODE = ("--data-parallel-size", str(DECODE_RANKS), "--max-num-seqs", "32")
+TURNS = 5
+"""How often each prompt is sent, with another length of the answer."""
 
 
 def unequal_contexts(server: Server, prompts: list[list[int]]) -> tuple[float, Any]:
@@ -121,9 +123,13 @@ def unequal_contexts(server: Server, prompts: list[list[int]]) -> tuple[float, A
 def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
     moe_model, tmp_path
 ):
-    """With prompts of 100 to 3,000 tokens; by vLLM's rule for comparison, which with
-    such lengths and 40 requests in flight is as even."""
-    long = drawn(moe_model, 100, 100, 3000)
+    """With prompts of 100 to 3,000 tokens; by vLLM's rule for comparison.
+
+    In a model of this load the ranks differ by 1.07, by vLLM's rule by 1.12. With 40
+    requests in flight a single one is a tenth of a rank's context, and it is 1.12 and
+    1.20.
+    """
+    long = drawn(moe_model, 60, 100, 3000)
     prompts = [list(sample.prompt) for sample in long]
     found = {}
     # The example keeps no more of a prompt than its first chunk.
@@ -134,10 +140,10 @@ def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
             chosen = () if rule == "context" else ("--data-parallel-dispatch", rule)
             more = (*DECODE, *chosen)
             with instance(tmp_path, moe_model, "kv_consumer", *more) as decode:
-                found[rule], answers = unequal_contexts(decode, prompts)
+                found[rule], answers = unequal_contexts(decode, TURNS * prompts)
                 loads = decode.log.read_text().count("External Cache Hit!")
-            assert loads >= len(prompts)
-            for sample, answer in zip(long, answers, strict=True):
+            assert loads >= len(answers)
+            for sample, answer in zip(TURNS * long, answers, strict=True):
                 assert answer[: len(sample.tokens)] == list(sample.tokens)
     print(f"largest rank's context over the mean: {found}")
     assert found["context"] <= 1.25

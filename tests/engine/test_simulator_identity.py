@@ -29,9 +29,6 @@ POLICIES = (
     "sglang23-4",
 )
 LIMITED_POLICIES = (*POLICIES, "trtllm:timeout_iters=8,batching_wait_iters=2")
-COMPARED = [name for name in LOAD_BALANCERS if name != "context"]
-"""By context the modelled front-end sees an answer's tokens a step sooner or later than
-the real one, with asynchronous scheduling; how near the two are was not looked at."""
 LIMITED_CASES = (*range(32), 55, 129)
 """In the last two the gate counts a block for a request that has had its last step."""
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
@@ -65,7 +62,7 @@ def generated(case: int) -> tuple[Scenario, str]:
         COST,
         workload,
         traffic,
-        load_balancer=COMPARED[case % len(COMPARED)],
+        load_balancer=LOAD_BALANCERS[case % len(LOAD_BALANCERS)],
         async_scheduling=rng.random() < 0.5,
     )
     if case % 3 == 0:  # prompts that share beginnings
@@ -103,14 +100,15 @@ def limited(case: int) -> tuple[Scenario, str]:
 
 def trace(
     monkeypatch: pytest.MonkeyPatch, simulated: Any, *arguments: Any
-) -> tuple[list[object], list[Snapshot]]:
-    """The steps and the rows of `simulate` or `simulate_real`."""
-    rows: list[Snapshot] = []
+) -> tuple[list[object], list[object]]:
+    """Of `simulate` or `simulate_real` the steps, and what ranks tell after each."""
+    rows: list[object] = []
     exchange = Engine.exchange
 
     def spy(self: Engine, wave: int, step: int, now: float) -> Snapshot:
-        rows.append(exchange(self, wave, step, now))
-        return rows[-1]
+        snapshot = exchange(self, wave, step, now)
+        rows.append((snapshot, self.backlogs(), self.contexts()))
+        return snapshot
 
     monkeypatch.setattr(Engine, "exchange", spy)
     steps: list[object] = []

@@ -9,6 +9,7 @@ from balance.policies.step_cost import StepCost
 from balance.stats import HISTOGRAMS, BalanceStats
 
 ROW = Row(*[1] * len(Row._fields))
+LOAD = {"unprefilled": 5, "context": 7, "held": 1}
 COST = StepCost(decode=0.04, fixed=0.01, own=0.9, shared=0.2, padding=0.1)
 
 
@@ -27,12 +28,18 @@ def observe(stats, steps):
 def test_counts_and_sums_are_exact():
     stats = BalanceStats("cap")
     observe(stats, 1000)
-    report = stats.take()
+    report = stats.take(LOAD)
     assert sum(count for _, count, _ in report["exchange_seconds"]) == 1000
     total = sum(total for _, _, total in report["exchange_seconds"])
     assert total == pytest.approx(sum(number % 11 for number in range(1000)) / 1000)
     assert report["held_steps"] == 1000
-    assert stats.take() is None
+    assert report["load"] == LOAD
+    again = stats.take(LOAD)
+    assert (again["decisions"], again["held_steps"], again["hold_lengths"]) == (
+        [],
+        0,
+        [],
+    )
 
 
 def test_a_value_goes_into_the_bin_that_prometheus_has_for_it():
@@ -41,7 +48,7 @@ def test_a_value_goes_into_the_bin_that_prometheus_has_for_it():
     for steps in (1, 2, 3, 6000):
         stats.observe_hold_end(steps, 1.0)
     last = len(HISTOGRAMS["hold_lengths"])
-    assert [index for index, *_ in stats.take()["hold_lengths"]] == [0, 1, 2, last]
+    assert [index for index, *_ in stats.take(LOAD)["hold_lengths"]] == [0, 1, 2, last]
 
 
 def test_what_was_learned_is_told_as_it_is_and_set_backs_once():
@@ -50,7 +57,7 @@ def test_what_was_learned_is_told_as_it_is_and_set_backs_once():
     for set_backs in (0, 2, 2, 1):  # the last one is of a new group of ranks
         stats.observe_step(OPEN, snapshot, 0.001)
         stats.observe_learned(Learned(COST, set_backs))
-        report = json.loads(json.dumps(stats.take()))
+        report = json.loads(json.dumps(stats.take(LOAD)))
         assert report["step_cost"] == COST._asdict()
         told.append(report["set_backs"])
     assert told == [0, 2, 0, 0]

@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy/grafana/dp-balance.json"
 METRICS = ROOT / "vllm/v1/core/sched/balance/metrics.py"
+NAME = r'"(vllm:[a-z_]+)"'
 SUFFIXES = {
     "counter": ["_total"],
     "gauge": [""],
@@ -19,12 +20,15 @@ UPSTREAM = {
 
 
 def names() -> list[str]:
-    return re.findall(r'"(vllm:[a-z_]+)"', METRICS.read_text())
+    return re.findall(NAME, METRICS.read_text())
 
 
 def samples() -> set[str]:
-    made = re.findall(r'(counter|gauge)\(\s*name="(vllm:[a-z_]+)"', METRICS.read_text())
+    text = METRICS.read_text()
+    made = re.findall(r'(counter|gauge)\(\s*name="(vllm:[a-z_]+)"', text)
     kinds = dict.fromkeys(names(), "histogram") | {name: kind for kind, name in made}
+    _, _, gauges = text.partition("_GAUGES = {")
+    kinds |= dict.fromkeys(re.findall(NAME, gauges.partition("\n}\n")[0]), "gauge")
     return {name + suffix for name, kind in kinds.items() for suffix in SUFFIXES[kind]}
 
 

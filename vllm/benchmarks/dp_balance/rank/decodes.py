@@ -62,8 +62,14 @@ class Decodes:
         self._growing[work.phase] -= 1
 
     def output_tokens(self, work: RankRequest, step: int) -> int:
-        """Tokens of the answer that one has after a step."""
-        return work.request.output_len - (0 if work.ended else work.ends - step)
+        """Tokens of the answer that one has once a step has ended, not those after."""
+        known, tokens = work.num_output_tokens, self._tokens_after(work, step)
+        prefills = work.num_computed_tokens < work.num_tokens
+        return min(known, tokens) if prefills else max(known, tokens)
+
+    def _tokens_after(self, work: RankRequest, step: int) -> int:
+        """As if it decoded since it began, or until it was preempted."""
+        return work.request.output_len - (work.ends - step)
 
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""
@@ -93,6 +99,8 @@ class DraftedDecodes(Decodes):
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
         self._known[work] = work.num_tokens + 1, 0
+        tokens = work.num_output_tokens
+        work.ends, work.past = step, (tokens + 1, tokens, tokens)
         self.count += 1
         self.context += work.num_tokens
 
@@ -120,11 +128,8 @@ class DraftedDecodes(Decodes):
             # What is in the KV cache and known.
             work.num_computed_tokens = before or known - 1
 
-    def output_tokens(self, work: RankRequest, step: int) -> int:
-        """Tokens of the answer that one has after a step."""
-        if work.ended:
-            return work.request.output_len
-        return self._known[work][0] - work.request.prompt_len
+    def _tokens_after(self, work: RankRequest, step: int) -> int:
+        return work.past[max(0, work.ends - step)]
 
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""
@@ -134,6 +139,8 @@ class DraftedDecodes(Decodes):
             gain = min(left, 1 + next(work.request.drafts)) if left else 0
             gains += gain
             self._known[work] = known + gain, known
+            last, before, _ = work.past
+            work.ends, work.past = step, (last + gain, last, before)
             if gain == left:
                 done += [work] * (left > 0)
                 # Asynchronously it is known only after another step that this was all.

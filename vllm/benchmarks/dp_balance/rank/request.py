@@ -28,7 +28,9 @@ class RankRequest:
     num_blocks: int = 0
     """Blocks of the KV cache that it uses."""
     ends: int = 0
-    """The step that computes its last token."""
+    """The step that computes its last token; with drafts the last one so far."""
+    past: tuple[int, int, int] = (0, 0, 0)
+    """With drafts, tokens of its answer after that step and the two before it."""
     ended: bool = False
     """Whether that step was scheduled."""
     phase: int = 0

@@ -78,8 +78,10 @@ class Scheduler:
         )
         self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
-        self._in_flight: deque[Outcome] = deque()
-        """Of the steps that were scheduled and have not ended."""
+        self._in_flight: deque[tuple[Outcome, int]] = deque()
+        """Of the steps that were scheduled and have not ended, with tokens gained."""
+        self._context = 0
+        """Tokens of the running requests, without those in flight."""
         self._step = 0
         self._decision = OPEN
         self._allowed: float = 0
@@ -147,21 +149,17 @@ class Scheduler:
 
     def context(self) -> RankCounts:
         """What it tells for a dispatch by context, in the same fields."""
-        waiting, work = self._waiting, self._partial
+        waiting = self._waiting
         sample = [each.num_tokens for each in islice(waiting, QUEUE_SAMPLE)]
-        tokens = queued_tokens(sample, len(waiting)) + self._decodes.context
-        if work is not None:
-            tokens += work.num_tokens
+        tokens = queued_tokens(sample, len(waiting)) + self._context
         return RankCounts(tokens, len(waiting) + len(self._running))
 
     def output_tokens(self, request: SimRequest) -> int:
-        """Tokens of the answer that an unfinished request has."""
+        """Tokens of the answer of an unfinished request that have come."""
         work = self._requests.get(str(request.index))
         if work is None:
             return 0
-        if work.num_computed_tokens < work.num_tokens:
-            return work.num_output_tokens
-        return self._decodes.output_tokens(work, self._step)
+        return self._decodes.output_tokens(work, self._step - len(self._in_flight))
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
@@ -186,7 +184,9 @@ class Scheduler:
             self._attended,
             self._before,
         )
-        self._in_flight.append(self._advance())
+        tokens = self._decodes.tokens + len(self._complete)
+        outcome = self._advance()
+        self._in_flight.append((outcome, tokens - self._decodes.wasted))
         return load
 
     def _grow(self) -> bool:
@@ -219,6 +219,9 @@ class Scheduler:
             self._partial = None
         else:
             self._decodes.preempt(work, self._step)
+        if work.ended:
+            work.num_output_tokens = work.request.output_len
+        self._context -= work.num_tokens
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
@@ -254,6 +257,7 @@ class Scheduler:
             if work.request.cached is None:
                 work.request.cached = work.num_computed_tokens
             self._running.append(waiting.popleft())
+            self._context += work.num_tokens
             self._compute(work, tokens)
             budget -= tokens
 
@@ -306,6 +310,7 @@ class Scheduler:
         first = [work.request for work in complete if not work.num_output_tokens]
         for work in complete:
             if work.request.output_len == work.num_output_tokens + 1:
+                work.ends = self._step
                 done.append(work)
             else:
                 self._decodes.begin(work, self._step)
@@ -315,7 +320,8 @@ class Scheduler:
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
-        outcome = self._in_flight.popleft()
+        outcome, tokens = self._in_flight.popleft()
+        self._context += tokens
         for request in outcome.done:
             self._finish(request)
         return outcome
@@ -327,5 +333,6 @@ class Scheduler:
             self._waiting.remove(work)
             return
         self._running.remove(work)
+        self._context -= request.prompt_len + request.output_len
         work.num_computed_tokens = work.most_computed
         self._blocks.release(work)

@@ -16,7 +16,11 @@ from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.identity import identity_of
 from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
-from vllm.v1.core.sched.balance.measure.queues import num_waiting, put_in_order
+from vllm.v1.core.sched.balance.measure.queues import (
+    backlog_of,
+    num_waiting,
+    put_in_order,
+)
 from vllm.v1.core.sched.balance.measure.vllm_compat import (
     keep_prefill_interval,
     max_admitted,
@@ -310,6 +314,11 @@ class BalanceGate:
         """The engine core ends, perhaps of an error that is being handled."""
         self._exchange.close(sys.exc_info()[1])
 
-    def take_stats(self) -> dict[str, object] | None:
-        """What happened since the last call, for `SchedulerStats`."""
-        return self.stats.take()
+    def take_stats(self) -> dict[str, object]:
+        """What happened since the last call and what is to do, for `SchedulerStats`."""
+        prompts, _ = backlog_of(self._scheduler)
+        contexts, _ = backlog_of(self._scheduler, of_context=True)
+        held = len(self._permit.held_ids)
+        return self.stats.take(
+            {"unprefilled": prompts, "context": contexts, "held": held}
+        )

@@ -46,6 +46,22 @@ _HISTOGRAMS = {
 }
 """By the field of the report that goes into it: name and documentation."""
 
+_GAUGES = {
+    "unprefilled": (
+        "vllm:dp_balance_unprefilled_tokens",
+        "Prompt tokens that the rank has still to compute.",
+    ),
+    "context": (
+        "vllm:dp_balance_context_tokens",
+        "Tokens of the requests in the rank: of their prompts and answers so far.",
+    ),
+    "held": (
+        "vllm:dp_balance_held_requests",
+        "Requests that had a slot and were held back in the rank's last step.",
+    ),
+}
+"""The same of the report's load, which a router outside can read."""
+
 
 class DPBalanceProm:
     """Records balance scheduling in Prometheus, labelled by engine (rank).
@@ -97,6 +113,17 @@ class DPBalanceProm:
             )
             for field, (name, documentation) in _HISTOGRAMS.items()
         }
+        self._gauges = {
+            field: per_engine(
+                gauge(
+                    name=name,
+                    documentation=documentation,
+                    labelnames=labelnames,
+                    multiprocess_mode="mostrecent",
+                )
+            )
+            for field, (name, documentation) in _GAUGES.items()
+        }
         self._step_cost = gauge(
             name="vllm:dp_balance_step_cost_seconds",
             documentation="What the policy has learned that a step costs, by part.",
@@ -117,6 +144,8 @@ class DPBalanceProm:
         """Adds one report of `BalanceStats.take` of one engine, if it has one."""
         if report is None:
             return
+        for field, gauge in self._gauges.items():
+            gauge[engine_idx].set(report["load"][field])
         labels = self._labelvalues[engine_idx]
         for decision, reason, count in report["decisions"]:
             self._decisions.labels(*labels, report["policy"], decision, reason).inc(

@@ -92,20 +92,21 @@ class BalanceStats:
             self._observe("hold_lengths", steps)
             self._observe("hold_seconds", seconds)
 
-    def take(self) -> dict[str, object] | None:
-        """The report, or None if nothing happened; then starts anew.
+    def take(self, load: dict[str, int]) -> dict[str, object]:
+        """The report; then starts anew.
 
         It is made of plain types, for it is sent as msgpack. A histogram is a list of
         the bins that are not empty: number of the bin, number of its values, and their
         sum.
+
+        Args:
+            load: what the rank has to do now, by name.
         """
-        held = self._held_steps or self._bins["hold_lengths"]
-        if not self._decisions and not held:
-            return None
         learned = self._learned
         set_backs = 0 if learned is None else learned.set_backs
         report: dict[str, object] = {
             "policy": self._policy,
+            "load": load,
             "step_cost": {} if learned is None else learned.cost._asdict(),
             # A new group of ranks counts from 0.
             "set_backs": max(0, set_backs - self._told_set_backs),
