@@ -262,8 +262,7 @@ BY_COUNTS = "off, vLLM 0.30"
 def of_role(document: Document, role: str) -> Rows:
     """By workload and device, a figure for each load: mean times in seconds.
 
-    Then how much less ours are than those of vLLM 0.30, and the mean share of the time
-    that is lost to unequal decodes.
+    Then how much less ours are than those of vLLM 0.30.
     """
     rows = []
     cells = select(document, role=role)
@@ -275,9 +274,6 @@ def of_role(document: Document, role: str) -> Rows:
             row.append(" / ".join(f"{each / 1e3:.1f}" for each in found))
         less = [role_lead(cell) for cell in alike]
         row.append(" / ".join(f"{100 * share:+.0f}" for share in less) + " %")
-        if role == "decode":
-            unequal = [mean(alike, name, "unequal") for name in (BY_COUNTS, "adaptive")]
-            row.append(" → ".join(f"{100 * share:.0f}" for share in unequal) + " %")
         rows.append(row)
     return rows
 
