@@ -7,7 +7,7 @@ row is not measured again: its requests only grow older, or are held for a step 
 """
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from itertools import islice
 from typing import Any
 
@@ -85,7 +85,7 @@ class GatedRank(Scheduler):
         """What `_changes` was at the last row."""
         self._last_held: Set[str] | None = None
         """Those that were held in the last step, if nothing changed in it."""
-        self._queues: Sequence[int] = ()
+        self._queues = 0, 0, 0, 0, 0
         """Of the row: running, decoding, waiting, pending, pending tokens."""
         self._pending: list[RankRequest] = []
         self._pending_attended = 0
