@@ -186,11 +186,11 @@ def traded(document: Document) -> list[Cell]:
 
 
 def trade_offs(document: Document) -> Rows:
-    """What each variant of `adaptive`, and `align`, gives up for another thing."""
+    """What each variant of `adaptive` gives up of one thing for another."""
     cells = traded(document)
     rows = []
     for name in cells[0]["policies"]:
-        if not name.startswith(("adaptive", "align")):
+        if not name.startswith("adaptive"):
             continue
         tails = [tail(cell, name) for cell in cells]
         light = [cell for cell in cells if cell["load"] == 0.3]
@@ -294,9 +294,9 @@ def gain_lead(cell: Cell) -> float:
 
 
 def synthetic(document: Document, names: Sequence[str]) -> Rows:
-    """Per workload, ranks and phi: mean gains, the lead, and the tail over align's."""
+    """Per workload and phi: mean gains, the lead, and the tail over align's."""
     rows = []
-    for label, form in (("workload", "{}"), ("ranks", "{} ranks"), ("phi", "phi {}")):
+    for label, form in (("workload", "{}"), ("phi", "phi {}")):
         for (value,), cells in groups(document["cells"], label).items():
             leads = [gain_lead(cell) for cell in cells]
             rows.append([form.format(value)])
