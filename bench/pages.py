@@ -155,7 +155,7 @@ SERVED = (
 )
 """Policies that are shown of the traces."""
 ON_AGENTS = "off", "adaptive"
-DRAWN = "adaptive", "align", "sglang-100", "trtllm"
+DRAWN = "adaptive", "align", "sglang-100"
 
 
 def simulated(results: Mapping[str, Document]) -> dict[str, str]:

@@ -40,7 +40,6 @@ from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
 
 GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
@@ -77,9 +76,7 @@ def execute(task: Task) -> tuple[str, Figures]:
         what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
     if variant.short_first is not None:
         what = replace(what, short_first=variant.short_first)
-    lost = Lost(what.cost)
-    on_step = lost.add if what.role == "decode" else None
-    run = scenario.simulate(what, variant.policy, task.seed, on_step=on_step)
+    run = scenario.simulate(what, variant.policy, task.seed)
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
@@ -90,32 +87,7 @@ def execute(task: Task) -> tuple[str, Figures]:
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
-    if on_step is not None:
-        if found.p99_tpot_ms is not None:
-            figures["p99_tpot_ms"] = round(found.p99_tpot_ms, 3)
-        figures["unequal"] = round(lost.share, 4)
     return task.key, figures
-
-
-class Lost:
-    """Time of the steps that is lost to unequal decodes."""
-
-    def __init__(self, cost: CostModel) -> None:
-        """With these step times."""
-        self._cost, self._seconds, self._lost = cost, 0.0, 0.0
-
-    def add(self, step: loop.StepRecord) -> None:
-        """What the slowest rank decodes longer than the mean one."""
-        loads, cost = step.loads, self._cost
-        each = zip(loads.decodes, loads.context, strict=True)
-        own = [cost.a * requests + cost.context * tokens for requests, tokens in each]
-        self._lost += max(own) - statistics.fmean(own)
-        self._seconds += step.seconds
-
-    @property
-    def share(self) -> float:
-        """Of all steps."""
-        return self._lost / self._seconds
 
 
 def goodput(run: loop.Run) -> float:

@@ -186,11 +186,11 @@ def traded(document: Document) -> list[Cell]:
 
 
 def trade_offs(document: Document) -> Rows:
-    """What each variant of `adaptive`, and `align`, gives up for another thing."""
+    """What each variant of `adaptive` gives up of one thing for another."""
     cells = traded(document)
     rows = []
     for name in cells[0]["policies"]:
-        if not name.startswith(("adaptive", "align")):
+        if not name.startswith("adaptive"):
             continue
         tails = [tail(cell, name) for cell in cells]
         light = [cell for cell in cells if cell["load"] == 0.3]
@@ -262,8 +262,7 @@ BY_COUNTS = "off, vLLM 0.30"
 def of_role(document: Document, role: str) -> Rows:
     """By workload and device, a figure for each load: mean times in seconds.
 
-    Then how much less ours are than those of vLLM 0.30, and the mean share of the time
-    that is lost to unequal decodes.
+    Then how much less ours are than those of vLLM 0.30.
     """
     rows = []
     cells = select(document, role=role)
@@ -275,9 +274,6 @@ def of_role(document: Document, role: str) -> Rows:
             row.append(" / ".join(f"{each / 1e3:.1f}" for each in found))
         less = [role_lead(cell) for cell in alike]
         row.append(" / ".join(f"{100 * share:+.0f}" for share in less) + " %")
-        if role == "decode":
-            unequal = [mean(alike, name, "unequal") for name in (BY_COUNTS, "adaptive")]
-            row.append(" → ".join(f"{100 * share:.0f}" for share in unequal) + " %")
         rows.append(row)
     return rows
 
@@ -298,9 +294,9 @@ def gain_lead(cell: Cell) -> float:
 
 
 def synthetic(document: Document, names: Sequence[str]) -> Rows:
-    """Per workload, ranks and phi: mean gains, the lead, and the tail over align's."""
+    """Per workload and phi: mean gains, the lead, and the tail over align's."""
     rows = []
-    for label, form in (("workload", "{}"), ("ranks", "{} ranks"), ("phi", "phi {}")):
+    for label, form in (("workload", "{}"), ("phi", "phi {}")):
         for (value,), cells in groups(document["cells"], label).items():
             leads = [gain_lead(cell) for cell in cells]
             rows.append([form.format(value)])
