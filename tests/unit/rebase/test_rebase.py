@@ -24,6 +24,7 @@ from rebase_samples import (
     rebase,
     replaced,
     report,
+    statuses,
     tracked,
 )
 
@@ -45,10 +46,6 @@ def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
     return make_sdist(folder, f"vllm-{version}", files)
 
 
-def statuses(root: Path, name: str) -> dict[str, str]:
-    return {p["name"]: p["status"] for p in report(root, name)["patches"]}
-
-
 def test_series_and_lock_move_together(root, tmp_path):
     before = tracked(root)
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
@@ -63,10 +60,8 @@ def test_series_and_lock_move_together(root, tmp_path):
         "exchange.patch": "context-only",
         "defer.patch": "untouched",
     }
-    rows = {row["symbol"]: row for row in report(root, "2.0")["drift"]["vllm"]}
-    schedule = rows["vllm.engine.Engine.schedule"]
-    assert (schedule["added"], schedule["removed"]) == (2, 1)
-    assert (schedule["how"], schedule["patches"]) == ("touched", ["hold.patch"])
+    schedule = r"\| vllm\.engine\.Engine\.schedule \| touched \| \+2 −1 \| .* \| hold\."
+    assert re.search(schedule, report(root, "2.0"))
     # There and back gives the same bytes.
     assert tracked(root) != before
     assert rebase(root, "--sdist", str(sdist(tmp_path, "1.0", ENGINE))) == 0
@@ -109,9 +104,8 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
     exchange = "            self.gate.exchange(True)\n"
     file.write_text(clean.replace(hook, hook + exchange))
     assert rebase(root, "continue") == 0
-    patch = report(root, "2.0")["patches"][2]
-    assert (patch["name"], patch["status"]) == ("exchange.patch", "content-changed")
-    assert [(h["how"], h["scope"]) for h in patch["hooks"]] == [("hand", "Engine.loop")]
+    assert statuses(root, "2.0")["exchange.patch"] == "content-changed"
+    assert re.search(r"\| Engine\.loop \| .* \| hand \| ", report(root, "2.0"))
     assert f"+{exchange}" in (root / "patches/vllm/exchange.patch").read_text()
 
 
