@@ -46,7 +46,7 @@ class Release:
         )
 
     def fetch(self) -> KernelWheel:
-        return fetch_kernels(self.lock(), paths=self.paths)
+        return fetch_kernels(self.paths, self.lock(), "cp311", "x86_64")
 
 
 @pytest.fixture

@@ -71,20 +71,13 @@ def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
     return folders[1]
 
 
-def fetch_kernels(
-    lock: Lock,
-    python: str = "cp311",
-    arch: str = "x86_64",
-    *,
-    paths: Paths | None = None,
-) -> KernelWheel:
+def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWheel:
     """Fetch the kernel wheel for an interpreter and a machine, and prove it.
 
     Raises:
         ToolError: there is none, it cannot be had, or it does not belong to the pinned
             sources.
     """
-    paths = paths or Paths.find()
     sdist = prove_same_csrc(lock, paths)
     artifact = lock.kernel_wheel(python, arch)
     wheel = fetch(artifact, paths)
@@ -135,7 +128,7 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     Raises:
         ToolError: as `fetch_kernels`, or their build generated what ours would not.
     """
-    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
+    kernels = fetch_kernels(paths, lock, choice.python, choice.arch)
     with zipfile.ZipFile(kernels.path) as archive:
         generated = {name: archive.read(name).decode() for name in kernels.generated}
     if generated != {BUILD_INFO: build_info_text(device_type)}:

@@ -18,10 +18,11 @@ from balance_tools.rebase.sources import PristineTree, pristine_tree
 from balance_tools.rebase.work import Decided, Work
 from balance_tools.series.apply import (
     SERIES,
+    Files,
     Series,
     apply_to_bytes,
-    diff_file,
     load_series,
+    patch_text,
     patched_files,
     patched_steps,
 )
@@ -73,10 +74,8 @@ class NewSeries:
 
     def text_of(self, patch: Patch, contents: Contents) -> bytes:
         """Return the new text of a patch, which makes files what they hold."""
-        return patch.header.raw + b"".join(
-            diff_file(path, self.read(path) or b"", contents[path] or b"")
-            for path in sorted(contents, key=str.encode)
-        )
+        before = {path: self.read(path) or b"" for path in contents}
+        return patch_text(patch, before, {p: c or b"" for p, c in contents.items()})
 
     def add(self, patch: Patch, contents: Contents) -> None:
         """Add a patch behind the others."""
@@ -84,16 +83,15 @@ class NewSeries:
         self.now.update(contents)
 
     def judge(
-        self, patch: Patch, file: FilePatch, before: Contents, after: Contents
+        self, patch: Patch, file: FilePatch, before: Files, after: Files
     ) -> FileVerdict:
         """Judge a file of a patch that turns `before` into `after` in the old tree."""
         path, upstream, move = file.path, self.read(file.path), self.move
         if upstream is None:
             note = f"{path} is gone in {move.new.label}"
             return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
-        base = before.get(path) or (move.old.tree / path).read_bytes()
         names = (move.new.label, move.old.label, patch.name)
-        return decide(file, Sides(base, after[path] or b"", upstream, *names))
+        return decide(file, Sides(before[path], after[path], upstream, *names))
 
     def write(self, folder: Path) -> None:
         """Write the new series.
@@ -162,11 +160,11 @@ def place_all(
     results: list[PatchResult] = []
     every = [NewSeries(move) for move in moves]
     for series in every:
-        package, before = series.move.package, dict[str, bytes]()
-        for patch, after in patched_steps(series.move.series, series.move.old.tree):
+        package, old = series.move.package, series.move.old.tree
+        for patch, before, after in patched_steps(series.move.series, old):
             found = [series.judge(patch, f, before, after) for f in patch.files]
             contents: Contents = {one.path: one.partial for one in found}
-            result, before = _result(package, patch, found), after
+            result = _result(package, patch, found)
             if (package, patch.name) in decided:
                 own = decided[package, patch.name]
                 result = _decided(result, dropped=own is None)
