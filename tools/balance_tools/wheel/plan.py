@@ -179,7 +179,7 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
     """
     for package in packages:
         tree = paths.vendored(package)
-        manifest = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
+        manifest = Manifest.read(tree / MANIFEST_NAME)
         now = {
             "sdist": lock.packages[package].sha256,
             "series": series_sha256(paths.root, package),
