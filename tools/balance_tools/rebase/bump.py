@@ -28,7 +28,7 @@ from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
-from balance_tools.upstream.lock import Lock, dump_lock, load_lock
+from balance_tools.upstream.lock import Lock, dump_lock
 
 PACKAGE = "vllm"
 
@@ -131,7 +131,7 @@ def _misfits(
     if placed.status.needs_human:  # a dry run that got stuck
         return [], Status.UNTOUCHED
     print(f"checking our files against {new.label}", file=sys.stderr, flush=True)
-    pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
+    pin = read_pin(paths)
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED

@@ -122,9 +122,9 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
-    lock = load_lock(paths.lock)
-    rows = scan(paths, lock, releases(*parse_range(args.range)))
-    report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
+    rows = scan(paths, releases(*parse_range(args.range)))
+    pin = load_lock(paths.lock).vllm.version
+    report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
     report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code
