@@ -100,6 +100,13 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
     file.write_text(clean + "def broken(:\n")
     assert rebase(root, "continue") == 1
     assert "not valid Python" in capsys.readouterr().err
+    (file.parent / "new.py").touch()
+    file.write_text(clean)
+    assert rebase(root, "continue") == 1
+    assert "new.py: expected an edit, found that the file is new" in (
+        capsys.readouterr().err
+    )
+    (file.parent / "new.py").unlink()
     hook = "            self.finish(executed)\n"
     exchange = "            self.gate.exchange(True)\n"
     file.write_text(clean.replace(hook, hook + exchange))
@@ -111,7 +118,10 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
 
 def test_skip_leaves_the_patch_out(root, tmp_path):
     rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
+    gate = root / "patches/vllm/gate.patch"
+    edit(gate, "Sample hook", "Corrected meanwhile")
     assert rebase(root, "skip") == 0
+    assert "Corrected meanwhile" in gate.read_text()
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
     assert not (root / "patches/vllm/exchange.patch").exists()
 
