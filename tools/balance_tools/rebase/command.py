@@ -103,10 +103,8 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
-    work = derive(paths, line)
-    series = {package: work.final_series(package) for package in line.lock.packages}
-    folder = paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
+    series, folder = derive(paths, line).final / "patches", paths.build / "lines"
+    other = make_checkout(paths, folder / line.name, line.folder / LOCK_NAME, series)
     print(f"{other.root}: a source root for {line.name}; make wheel works there")
     return 0
 
