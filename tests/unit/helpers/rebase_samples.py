@@ -83,17 +83,13 @@ SYNC_AND_WAVE = SYNC + (
 )
 QUEUE = b"class Queue(list):\n    def peek(self):\n        return self[0]\n"
 PLUGIN = b'def enabled(config):\n    """Whether it is on."""\n    return config.on\n'
-README = b"Sample.\n\nNothing else.\n"
 
 UPSTREAM: Files = {
-    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n",
     "vllm/__init__.py": b"",
     "vllm/engine.py": ENGINE,
     "vllm/queue.py": QUEUE,
-    "vllm/README": README,
 }
 ASCEND: Files = {
-    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 1.0\n",
     "vllm_ascend/__init__.py": b"",
     "vllm_ascend/plugin.py": PLUGIN,
 }
