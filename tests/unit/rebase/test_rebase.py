@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from balance_tools.paths import Paths
-from balance_tools.rebase.command import VERBS
 from balance_tools.run import git
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -144,14 +143,6 @@ def test_one_bump_at_a_time_and_abort_goes_back(root, tmp_path, capsys):
 def test_without_a_bump_there_is_nothing_to_go_on_with(verb, root, capsys):
     assert rebase(root, verb) == 1
     assert "expected a bump in progress, found none" in capsys.readouterr().err
-
-
-def test_the_script_knows_the_verbs_and_takes_all_else_for_a_bump():
-    script = (Path(__file__).parents[3] / "tools" / "rebase.sh").read_text()
-    (verbs,) = [line for line in script.splitlines() if line.endswith(") ;;")]
-    words = {word.strip(" ')") for word in verbs.removesuffix(") ;;").split("|")}
-    assert words == {*VERBS, "-h", "--help", ""}
-    assert '*) set -- bump "$@" ;;' in script
 
 
 @pytest.mark.parametrize("version", ["../1", "", "1 0"])
