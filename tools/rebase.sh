@@ -5,7 +5,7 @@ set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 make --no-print-directory -s -C "$root" .venv/.made
 case "${1-}" in
-bump | continue | skip | abort | line | verify | scan | -h | --help | '') ;;
+[a-z]* | -h | --help | '') ;; # a verb
 *) set -- bump "$@" ;;
 esac
 exec env PYTHONPATH="$root/tools" "$root/.venv/bin/python" -m balance_tools rebase "$@"

@@ -126,7 +126,7 @@ def test_has_every_compiled_file_of_the_kernel_wheel(
         assert not [name for name in archive.namelist() if name.endswith(".so")]
         return
     lock = load_lock(paths.lock)
-    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
+    kernels = fetch_kernels(paths, lock, choice.python, choice.arch)
     with zipfile.ZipFile(kernels.path) as upstream:
         names = {
             name

@@ -50,16 +50,14 @@ class Manifest:
         write_atomically(path, text + "\n")
 
     @staticmethod
-    def read(path: Path) -> Manifest | None:
-        """The manifest at `path`; None if there is none that this version can use."""
+    def read(path: Path) -> Manifest:
+        """The manifest at `path`; an empty one if there is none that can be used."""
         try:
-            data = (
-                json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            )
+            data = json.loads(path.read_text(encoding="utf-8"))
             return Manifest(data["inputs"], dict(data["files"]))
-        except (LookupError, ValueError, TypeError):
+        except (FileNotFoundError, LookupError, ValueError, TypeError):
             # Cut short or mangled is as good as none: the files are compared instead.
-            return None
+            return Manifest({}, {})
 
 
 def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
@@ -82,7 +80,7 @@ def walk(folder: Path) -> Iterator[str]:
 
 def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
     """The files that the manifest in a tree does not list, or that git tracks."""
-    known = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
+    known = Manifest.read(tree / MANIFEST_NAME)
     paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
     return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 

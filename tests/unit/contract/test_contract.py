@@ -10,7 +10,6 @@ from balance_tools.contract.used_words import Use, words_of
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
-from balance_tools.upstream.lock import load_lock
 from rebase_samples import edit
 
 OF_THE_GATE = {"skipped_waiting", "is_prefill_chunk", "dp_group", "worker_cls"}
@@ -25,9 +24,7 @@ OTHERS = {"max_num_running_reqs", "execute_dummy_batch", "ray_device_key"}
 
 @pytest.fixture(scope="module")
 def pin() -> Pin:
-    paths = Paths.find()
-    series = load_series(paths.patches("vllm"))
-    found = read_pin(paths, load_lock(paths.lock), series)
+    found = read_pin(Paths.find())
     assert found is not None
     return found
 

@@ -1,14 +1,12 @@
 """A small repository with a lock, two packages and a series, to rebase in tests."""
 
 import ast
-import json
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import index_samples
 from balance_tools.__main__ import main
@@ -85,17 +83,13 @@ SYNC_AND_WAVE = SYNC + (
 )
 QUEUE = b"class Queue(list):\n    def peek(self):\n        return self[0]\n"
 PLUGIN = b'def enabled(config):\n    """Whether it is on."""\n    return config.on\n'
-README = b"Sample.\n\nNothing else.\n"
 
 UPSTREAM: Files = {
-    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n",
     "vllm/__init__.py": b"",
     "vllm/engine.py": ENGINE,
     "vllm/queue.py": QUEUE,
-    "vllm/README": README,
 }
 ASCEND: Files = {
-    "PKG-INFO": b"Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 1.0\n",
     "vllm_ascend/__init__.py": b"",
     "vllm_ascend/plugin.py": PLUGIN,
 }
@@ -191,8 +185,14 @@ def rebase(root: Path, *arguments: str) -> int:
     return main(["rebase", verb, "--root", str(root), *rest])
 
 
-def report(root: Path, name: str) -> Any:
-    return json.loads((root / "build" / "rebase" / name / "report.json").read_text())
+def report(root: Path, name: str) -> str:
+    return (root / "build" / "rebase" / name / "report.md").read_text()
+
+
+def statuses(root: Path, name: str) -> dict[str, str]:
+    """Patch to what the report's first table says of it."""
+    row = r"^\| vllm\w* \| (\S+) \| ([\w-]+) \|$"
+    return dict(re.findall(row, report(root, name), re.MULTILINE))
 
 
 def tracked(root: Path) -> Files:

@@ -75,7 +75,7 @@ def test_a_scan_places_the_lines_and_finds_a_conflict():
     version = Version(CONFLICTING)
     artifacts = [*releases(version, version), *(o.lock.vllm for o in LINES)]
     with exclusive(work_root(PATHS) / ".lock"):
-        conflict, *rows = scan(PATHS, load_lock(PATHS.lock), artifacts)
+        conflict, *rows = scan(PATHS, artifacts)
     assert len(rows) > 1
     for row in rows:
         assert (row.placed, row.checked, row.findings) == (True, True, ())

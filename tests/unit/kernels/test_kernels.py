@@ -46,7 +46,7 @@ class Release:
         )
 
     def fetch(self) -> KernelWheel:
-        return fetch_kernels(self.lock(), paths=self.paths)
+        return fetch_kernels(self.paths, self.lock(), "cp311", "x86_64")
 
 
 @pytest.fixture
@@ -86,11 +86,10 @@ def test_no_csrc_at_all_proves_nothing(release):
 
 def test_only_compiled_files_are_unpacked(release, tmp_path):
     dest = tmp_path / "out"
-    written = extract_kernels(release.fetch(), dest)
-    assert {p.relative_to(dest).as_posix() for p in written} == set(COMPILED)
-    assert {p for p in dest.rglob("*") if p.is_file()} == set(written)
-    for path in written:
-        assert path.read_text() == COMPILED[path.relative_to(dest).as_posix()]
+    extract_kernels(release.fetch(), dest)
+    written = [path for path in dest.rglob("*") if path.is_file()]
+    found = {path.relative_to(dest).as_posix(): path.read_text() for path in written}
+    assert found == COMPILED
 
 
 def test_a_wheel_without_kernels_is_refused(release):

@@ -56,9 +56,8 @@ def test_a_scan_of_a_range_without_a_release(index):
 
 
 def test_a_scan_goes_on_behind_a_release_of_another_layout(root, index):
-    paths = Paths(root)
     found = releases(Version("2.0"), Version("3.0"))
-    first, second = scan(paths, load_lock(paths.lock), found)
+    first, second = scan(Paths(root), found)
     assert first.placed
     assert {patch.status.label for patch in second.patches} == {"target-deleted"}
     (why,) = {reason for patch in second.patches for reason in patch.reasons}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from balance_tools.hooks.model import Status
 from rebase_samples import (
     ENGINE,
     EXCHANGE,
@@ -21,6 +22,7 @@ from rebase_samples import (
     rebase,
     replaced,
     report,
+    statuses,
     tracked,
     write_tree,
 )
@@ -80,15 +82,14 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
     before = tracked(root)
     code = rebase(root, "--sdist", str(sdist(tmp_path, files)))
     said = capsys.readouterr().err
-    found = report(root, "2.0")
-    assert (found["patches"][-1]["name"], found["status"]) == (patch, status), said
-    assert code == found["exit_code"] != 0
+    assert list(statuses(root, "2.0").items())[-1] == (patch, status), said
+    assert code == {one.label: one.exit_code for one in Status}[status]
     assert reason in said
     assert "Engine" in said or "engine.py" in said
     assert tracked(root) == before
     # A copy of upstream's file with the hook in a conflict block, nowhere else.
     hook = {"exchange.patch": b"gate.exchange("}.get(patch, b"create_gate(config)")
-    for path in found["waits_for"]:
+    for path in re.findall("^- edit (.+)$", report(root, "2.0"), re.MULTILINE):
         file = root / "build/rebase/2.0/vllm" / path
         text = file.read_bytes() if file.is_file() else b""
         outside = re.sub(rb"<<<<<<<.*?>>>>>>>[^\n]*\n", b"", text, flags=re.DOTALL)
@@ -138,7 +139,7 @@ def test_what_is_clear_is_placed_right(name, root, tmp_path):
 def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
     archive = sdist(tmp_path, {**UPSTREAM, "vllm/engine.py": WITH_EXCHANGE})
     assert rebase(root, "--sdist", str(archive)) == 3
-    assert report(root, "2.0")["status"] == "already-upstream"
+    assert statuses(root, "2.0") == {"gate.patch": "already-upstream"}
     for _ in range(2):
         assert rebase(root, "skip") == 3
     assert rebase(root, "skip") == 0
@@ -149,7 +150,7 @@ def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
     step = b"            executed = self.step()\n"
     archive = sdist(tmp_path, engine((step, step + EXCHANGE)))
     assert rebase(root, "--sdist", str(archive)) == 5
-    assert report(root, "2.0")["status"] == "conflict"
+    assert statuses(root, "2.0") == {"gate.patch": "conflict"}
 
 
 def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):

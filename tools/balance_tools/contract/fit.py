@@ -20,9 +20,9 @@ from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
-from balance_tools.series.apply import Series, patched_files
+from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.text import changed_lines
-from balance_tools.upstream.lock import Lock
+from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
 OURS = ("vllm/", "vllm_balance/")
@@ -43,7 +43,7 @@ class Pin:
     """What the type checker finds there already."""
 
 
-def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
+def read_pin(paths: Paths) -> Pin | None:
     """Read the pin; None if no file is ours.
 
     Raises:
@@ -55,7 +55,8 @@ def read_pin(paths: Paths, lock: Lock, series: Series) -> Pin | None:
     files = [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
     if not files:
         return None
-    tree, folder = ensure_pristine(lock.vllm, paths), paths.build / "contract" / "pin"
+    tree = ensure_pristine(load_lock(paths.lock).vllm, paths)
+    series, folder = load_series(paths.patches(VENDORED)), paths.build / "contract/pin"
     with exclusive(folder.parent / ".lock"):
         ours = lay_out(folder, tree, series, paths.root, files)
         mistakes = type_check(folder, ours)

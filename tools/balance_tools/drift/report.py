@@ -74,15 +74,12 @@ def _subjects(series: Series, modules: Modules) -> list[Drift]:
         row.patches = [*dict.fromkeys([*row.patches, patch])]
         row.named = sorted({*row.named, *names})
 
-    before: dict[str, bytes] = {}
-    for patch, after in patched_steps(series, modules.tree):
-        for file in patch.files:
-            old = before.get(file.path) or (modules.tree / file.path).read_bytes()
-            for hook in hooks_between(old, after[file.path], file.path):
+    for patch, before, after in patched_steps(series, modules.tree):
+        for path in after:
+            for hook in hooks_between(before[path], after[path], path):
                 if hook.scope:
-                    symbol = f"{module_of(file.path)}.{hook.scope}"
+                    symbol = f"{module_of(path)}.{hook.scope}"
                     add(symbol, TOUCHED, patch.name, {*hook.uses})
-        before = after
     for patch in series.patches:
         for names in patch.header.relies_on:
             add(OR.join(names).replace(":", "."), RELIED_ON, patch.name, set())

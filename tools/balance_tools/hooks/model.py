@@ -82,8 +82,8 @@ class FileVerdict:
 
     path: str
     content: bytes | None
-    """The new content, with conflict blocks if `status` needs a human; None deletes
-    the file.
+    """The new content, with conflict blocks if `status` needs a human; None if the file
+    is gone.
     """
     partial: bytes | None
     """The same without what could not be placed."""

@@ -8,6 +8,7 @@ Python files in the wheel are those of that sdist.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class KernelWheel:
     path: Path
     compiled: tuple[str, ...]
     """What its build made beside Python: the names to take, `vllm_ascend/…`."""
-    generated: tuple[str, ...]
+    generated: Mapping[str, bytes]
     """Python files that its build wrote; ours has to write its own."""
 
 
@@ -71,25 +72,18 @@ def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
     return folders[1]
 
 
-def fetch_kernels(
-    lock: Lock,
-    python: str = "cp311",
-    arch: str = "x86_64",
-    *,
-    paths: Paths | None = None,
-) -> KernelWheel:
+def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWheel:
     """Fetch the kernel wheel for an interpreter and a machine, and prove it.
 
     Raises:
         ToolError: there is none, it cannot be had, or it does not belong to the pinned
             sources.
     """
-    paths = paths or Paths.find()
     sdist = prove_same_csrc(lock, paths)
     artifact = lock.kernel_wheel(python, arch)
     wheel = fetch(artifact, paths)
     compiled: list[str] = []
-    generated: list[str] = []
+    generated: dict[str, bytes] = {}
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
         theirs = {f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE)}
@@ -98,8 +92,10 @@ def fetch_kernels(
             if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
                 continue
             is_python = name.endswith(".py") and not name.startswith(OPERATORS)
-            if name not in theirs:
-                (generated if is_python else compiled).append(name)
+            if name not in theirs and is_python:
+                generated[name] = archive.read(name)
+            elif name not in theirs:
+                compiled.append(name)
             elif is_python and archive.read(name) != (sdist / name).read_bytes():
                 differing.append(name)
     if differing:
@@ -113,20 +109,17 @@ def fetch_kernels(
             f"{artifact.filename}: expected compiled kernels, found no shared object; "
             "lock a release whose wheels have them"
         )
-    return KernelWheel(artifact, wheel, tuple(compiled), tuple(generated))
+    return KernelWheel(artifact, wheel, tuple(compiled), generated)
 
 
-def extract_kernels(wheel: KernelWheel, dest: Path) -> list[Path]:
-    """Write the compiled files below `dest`, as `dest/vllm_ascend/…`; returns them."""
-    written = []
+def extract_kernels(wheel: KernelWheel, dest: Path) -> None:
+    """Write the compiled files below `dest`, as `dest/vllm_ascend/…`."""
     with zipfile.ZipFile(wheel.path) as archive:
         for name in wheel.compiled:
             path = Path(archive.extract(name, dest))
             # zipfile drops the mode; only "may be executed" matters.
             mode = archive.getinfo(name).external_attr >> 16
             path.chmod(0o755 if mode & 0o111 else 0o644)
-            written.append(path)
-    return written
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
@@ -135,13 +128,11 @@ def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) ->
     Raises:
         ToolError: as `fetch_kernels`, or their build generated what ours would not.
     """
-    kernels = fetch_kernels(lock, choice.python, choice.arch, paths=paths)
-    with zipfile.ZipFile(kernels.path) as archive:
-        generated = {name: archive.read(name).decode() for name in kernels.generated}
-    if generated != {BUILD_INFO: build_info_text(device_type)}:
+    kernels = fetch_kernels(paths, lock, choice.python, choice.arch)
+    if kernels.generated != {BUILD_INFO: build_info_text(device_type).encode()}:
         raise ToolError(
             f"{kernels.artifact.filename}: expected its build to have generated only "
-            f"{BUILD_INFO} for device {device_type}, found {generated}; fix "
+            f"{BUILD_INFO} for device {device_type}, found {kernels.generated}; fix "
             f"{SETTINGS_NAME} or teach tools/balance_tools/kernels/stage.py"
         )
     stage = stage_of(paths, lock, choice, device_type)

@@ -48,11 +48,9 @@ class Stage:
 
     def made_from(self) -> Mapping[str, str] | None:
         """All that the kernels were made from; None if they are not there as made."""
-        manifest = Manifest.read(self.manifest_path)
-        if manifest is None or not manifest.describes(self.folder):
-            return None
-        known = manifest.inputs
-        return known if self.inputs.items() <= known.items() else None
+        known = Manifest.read(self.manifest_path)
+        fits = self.inputs.items() <= known.inputs.items()
+        return known.inputs if fits and known.describes(self.folder) else None
 
     def clear(self) -> None:
         """Remove the kernels, so that a run that is stopped leaves none."""

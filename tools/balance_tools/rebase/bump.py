@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
@@ -30,7 +28,7 @@ from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
-from balance_tools.upstream.lock import Lock, dump_lock, load_lock
+from balance_tools.upstream.lock import Lock, dump_lock
 
 PACKAGE = "vllm"
 
@@ -133,7 +131,7 @@ def _misfits(
     if placed.status.needs_human:  # a dry run that got stuck
         return [], Status.UNTOUCHED
     print(f"checking our files against {new.label}", file=sys.stderr, flush=True)
-    pin = read_pin(paths, load_lock(paths.lock), load_series(paths.patches(PACKAGE)))
+    pin = read_pin(paths)
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED
@@ -186,23 +184,10 @@ def write_report(
     drifts: Mapping[str, Sequence[Drift]] | None = None,
     wrong: Sequence[str] = (),
 ) -> Path:
-    """Write report.md and report.json; return the former.
+    """Write report.md and return its path.
 
     `wrong` is what of ours does not fit the release.
     """
-    waits_for = placed.pending.files if placed.pending else []
-    data = {
-        "status": placed.status.label,
-        "exit_code": placed.status.exit_code,
-        "patches": list(map(asdict, placed.results)),
-        "waits_for": waits_for,
-        "drift": {
-            name: list(map(asdict, rows)) for name, rows in (drifts or {}).items()
-        },
-        "wrong": list(wrong),
-    }
-    text = json.dumps(data, indent=1, default=lambda status: status.label)
-    (work.path / "report.json").write_text(text + "\n", encoding="utf-8")
     labels = ", ".join(f"{move.old.label} → {move.new.label}" for move in moves)
     lines = [f"# Rebase: {labels}", ""]
     rows = [
@@ -216,9 +201,9 @@ def write_report(
         if result.hooks:
             columns = ("file", "in", "line", "by", "remark")
             lines += table(columns, map(_row, result.hooks))
-    if waits_for:
+    if placed.pending:
         lines += ["", "## Waits for a decision", ""]
-        lines += [f"- edit {path}" for path in waits_for]
+        lines += [f"- edit {path}" for path in placed.pending.files]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
     lines += drift_markdown(drifts or {})
     if wrong:

@@ -103,10 +103,8 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
-    work = derive(paths, line)
-    series = {package: work.final_series(package) for package in line.lock.packages}
-    folder = paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
+    series, folder = derive(paths, line).final / "patches", paths.build / "lines"
+    other = make_checkout(paths, folder / line.name, line.folder / LOCK_NAME, series)
     print(f"{other.root}: a source root for {line.name}; make wheel works there")
     return 0
 
@@ -122,9 +120,9 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
-    lock = load_lock(paths.lock)
-    rows = scan(paths, lock, releases(*parse_range(args.range)))
-    report, text = work_root(paths) / "scan.md", scan_markdown(rows, lock.vllm.version)
+    rows = scan(paths, releases(*parse_range(args.range)))
+    pin = load_lock(paths.lock).vllm.version
+    report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
     report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code

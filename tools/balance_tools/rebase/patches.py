@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,18 +18,16 @@ from balance_tools.rebase.sources import PristineTree, pristine_tree
 from balance_tools.rebase.work import Decided, Work
 from balance_tools.series.apply import (
     SERIES,
+    Files,
     Series,
     apply_to_bytes,
-    diff_file,
     load_series,
+    patch_text,
     patched_files,
     patched_steps,
 )
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 from balance_tools.upstream.lock import Lock, load_lock
-
-Contents = Mapping[str, bytes | None]
-"""Files by their paths in a tree; None for one that is gone."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class NewSeries:
     """The series of one package on new upstream, as far as it is placed."""
 
     move: Move
-    now: dict[str, bytes | None] = field(default_factory=dict)
+    now: dict[str, bytes] = field(default_factory=dict)
     """Every file that a patch has touched by now, on new upstream."""
     made: dict[str, bytes] = field(default_factory=dict)
     """The new text of each patch that is not left out, by its name."""
@@ -71,29 +69,26 @@ class NewSeries:
         old = file.read_bytes() if file.is_file() else None
         return self.now.get(path, old)
 
-    def text_of(self, patch: Patch, contents: Contents) -> bytes:
-        """Return the new text of a patch, which makes files what they hold."""
-        return patch.header.raw + b"".join(
-            diff_file(path, self.read(path) or b"", contents[path] or b"")
-            for path in sorted(contents, key=str.encode)
-        )
+    def text_of(self, patch: Patch, files: Files) -> bytes:
+        """Return the new text of a patch, which makes these files what they are."""
+        before = {path: self.read(path) or b"" for path in files}
+        return patch_text(patch, before, files)
 
-    def add(self, patch: Patch, contents: Contents) -> None:
+    def add(self, patch: Patch, files: Files) -> None:
         """Add a patch behind the others."""
-        self.made[patch.name] = self.text_of(patch, contents)
-        self.now.update(contents)
+        self.made[patch.name] = self.text_of(patch, files)
+        self.now.update(files)
 
     def judge(
-        self, patch: Patch, file: FilePatch, before: Contents, after: Contents
+        self, patch: Patch, file: FilePatch, before: Files, after: Files
     ) -> FileVerdict:
         """Judge a file of a patch that turns `before` into `after` in the old tree."""
         path, upstream, move = file.path, self.read(file.path), self.move
         if upstream is None:
             note = f"{path} is gone in {move.new.label}"
             return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
-        base = before.get(path) or (move.old.tree / path).read_bytes()
         names = (move.new.label, move.old.label, patch.name)
-        return decide(file, Sides(base, after[path] or b"", upstream, *names))
+        return decide(file, Sides(before[path], after[path], upstream, *names))
 
     def write(self, folder: Path) -> None:
         """Write the new series.
@@ -162,19 +157,19 @@ def place_all(
     results: list[PatchResult] = []
     every = [NewSeries(move) for move in moves]
     for series in every:
-        package, before = series.move.package, dict[str, bytes]()
-        for patch, after in patched_steps(series.move.series, series.move.old.tree):
+        package, old = series.move.package, series.move.old.tree
+        for patch, before, after in patched_steps(series.move.series, old):
             found = [series.judge(patch, f, before, after) for f in patch.files]
-            contents: Contents = {one.path: one.partial for one in found}
-            result, before = _result(package, patch, found), after
+            files: Files = {v.path: v.partial for v in found if v.partial is not None}
+            result = _result(package, patch, found)
             if (package, patch.name) in decided:
                 own = decided[package, patch.name]
                 result = _decided(result, dropped=own is None)
-                contents = _patched(series, own) if own else {}
+                files = _patched(series, own) if own else {}
             elif result.status.needs_human and stop:
                 return Placed((*results, result), Pending(series, patch, found))
             if not result.dropped:
-                series.add(patch, contents)
+                series.add(patch, files)
                 result = _final(patch, series.made[patch.name], result)
             results.append(result)
             if not quiet:
@@ -206,7 +201,7 @@ def _decided(result: PatchResult, dropped: bool) -> PatchResult:
     return replace(result, status=changed, hooks=hooks, notes=notes)
 
 
-def _patched(series: NewSeries, patch: Patch) -> Contents:
+def _patched(series: NewSeries, patch: Patch) -> Files:
     return {
         file.path: apply_to_bytes(
             file, series.read(file.path), f"{patch.name}: {file.path}"
@@ -253,7 +248,7 @@ def take_edit(work: Work, pending: Pending) -> None:
     package, tree = series.move.package, series.move.new.tree
     top = work.edited(package)
     paths = {*walk(top / package), *walk(tree / package)}
-    contents: dict[str, bytes | None] = {}
+    files: dict[str, bytes] = {}
     for path in sorted(f"{package}/{path}" for path in paths):
         file, was = top / path, series.read(path)
         content = file.read_bytes() if file.is_file() else None
@@ -266,11 +261,11 @@ def take_edit(work: Work, pending: Pending) -> None:
                 "new file belongs to files of ours"
             )
         check_edit(file)
-        contents[path] = content
-    if not contents:
+        files[path] = content
+    if not files:
         raise ToolError(
             f"{top}: nothing is changed for {patch.name}; edit "
             f"{', '.join(pending.files)}, or leave the patch out with "
             "tools/rebase.sh skip"
         )
-    work.decide(package, patch.name, series.text_of(patch, contents))
+    work.decide(package, patch.name, series.text_of(patch, files))

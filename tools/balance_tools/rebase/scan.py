@@ -24,7 +24,7 @@ from balance_tools.rebase.work import Work, work_root
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
-from balance_tools.upstream.lock import Artifact, Lock
+from balance_tools.upstream.lock import Artifact, load_lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 PACKAGE = "vllm"
@@ -114,33 +114,29 @@ def releases(first: Version, last: Version) -> list[Artifact]:
     return [found[version] for version in sorted(found)]
 
 
-def scan(
-    paths: Paths, lock: Lock, artifacts: Sequence[Artifact]
-) -> list[ScannedRelease]:
-    """Rebase the series of the pin, `lock`, onto every release, two at a time.
+def scan(paths: Paths, artifacts: Sequence[Artifact]) -> list[ScannedRelease]:
+    """Rebase the series of the pin onto every release, two at a time.
 
     The series of a row is left in the work folder build/rebase/scan/VERSION.
     """
-    pin = read_pin(paths, lock, load_series(paths.patches(PACKAGE)))
+    pin = read_pin(paths)
     rows: list[ScannedRelease] = []
     with (
         ProcessPoolExecutor(WORKERS) as pool,
         progress("scanning releases", len(artifacts), "release") as report,
     ):
-        for row in pool.map(partial(_try, paths, lock, pin), artifacts):
+        for row in pool.map(partial(_try, paths, pin), artifacts):
             rows.append(row)
             report(len(rows))
     return rows
 
 
-def _try(
-    paths: Paths, lock: Lock, pin: Pin | None, artifact: Artifact
-) -> ScannedRelease:
+def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
     begun, version = time.monotonic(), artifact.version
     work = Work(work_root(paths) / "scan" / version)
     work.empty()
     series = load_series(paths.patches(PACKAGE))
-    old, found = pristine_tree(lock.vllm, paths, PACKAGE), None
+    old, found = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), None
     try:
         new = pristine_tree(artifact, paths, PACKAGE)
     except ToolError as error:  # upstream has another layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,10 @@ SERIES = "series"
 # of tools/quiltrc.
 CONTEXT_LINES = 2
 _SAME, _DIFFERENT = 0, 1
+
+
+Files = Mapping[str, bytes]
+"""By their paths in a tree."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +79,29 @@ def patched_files(series: Series, tree: Path) -> dict[str, bytes]:
     Raises:
         ToolError: a hunk does not apply at exactly its line.
     """
-    steps = [{}, *(after for _, after in patched_steps(series, tree))]
-    return steps[-1]
+    steps = patched_steps(series, tree)
+    return {path: text for _, _, after in steps for path, text in after.items()}
 
 
-def patched_steps(
-    series: Series, tree: Path
-) -> Iterator[tuple[Patch, dict[str, bytes]]]:
-    """Yield each patch with every file touched so far, as that patch leaves it."""
-    contents: dict[str, bytes] = {}
+def patched_steps(series: Series, tree: Path) -> Iterator[tuple[Patch, Files, Files]]:
+    """Yield each patch with its files before it and after it.
+
+    Raises:
+        ToolError: a hunk does not apply at exactly its line.
+    """
+    now: dict[str, bytes] = {}
     for patch in series.patches:
+        before: dict[str, bytes] = {}
+        after: dict[str, bytes] = {}
         for file in patch.files:
-            where = f"{series.directory / patch.name}: {file.path}"
-            old = contents.get(file.path)
-            if old is None and (tree / file.path).is_file():
-                old = (tree / file.path).read_bytes()
-            contents[file.path] = apply_to_bytes(file, old, where)
-        yield patch, dict(contents)
+            where, path = f"{series.directory / patch.name}: {file.path}", file.path
+            old = now.get(path)
+            if old is None and (tree / path).is_file():
+                old = (tree / path).read_bytes()
+            after[path] = apply_to_bytes(file, old, where)
+            before[path] = old or b""
+        now |= after
+        yield patch, before, after
 
 
 def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
@@ -153,13 +163,14 @@ def diff_file(path: str, old: bytes, new: bytes) -> bytes:
 
 def export_series(series: Series, tree: Path) -> dict[str, bytes]:
     """Return the canonical bytes of every patch by its name, on its pristine tree."""
-    result: dict[str, bytes] = {}
-    before: dict[str, bytes] = {}
-    for patch, after in patched_steps(series, tree):
-        paths = sorted((file.path for file in patch.files), key=str.encode)
-        for path in paths:
-            before.setdefault(path, (tree / path).read_bytes())
-        diffs = (diff_file(path, before[path], after[path]) for path in paths)
-        result[patch.name] = patch.header.raw + b"".join(diffs)
-        before = after
-    return result
+    return {
+        patch.name: patch_text(patch, before, after)
+        for patch, before, after in patched_steps(series, tree)
+    }
+
+
+def patch_text(patch: Patch, before: Files, after: Files) -> bytes:
+    """Return the text of a patch that turns the files `before` into those `after`."""
+    paths = sorted(after, key=str.encode)
+    diffs = (diff_file(path, before[path], after[path]) for path in paths)
+    return patch.header.raw + b"".join(diffs)

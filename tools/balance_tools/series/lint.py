@@ -97,11 +97,11 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
     Raises:
         ToolError: the series does not apply.
     """
-    for patch, contents in patched_steps(series, tree):
+    for patch, _, after in patched_steps(series, tree):
         where = series.directory / patch.name
         for file in patch.files:
             try:
-                parse_module(contents[file.path], file.path)
+                parse_module(after[file.path], file.path)
             except ToolError as error:
                 yield f"{where}: {error}"
     for name, canonical in export_series(series, tree).items():

@@ -27,7 +27,7 @@ def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")):
         known = Manifest.read(stamp)
-        if known is None or known.inputs != inputs or not known.describes(folder):
+        if known.inputs != inputs or not known.describes(folder):
             archive = fetch(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from balance_tools.files import remove_tree
@@ -20,13 +19,11 @@ LISTING = ".checkout"
 NO_CONSTRAINTS = "# Another release than the pin: the resolver decides.\n"
 
 
-def make_checkout(
-    paths: Paths, folder: Path, lock: Path, patches: Mapping[str, Path | None]
-) -> Paths:
+def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -> Paths:
     """Make or update the source root at `folder`; what was built there is kept.
 
-    `lock` is copied to its upstream.toml; `patches` is the folder of the series by
-    package, None for an empty one.
+    `lock` is copied to its upstream.toml, and `series`, a folder with the patches of
+    each package, to its patches/; None is no patches.
 
     Raises:
         ToolError: git cannot list the files.
@@ -49,12 +46,9 @@ def make_checkout(
     shutil.copyfile(lock, other.lock)
     if load_lock(other.lock).vllm.version != load_lock(paths.lock).vllm.version:
         (folder / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
-    for package, series in patches.items():
-        remove_tree(other.patches(package))
-        if series is None:
-            other.patches(package).mkdir(parents=True)
-        else:
-            shutil.copytree(series, other.patches(package))
+    remove_tree(other.root / "patches")
+    if series is not None:
+        shutil.copytree(series, other.root / "patches")
     for shared in (paths.cache, paths.pristine):
         shared.mkdir(parents=True, exist_ok=True)
         link = other.build / shared.name

@@ -79,7 +79,7 @@ def look(paths: Paths, lock: Lock, name: str) -> Package:
         series=load_series(paths.patches(name)),
         series_sha256=series_sha256(paths.root, name),
         tree=tree,
-        manifest=Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {}),
+        manifest=Manifest.read(tree / MANIFEST_NAME),
         tracked=frozenset(path.removeprefix(f"{name}/") for path in tracked),
     )
 
@@ -114,7 +114,7 @@ def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
         path.removeprefix(f"{name}/"): content
         for path, content in patched_files(package.series, pristine).items()
     }
-    upstream = Manifest.read(paths.unpacked_manifest(pristine)) or Manifest({}, {})
+    upstream = Manifest.read(paths.unpacked_manifest(pristine))
     files = {
         path.removeprefix(f"{name}/"): sha256
         for path, sha256 in upstream.files.items()

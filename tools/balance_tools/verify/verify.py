@@ -122,8 +122,10 @@ def verify(bench: Bench) -> str:
 
 def _run_all(bench: Bench) -> tuple[list[Entry], list[str]]:
     """Run every test; return what came of each file, and the tests that fail."""
-    patched = _root(bench, "patched", bench.series)
-    plain = _root(bench, "unpatched", None)
+    patched, plain = (
+        make_checkout(bench.paths, bench.folder / name, bench.lock, series)
+        for name, series in (("patched", bench.series), ("unpatched", None))
+    )
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
@@ -146,16 +148,6 @@ def _run_all(bench: Bench) -> tuple[list[Entry], list[str]]:
         results[entry.name.split("/")[0]].update(entry.results)
     failing += upstream.newly_failing(results)
     return [*tests, *theirs], failing
-
-
-def _root(bench: Bench, name: str, series: Path | None) -> Paths:
-    """Make the source root of one side."""
-    paths = bench.paths
-    patches: dict[str, Path | None] = {
-        package: series / package if series and (series / package).is_dir() else None
-        for package in (UPSTREAM, PLUGIN)
-    }
-    return make_checkout(paths, bench.folder / name, bench.lock, patches)
 
 
 def _python(root: Paths, wheel: Path) -> Path:

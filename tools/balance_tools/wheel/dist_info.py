@@ -13,55 +13,65 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from email.message import Message
 from pathlib import Path
 
 from balance_tools.distribution import EntryPoints
 from balance_tools.wheel.plan import GUARD, OURS, PLUGIN, WheelPlan
+from balance_tools.wheel.upstream_metadata import entry_points_of, values_of
 
 KEPT_HEADERS = (
     *("Summary", "Author", "License", "Project-URL", "Classifier", "Requires-Python"),
 )
 
 
-@dataclass(frozen=True)
-class DistInfo:
-    """What a dist-info says."""
+def write_dist_infos(plan: WheelPlan, folder: Path) -> None:
+    """Write them into `folder`.
 
-    name: str
-    version: str
-    package: str
-    """The folder that is imported by it; its files are the wheel's."""
-    headers: Sequence[tuple[str, str]]
-    """Of METADATA, after name and version."""
-    description: str
-    entry_points: EntryPoints
+    Ours stays visible where a stock vllm or vllm-ascend hides the others. The plugin's
+    is as upstream declares it, with our version and one requirement.
+    """
+    whole = f"{plan.settings.name} {plan.version}"
+    message = _metadata(plan, GUARD, plan.version)
+    message.add_header("Summary", f"Part of {whole}: what was built, intact?")
+    message.set_payload(f"To uninstall all of it: pip uninstall {plan.settings.name}\n")
+    _write(folder, OURS, message, plan.settings.guard_entry_points)
+    if plan.has_plugin:
+        upstream = plan.upstreams[PLUGIN]
+        message = _metadata(plan, upstream.name, plan.version_of(PLUGIN))
+        for header in KEPT_HEADERS:
+            for value in values_of(upstream, header):
+                message.add_header(header, value)
+        message.set_payload(f"Part of {whole}, which carries this plugin.\n")
+        _write(folder, PLUGIN, message, entry_points_of(upstream))
 
 
-def write_dist_info(info: DistInfo, folder: Path) -> None:
-    """Write a dist-info into `folder`."""
-    name = f"{info.name.replace('-', '_')}-{info.version}.dist-info"
-    path = folder / name
-    path.mkdir(parents=True)
+def _metadata(plan: WheelPlan, name: str, version: str) -> Message:
     message = Message()
     message["Metadata-Version"] = "2.1"
-    message["Name"] = info.name
-    message["Version"] = info.version
-    for header, value in info.headers:
-        message[header] = value
-    message.set_payload(info.description)
-    texts: Mapping[str, str] = {
-        "METADATA": message.as_string(),
-        "entry_points.txt": render_entry_points(info.entry_points),
-        "top_level.txt": f"{info.package}\n",
+    message["Name"] = name
+    message["Version"] = version
+    message["Requires-Dist"] = f"{plan.settings.name}=={plan.version}"
+    return message
+
+
+def _write(
+    folder: Path, package: str, metadata: Message, entry_points: EntryPoints
+) -> None:
+    """Write the dist-info by which `package` is imported."""
+    info = folder / f"{package}-{metadata['Version']}.dist-info"
+    info.mkdir(parents=True)
+    texts = {
+        "METADATA": metadata.as_string(),
+        "entry_points.txt": render_entry_points(entry_points),
+        "top_level.txt": f"{package}\n",
     }
     for file, text in texts.items():
-        (path / file).write_text(text, encoding="utf-8")
-    installed = [(f"{name}/{file}", path / file) for file in sorted(texts)]
-    record = render_record(installed, f"{name}/RECORD")
-    (path / "RECORD").write_text(record, encoding="utf-8", newline="")
+        (info / file).write_text(text, encoding="utf-8")
+    files = [(f"{info.name}/{file}", info / file) for file in texts]
+    record = render_record(files, f"{info.name}/RECORD")
+    (info / "RECORD").write_text(record, encoding="utf-8", newline="")
 
 
 def render_entry_points(entry_points: EntryPoints) -> str:
@@ -82,36 +92,3 @@ def render_record(files: Iterable[tuple[str, Path]], record_name: str) -> str:
         writer.writerow([name, f"sha256={digest.rstrip(b'=').decode()}", len(content)])
     writer.writerow([record_name, "", ""])
     return text.getvalue()
-
-
-def guard(plan: WheelPlan) -> DistInfo:
-    """Ours: it stays visible where a stock vllm or vllm-ascend hides the others."""
-    summary = f"Part of {plan.settings.name} {plan.version}: what was built, intact?"
-    return DistInfo(
-        name=GUARD,
-        version=plan.version,
-        package=OURS,
-        headers=[("Summary", summary), _requirement(plan)],
-        description=f"To uninstall all of it: pip uninstall {plan.settings.name}\n",
-        entry_points=plan.settings.guard_entry_points,
-    )
-
-
-def plugin(plan: WheelPlan) -> DistInfo:
-    """The plugin's, as upstream declares it, with our version and one requirement."""
-    upstream = plan.upstreams[PLUGIN]
-    kept = [(name, value) for name in KEPT_HEADERS for value in upstream.values(name)]
-    return DistInfo(
-        name=upstream.name,
-        version=plan.version_of(PLUGIN),
-        package=PLUGIN,
-        headers=[*kept, _requirement(plan)],
-        description=(
-            f"Part of {plan.settings.name} {plan.version}, which carries this plugin.\n"
-        ),
-        entry_points=upstream.entry_points,
-    )
-
-
-def _requirement(plan: WheelPlan) -> tuple[str, str]:
-    return ("Requires-Dist", f"{plan.settings.name}=={plan.version}")

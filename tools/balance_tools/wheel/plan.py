@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from packaging.version import Version
@@ -35,10 +36,7 @@ from balance_tools.wheel.requirements import (
     read_requirements,
     reconcile,
 )
-from balance_tools.wheel.upstream_metadata import (
-    UpstreamMetadata,
-    read_upstream_metadata,
-)
+from balance_tools.wheel.upstream_metadata import entry_points_of, upstream_metadata
 from vllm_balance.fingerprint import series_sha256
 
 OURS = "vllm_balance"
@@ -67,7 +65,7 @@ class WheelPlan:
     settings: Settings
     target: Target
     lock: Lock
-    upstreams: Mapping[str, UpstreamMetadata]
+    upstreams: Mapping[str, Distribution]
     """Vendored package to what its upstream declares."""
     requirements: tuple[str, ...]
     licences: Mapping[str, Path]
@@ -125,7 +123,7 @@ class WheelPlan:
     @property
     def entry_points(self) -> EntryPoints:
         """Those of the first dist-info: all, for the others may be removed."""
-        parts = [self.upstreams[name].entry_points for name in self.target.packages]
+        parts = [entry_points_of(self.upstreams[p]) for p in self.target.packages]
         parts += [self.target.entry_points, self.settings.guard_entry_points]
         return merge_entry_points(*parts)
 
@@ -179,7 +177,7 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
     """
     for package in packages:
         tree = paths.vendored(package)
-        manifest = Manifest.read(tree / MANIFEST_NAME) or Manifest({}, {})
+        manifest = Manifest.read(tree / MANIFEST_NAME)
         now = {
             "sdist": lock.packages[package].sha256,
             "series": series_sha256(paths.root, package),
@@ -241,7 +239,7 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         if package in target.packages
     }
     upstreams = {
-        package: read_upstream_metadata(folder, package)
+        package: upstream_metadata(folder, package)
         for package, folder in pristine.items()
     }
     wanted: list[Wanted] = []

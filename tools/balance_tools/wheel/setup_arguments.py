@@ -17,13 +17,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
 from balance_tools.wheel.build_record import build_record
-from balance_tools.wheel.dist_info import (
-    guard,
-    plugin,
-    render_entry_points,
-    write_dist_info,
-)
+from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
+from balance_tools.wheel.upstream_metadata import extras_of, values_of
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
 EPOCH = "315532800"
@@ -47,16 +43,16 @@ def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
             "vllm-balance. `vllm-balance info` says what is installed.\n"
         ),
         "long_description_content_type": "text/markdown",
-        "author": f"{upstream.core['Author']}, with changes by vllm-balance",
+        "author": f"{upstream.metadata['Author']}, with changes by vllm-balance",
         "license_expression": plan.target.license,
         "license_files": [],
-        "classifiers": upstream.values("Classifier"),
-        "python_requires": upstream.core["Requires-Python"],
+        "classifiers": values_of(upstream, "Classifier"),
+        "python_requires": upstream.metadata["Requires-Python"],
         "packages": plan.packages,
         "package_data": {"": ["*"]},
         "include_package_data": False,
         "install_requires": list(plan.requirements),
-        "extras_require": upstream.extras,
+        "extras_require": extras_of(upstream),
         "entry_points": render_entry_points(plan.entry_points),
         "zip_safe": False,
         "distclass": BinaryDistribution if plan.has_plugin else Distribution,
@@ -128,9 +124,7 @@ def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
         add_kernels(plan.kernels, wheel_root)
     # Where the packages of this wheel go too: a RECORD names them relative to it.
     library = wheel_root / data_dir / ("platlib" if plan.has_plugin else "purelib")
-    write_dist_info(guard(plan), library)
-    if plan.has_plugin:
-        write_dist_info(plugin(plan), library)
+    write_dist_infos(plan, library)
     # A file that is started by its own first line may be executed. Its mode is not
     # asked: that depends on how the sources came here.
     for path in filter(Path.is_file, wheel_root.rglob("*")):

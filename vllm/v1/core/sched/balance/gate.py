@@ -318,7 +318,7 @@ class BalanceGate:
         """What happened since the last call and what is to do, for `SchedulerStats`."""
         prompts, _ = backlog_of(self._scheduler)
         contexts, _ = backlog_of(self._scheduler, of_context=True)
-        held = len(self._permit.held_ids)
+        held = len(self.permit.held_ids)
         return self.stats.take(
             {"unprefilled": prompts, "context": contexts, "held": held}
         )
