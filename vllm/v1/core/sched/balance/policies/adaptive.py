@@ -81,6 +81,7 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
+        self._stretch = 1.0
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -98,6 +99,7 @@ class Adaptive:
     def reset(self) -> None:
         """Forgets the waiting; keeps the costs and the traffic."""
         self._waiting: list[float] = []
+        self._nobody = True
         self._decodes.reset()
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -139,22 +141,22 @@ class Adaptive:
         cost = self._learner.cost
         if cost is None and self._decodes.before:
             self._unknown += seconds
-        self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
-        )
+        self._decodes.observe(sum(snapshot.decoding), prefilled, seconds)
+        self._stretch = self._decodes.stretch_of(cost and cost.decode)
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
         tokens = self._pending(snapshot)
-        if not any(snapshot.decoding):
-            return OPEN._replace(reason="idle")
         cost = self._learner.cost
+        nobody, self._nobody = self._nobody, not any(snapshot.decoding)
+        if self._nobody and (nobody or cost is None):
+            return OPEN._replace(reason="idle")
         if cost is None:
             return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
-        stretch = self._decodes.stretch
+        stretch = self._stretch
         room = 1 / (max(_EMPTY, load) * stretch * stretch * stretch)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_short(snapshot, cost):
@@ -166,7 +168,7 @@ class Adaptive:
             self._waiting = [0.0] * len(tokens)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         self._wait(snapshot, seconds)
-        scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
+        scale = (1 + self._slack(load)) / (requests * self._stretch)
         if is_due:
             scale *= room * room
         budget = best_prefill_budget(
@@ -233,7 +235,7 @@ class Adaptive:
         ranks = len(self._served)
         most = min(1.0, self._traffic.size / max(snapshot.max_tokens))
         price = cost.waste(most, mean=most / ranks, idle=1 - 1 / ranks)
-        price *= self._decodes.stretch
+        price *= self._stretch
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         return optimal_cycle(price, requests, self._traffic.rate) < cost.decode
 
@@ -269,7 +271,7 @@ class Adaptive:
         Args:
             load: requests in the ranks, as a share of the slots.
         """
-        prefills = max(self._decodes.stretch - 1, _LEAST_STRETCH)
+        prefills = max(self._stretch - 1, _LEAST_STRETCH)
         given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
         shorter = 1 + given + math.sqrt(given * (given + 2))
         return shorter * shorter - 1

@@ -20,7 +20,7 @@ class Decodes:
         """Requests that decode after the last step; None if there was none."""
         self._expected = 0.0
         self._seconds = 0.0
-        self._decode_seconds = 0.0
+        self._steps = 0.0
 
     def reset(self) -> None:
         """Forgets the last step; keeps what was learned."""
@@ -31,26 +31,22 @@ class Decodes:
         """Share of the requests that decode in a step that end in it; 0 at first."""
         return self._ended / self._decoded if self._decoded else 0.0
 
-    @property
-    def stretch(self) -> float:
+    def stretch_of(self, decode: float | None) -> float:
         """Seconds that pass while a request decodes for one; 1 or more.
 
         A mean over about the time for which a request decodes.
         """
-        if not self._decode_seconds:
+        if not decode:
             return 1.0
-        return max(1.0, self._seconds / self._decode_seconds)
+        return max(1.0, self._seconds / (self._steps * decode)) if self._steps else 1.0
 
-    def observe(
-        self, decoding: int, prefilled: int, seconds: float, decode: float | None
-    ) -> None:
+    def observe(self, decoding: int, prefilled: int, seconds: float) -> None:
         """Adds one step.
 
         Args:
             decoding: requests that decode on all ranks after it.
             prefilled: prompt tokens that all ranks scheduled in it.
             seconds: its duration; 0 if it is not known.
-            decode: seconds of a step without prefill; None if they are not known.
         """
         if self.before and not prefilled:
             share = self.ending
@@ -64,7 +60,7 @@ class Decodes:
                 self._ended /= 2
                 self._decoded /= 2
         self.before = decoding
-        if decode is not None and seconds:
+        if seconds:
             keep = 1 / (1 + max(self.ending, 1 / _LONGEST))
             self._seconds = self._seconds * keep + seconds
-            self._decode_seconds = self._decode_seconds * keep + min(seconds, decode)
+            self._steps = self._steps * keep + 1
