@@ -141,7 +141,7 @@ class Adaptive:
         cost = self._learner.cost
         if cost is None and self._decodes.before:
             self._unknown += seconds
-        self._decodes.observe(sum(snapshot.decoding), prefilled, seconds)
+        self._decodes.observe(sum(snapshot.decoding), prefilled, seconds, sum(snapshot.running)+sum(snapshot.waiting))
         self._stretch = self._decodes.stretch_of(cost and cost.decode)
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
@@ -287,6 +287,7 @@ class Adaptive:
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
         decoding = sum(snapshot.decoding)
         waiting = sum(snapshot.running) + sum(snapshot.waiting) - decoding
+        if self._decodes.leaving * 2 < self._decodes.ending: return False
         return decoding * self._decodes.ending * seconds > waiting * cost.decode
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
