@@ -81,7 +81,6 @@ class Adaptive:
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
         self._mean_age = 0.0
-        self._stretch = 1.0
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -141,8 +140,13 @@ class Adaptive:
         cost = self._learner.cost
         if cost is None and self._decodes.before:
             self._unknown += seconds
-        self._decodes.observe(sum(snapshot.decoding), prefilled, seconds, sum(snapshot.running)+sum(snapshot.waiting))
-        self._stretch = self._decodes.stretch_of(cost and cost.decode)
+        self._decodes.observe(
+            _requests(snapshot),
+            sum(snapshot.decoding),
+            prefilled,
+            seconds,
+            cost and cost.decode,
+        )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
         tokens = self._pending(snapshot)
@@ -153,10 +157,10 @@ class Adaptive:
         if cost is None:
             return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        requests = _requests(snapshot)
         load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
-        stretch = self._stretch
+        stretch = self._decodes.stretch
         room = 1 / (max(_EMPTY, load) * stretch * stretch * stretch)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_short(snapshot, cost):
@@ -168,7 +172,7 @@ class Adaptive:
             self._waiting = [0.0] * len(tokens)
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         self._wait(snapshot, seconds)
-        scale = (1 + self._slack(load)) / (requests * self._stretch)
+        scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
         if is_due:
             scale *= room * room
         budget = best_prefill_budget(
@@ -235,8 +239,8 @@ class Adaptive:
         ranks = len(self._served)
         most = min(1.0, self._traffic.size / max(snapshot.max_tokens))
         price = cost.waste(most, mean=most / ranks, idle=1 - 1 / ranks)
-        price *= self._stretch
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        price *= self._decodes.stretch
+        requests = _requests(snapshot)
         return optimal_cycle(price, requests, self._traffic.rate) < cost.decode
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
@@ -271,7 +275,7 @@ class Adaptive:
         Args:
             load: requests in the ranks, as a share of the slots.
         """
-        prefills = max(self._stretch - 1, _LEAST_STRETCH)
+        prefills = max(self._decodes.stretch - 1, _LEAST_STRETCH)
         given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
         shorter = 1 + given + math.sqrt(given * (given + 2))
         return shorter * shorter - 1
@@ -281,13 +285,15 @@ class Adaptive:
 
         A step more of decodes spares those that end in it the whole release, and delays
         all that have no first token by the step. Short answers are so given before more
-        prompts are begun, but a queue is not kept waiting for them.
+        prompts are begun, but a queue is not kept waiting for them. In a closed loop
+        nothing is spared: whoever ends is replaced by one that waits for the release.
         """
+        if self._decodes.replaced:
+            return False
         served = [min(work, budget) for work in self._pending(snapshot)]
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
         decoding = sum(snapshot.decoding)
-        waiting = sum(snapshot.running) + sum(snapshot.waiting) - decoding
-        if self._decodes.leaving * 2 < self._decodes.ending: return False
+        waiting = _requests(snapshot) - decoding
         return decoding * self._decodes.ending * seconds > waiting * cost.decode
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
@@ -307,6 +313,11 @@ class Adaptive:
             )
             if wait and work
         )
+
+
+def _requests(snapshot: Snapshot) -> int:
+    """In all ranks."""
+    return sum(snapshot.running) + sum(snapshot.waiting)
 
 
 def _shares(tokens: Sequence[float], largest: int) -> tuple[float, float, float]:
