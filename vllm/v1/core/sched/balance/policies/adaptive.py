@@ -6,34 +6,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .chunks import LEAST_CHUNK
 from .cycle import Traffic, optimal_cycle
 from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
-from .step_cost import CostLearner, StepCost
+from .step_cost import MEMORY, CostLearner, StepCost
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_LONGEST_UNKNOWN, _DECODING = 20.0, 3
-"""Seconds, and steps of a decode; see `Adaptive._first_decode`."""
+_DECODING = 3
+"""Steps of a decode; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 _FIRST_TOKENS = 0.002
 """Share of the mean end-to-end time that is given for earlier first tokens while all
 slots are in use; see `Adaptive._slack`."""
-_LEAST_LOAD = 0.02
+_LEAST_LOAD = 0.05
 """Share of the slots in use below which no more is given."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need."""
-_LEAST_CHUNK = 1024
-"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
-before it, which takes as long as 410 tokens need to attend to it: by the shapes of
-DeepSeek-V3, 512 * 256 operations against 320."""
-_EMPTY = 0.125
-"""Share of the slots in use below which ranks count as empty for a TTFT budget."""
-_NEWEST = 0.01
-"""Weight of a step in the mean age of what is pending."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,8 @@ class Adaptive:
         self._learner = CostLearner()
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
-        self._mean_age = 0.0
+        self._mean_age, self._aged = 0.0, 0
+        """Seconds, and steps that it is a mean of."""
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -116,7 +110,7 @@ class Adaptive:
             # A cut prompt takes more steps, in which the others decode.
             if sum(snapshot.decoding) <= sum(snapshot.pending):
                 return decision
-        return decision._replace(attention=self._attention, least=_LEAST_CHUNK)
+        return decision._replace(attention=self._attention, least=LEAST_CHUNK)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens
@@ -161,7 +155,7 @@ class Adaptive:
         load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
         stretch = self._decodes.stretch
-        room = 1 / (max(_EMPTY, load) * stretch * stretch * stretch)
+        room = 1 / (max(_LEAST_LOAD, load) * stretch * stretch * stretch)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_short(snapshot, cost):
             wait = any(tokens) and not is_due
@@ -188,6 +182,8 @@ class Adaptive:
         )
         if not budget:
             return _HOLD
+        if self._nobody:
+            return OPEN._replace(reason="idle")
         if is_due:
             return OPEN._replace(reason="ttft_budget")
         if self._decodes_first(snapshot, budget, cost):
@@ -226,7 +222,7 @@ class Adaptive:
             begin = max(begin, sum(prefills) / size)
         enough = max(sum(snapshot.pending), _DECODING * begin)
         times = max(1.0, enough / sum(snapshot.decoding))
-        late = self._unknown >= _LONGEST_UNKNOWN * times
+        late = self._unknown >= self._parameters.window * times
         if ranks > 1 and (times == 1 or late):
             self._unknown = 0.0
             return _HOLD._replace(reason="learn")
@@ -252,7 +248,8 @@ class Adaptive:
         pending, ages = snapshot.pending, snapshot.pending_age_us
         total = sum(n * age for n, age in zip(pending, ages, strict=True))
         mean = total / sum(pending) * _SECONDS
-        self._mean_age += _NEWEST * (mean - self._mean_age)
+        self._aged = min(self._aged + 1, MEMORY)
+        self._mean_age += (mean - self._mean_age) / self._aged
         if not seconds:  # the first step of a wave: nobody has waited
             return
         usual = max(self._mean_age, seconds)

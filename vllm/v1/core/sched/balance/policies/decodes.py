@@ -2,12 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How decodes fare: how many end in a step, and how much prefills slow them down."""
 
-_MEMORY = 256
-"""Ended requests that the share is a mean of; both sums are halved beyond it."""
-_SURPRISE = 32.0
-"""Requests that should have ended since one has, for answers to have become longer."""
-_LONGEST = 1e4
-"""Steps over which the stretch is a mean, while no request has ended yet."""
+from .step_cost import MEMORY
 
 
 class Decodes:
@@ -18,7 +13,6 @@ class Decodes:
         self._decoded = 0.0
         self.before: int | None = None
         """Requests that decode after the last step; None if there was none."""
-        self._expected = 0.0
         self._left = 0.0
         """By how many requests the ranks have fewer, after steps without a prefill."""
         self._requests: int | None = None
@@ -70,25 +64,21 @@ class Decodes:
             decode: seconds of a step without prefill; None if they are not known.
         """
         if self.before and not prefilled:
-            share = self.ending
+            # Each that should end forgets one, so that longer answers are learned, too.
+            keep = 1 / (1 + self.before * self.ending / MEMORY)
             # Without prefill nobody joins, so whoever is missing has ended.
             ended = max(0, self.before - decoding)
-            self._ended += ended
-            self._decoded += self.before
+            self._ended = self._ended * keep + ended
+            self._decoded = self._decoded * keep + self.before
             # What came while others prefilled is seen in the step after it.
             before = self._requests
-            self._left += ended if before is None else before - requests
-            self._expected = 0.0 if ended else self._expected + self.before * share
-            # Answers have become longer if none ends where many should.
-            if self._ended > _MEMORY or self._expected > _SURPRISE:
-                self._ended /= 2
-                self._decoded /= 2
-                self._left /= 2
+            left = ended if before is None else before - requests
+            self._left = self._left * keep + left
         self.before = decoding
         self._requests = None if prefilled else requests
         if not seconds:
             return
-        keep = 1 / (1 + max(self.ending, 1 / _LONGEST))
+        keep = 1 / (1 + self.ending)
         self._seconds = self._seconds * keep + seconds
         if decode is None:
             self._steps = self._steps * keep + 1
