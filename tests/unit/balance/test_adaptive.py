@@ -75,7 +75,7 @@ def test_the_first_decode_step_is_not_made_while_answers_are_short(pending):
 
 def test_the_first_decode_step_is_made_late_if_too_few_decode():
     """In an overload, prompts would never let one be."""
-    late = math.ceil(20 * 10 / 9 / 0.5)
+    late = math.ceil(30 * 10 / 9 / 0.5)
     assert first_decode([running(9, 10)] * 2)[:2] == [late, 2 * late]
     assert first_decode([running(1)] * 2)[0] == 3 * 20 / 0.5
 

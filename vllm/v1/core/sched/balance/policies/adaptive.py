@@ -6,34 +6,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .attention_cost import LEAST_CHUNK
 from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
 from .rows import Snapshot
-from .step_cost import CostLearner, StepCost
+from .step_cost import MEMORY, CostLearner, StepCost
 from .traffic import Traffic, optimal_cycle
 
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
-_LONGEST_UNKNOWN, _DECODING = 20.0, 3
-"""Seconds, and steps of a decode; see `Adaptive._first_decode`."""
+_DECODING = 3
+"""Steps of a decode; see `Adaptive._first_decode`."""
 _SECONDS = 1e-6
 """The microseconds of a row in seconds."""
 _FIRST_TOKENS = 0.002
 """Share of the mean end-to-end time that is given for earlier first tokens while all
 slots are in use; see `Adaptive._slack`."""
-_LEAST_LOAD = 0.02
+_LEAST_LOAD = 0.05
 """Share of the slots in use below which no more is given."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need."""
-_LEAST_CHUNK = 1024
-"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
-before it, which takes as long as 410 tokens need to attend to it: by the shapes of
-DeepSeek-V3, 512 * 256 operations against 320."""
-_EMPTY = 0.125
-"""Share of the slots in use below which ranks count as empty for a TTFT budget."""
-_NEWEST = 0.01
-"""Weight of a step in the mean age of what is pending."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,8 @@ class Adaptive:
         self._learner = CostLearner()
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
-        self._mean_age = 0.0
+        self._mean_age, self._aged = 0.0, 0
+        """Seconds, and steps that it is a mean of."""
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -98,6 +92,7 @@ class Adaptive:
     def reset(self) -> None:
         """Forgets the waiting; keeps the costs and the traffic."""
         self._waiting: list[float] = []
+        self._nobody = True
         self._decodes.reset()
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -115,7 +110,7 @@ class Adaptive:
             # A cut prompt takes more steps, in which the others decode.
             if sum(snapshot.decoding) <= sum(snapshot.pending):
                 return decision
-        return decision._replace(cost_per_attended=self._attention, least=_LEAST_CHUNK)
+        return decision._replace(cost_per_attended=self._attention, least=LEAST_CHUNK)
 
     def _learn(self, snapshot: Snapshot, seconds: float) -> None:
         prefills = snapshot.prefill_tokens
@@ -140,22 +135,27 @@ class Adaptive:
         if cost is None and self._decodes.before:
             self._unknown += seconds
         self._decodes.observe(
-            sum(snapshot.decoding), prefilled, seconds, cost and cost.decode
+            _requests(snapshot),
+            sum(snapshot.decoding),
+            prefilled,
+            seconds,
+            cost and cost.decode,
         )
 
     def _decide(self, snapshot: Snapshot, seconds: float) -> Decision:
         tokens = self._pending(snapshot)
-        if not any(snapshot.decoding):
-            return OPEN._replace(reason="idle")
         cost = self._learner.cost
+        nobody, self._nobody = self._nobody, not any(snapshot.decoding)
+        if self._nobody and (nobody or cost is None):
+            return OPEN._replace(reason="idle")
         if cost is None:
             return self._first_decode(snapshot)
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        requests = _requests(snapshot)
         load = requests / max(1, sum(snapshot.max_running))
         # On full ranks, whoever is served in time makes others late.
         stretch = self._decodes.stretch
-        room = 1 / (max(_EMPTY, load) * stretch * stretch * stretch)
+        room = 1 / (max(_LEAST_LOAD, load) * stretch * stretch * stretch)
         is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_short(snapshot, cost):
             wait = any(tokens) and not is_due
@@ -182,6 +182,8 @@ class Adaptive:
         )
         if not budget:
             return _HOLD
+        if self._nobody:
+            return OPEN._replace(reason="idle")
         if is_due:
             return OPEN._replace(reason="ttft_budget")
         if self._decodes_first(snapshot, budget, cost):
@@ -220,7 +222,7 @@ class Adaptive:
             begin = max(begin, sum(prefills) / size)
         enough = max(sum(snapshot.pending), _DECODING * begin)
         times = max(1.0, enough / sum(snapshot.decoding))
-        late = self._unknown >= _LONGEST_UNKNOWN * times
+        late = self._unknown >= self._parameters.window * times
         if ranks > 1 and (times == 1 or late):
             self._unknown = 0.0
             return _HOLD._replace(reason="learn")
@@ -234,7 +236,7 @@ class Adaptive:
         most = min(1.0, self._traffic.size / max(snapshot.max_tokens))
         price = cost.waste(most, mean=most / ranks, idle=1 - 1 / ranks)
         price *= self._decodes.stretch
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        requests = _requests(snapshot)
         return optimal_cycle(price, requests, self._traffic.rate) < cost.decode
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
@@ -246,7 +248,8 @@ class Adaptive:
         pending, ages = snapshot.pending, snapshot.pending_age_us
         total = sum(n * age for n, age in zip(pending, ages, strict=True))
         mean = total / sum(pending) * _SECONDS
-        self._mean_age += _NEWEST * (mean - self._mean_age)
+        self._aged = min(self._aged + 1, MEMORY)
+        self._mean_age += (mean - self._mean_age) / self._aged
         if not seconds:  # the first step of a wave: nobody has waited
             return
         usual = max(self._mean_age, seconds)
@@ -279,12 +282,15 @@ class Adaptive:
 
         A step more of decodes spares those that end in it the whole release, and delays
         all that have no first token by the step. Short answers are so given before more
-        prompts are begun, but a queue is not kept waiting for them.
+        prompts are begun, but a queue is not kept waiting for them. In a closed loop
+        nothing is spared: whoever ends is replaced by one that waits for the release.
         """
+        if self._decodes.replaced:
+            return False
         served = [min(work, budget) for work in self._pending(snapshot)]
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
         decoding = sum(snapshot.decoding)
-        waiting = sum(snapshot.running) + sum(snapshot.waiting) - decoding
+        waiting = _requests(snapshot) - decoding
         return decoding * self._decodes.ending * seconds > waiting * cost.decode
 
     def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
@@ -304,6 +310,11 @@ class Adaptive:
             )
             if wait and work
         )
+
+
+def _requests(snapshot: Snapshot) -> int:
+    """In all ranks."""
+    return sum(snapshot.running) + sum(snapshot.waiting)
 
 
 def _shares(tokens: Sequence[float], largest: int) -> tuple[float, float, float]:

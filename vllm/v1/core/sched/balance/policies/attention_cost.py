@@ -4,6 +4,11 @@
 
 import math
 
+LEAST_CHUNK = 1024
+"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
+before it, which takes as long as 410 tokens need to attend to it: by the shapes of
+DeepSeek-V3, 512 * 256 operations against 320."""
+
 
 def twice_attended(position: int, tokens: int) -> int:
     """Twice the tokens that a chunk attends to: a whole number."""

@@ -117,7 +117,7 @@ class LossGuard:
         self._credit = max(-most, min(credit, most))
         if self._credit < 0:
             self._losing = True
-        elif self._credit >= most / 2:
+        elif self._credit > 0:
             self._losing = False
 
     def _saved(self, tokens: Iterable[int], seconds: float) -> float:

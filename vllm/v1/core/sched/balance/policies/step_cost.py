@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .attention_cost import LEAST_CHUNK
+
 
 class StepCost(NamedTuple):
     """The model of a step's duration, in seconds.
@@ -39,7 +41,7 @@ class StepCost(NamedTuple):
 
     def per_attended(self, max_tokens: int) -> float:
         """What a token costs more for each that it attends to, as a share of `own`."""
-        own = max(self.own * max_tokens, self.attention * _DOUBLED)
+        own = max(self.own * max_tokens, self.attention * LEAST_CHUNK)
         return self.attention / own if own else 0.0
 
     def waste(self, most: float, mean: float, idle: float) -> float:
@@ -62,20 +64,15 @@ class StepCost(NamedTuple):
 
 _DECODES = 15
 """Steps without prefill whose median is the decode time."""
-_GUESS = 0.5
-"""What the shortest step counts as a decode step, while only prefills were timed."""
-_DEVIATIONS = (1.0, 30.0, 20.0, 20.0, 20.0)
-"""Prior standard deviations of the states, as multiples of the newest step."""
-_MEMORY = 100
+_STATES = 5
+_DEVIATION = 20.0
+"""Prior standard deviation of the states, as a multiple of the newest step."""
+MEMORY = 100
 """Steps with a prefill that count together as much as the newest 100."""
-_NOISE = (0.1, 0.05)
-"""Standard deviation of a step time, as shares of the step and of a decode step."""
+_NOISE = 0.1
+"""Standard deviation of a step time, as a share of it."""
 _CERTAIN = 10.0
 """By how many variances attention must lessen the squares of all errors, or it is 0."""
-_LONG = 2.0
-"""Decode steps that a full step must last, or attention is 0: cuts make more steps."""
-_DOUBLED = 1000
-"""The shortest context, in tokens, at which a token may cost twice as much."""
 _USUAL = 1.5
 """Errors up to so many standard deviations count in full, others with their root."""
 _SWEEPS = 4
@@ -92,7 +89,7 @@ class CostLearner:
     Every step with a prefill says ``step - decode = h . x`` of the state ``x = (fixed,
     own, shared, padding, attention)``, with ``h = (1, most, mean, most * idle,
     attended)``. Kept are the sums ``A`` of ``w h h'`` and ``b`` of ``w h (step -
-    decode)``; each step forgets one in `_MEMORY`. The state is what minimises ``x' (A +
+    decode)``; each step forgets one in `MEMORY`. The state is what minimises ``x' (A +
     P) x / 2 - b' x`` within its bounds, by coordinate descent from the last one. P, the
     precision of the prior, follows from the newest step and is never summed up. So the
     matrix is positive definite, whatever the steps were, and the state is bounded. If
@@ -113,7 +110,7 @@ class CostLearner:
         self._forget()
 
     def _forget(self) -> None:
-        size = len(_DEVIATIONS)
+        size = _STATES
         self._states = [0.0] * size, [0.0] * size
         """The best ones without attention and with it."""
         self._state = self._states[0]
@@ -146,7 +143,7 @@ class CostLearner:
         """
         before = self._decode
         if most > 0 and not self._decodes:
-            self._decode = min(before, _GUESS * seconds)
+            self._decode = min(before, seconds)
         elif most == 0 or seconds < before:
             # A step with a prefill that is shorter shows as well that decodes are.
             self._decodes.append(seconds)
@@ -171,10 +168,10 @@ class CostLearner:
         if abs(self._surprise) > _SURPRISED:
             self._forget()
             self.set_backs += 1
-        deviation = _NOISE[0] * longer + _NOISE[1] * decode
-        weight = min(1.0, _USUAL * deviation / max(abs(error), 1e-9))
-        weight /= deviation * deviation
-        keep = 1 - 1 / _MEMORY
+        deviation = _NOISE * longer
+        usual = _USUAL * deviation
+        weight = usual / max(usual, abs(error)) / (deviation * deviation)
+        keep = 1 - 1 / MEMORY
         for i, row in enumerate(self._information):
             weighted = weight * load[i]
             for j, share in enumerate(load):
@@ -184,19 +181,17 @@ class CostLearner:
 
     def _solve(self, decode: float, longer: float) -> None:
         # A launch or a graph break costs at most about one decode step.
-        highest = (decode, *[math.inf] * len(_DEVIATIONS[1:]))
-        deviations = [deviation * longer for deviation in _DEVIATIONS]
-        priors = [1 / (deviation * deviation) for deviation in deviations]
-        rows = list(
-            zip(self._information, self._weighted, priors, highest, strict=True)
-        )
+        highest = (decode, *[math.inf] * (_STATES - 1))
+        deviation = _DEVIATION * longer
+        prior = 1 / (deviation * deviation)
+        rows = list(zip(self._information, self._weighted, highest, strict=True))
         for state, known in zip(self._states, (rows[:-1], rows), strict=True):
             for _ in range(_SWEEPS):
-                for i, (row, weighted, prior, top) in enumerate(known):
+                for i, (row, weighted, top) in enumerate(known):
                     free = weighted - _dot(row, state) + row[i] * state[i]
                     state[i] = min(max(0.0, free / (row[i] + prior)), top)
         without, attending = map(self._explained, self._states)
-        is_long = self._states[1][1] > _LONG * decode
+        is_long = self._states[1][1] > decode
         self._state = self._states[is_long and attending - without > _CERTAIN]
 
     def _explained(self, state: Sequence[float]) -> float:

@@ -4,6 +4,8 @@
 
 import math
 
+from .step_cost import MEMORY
+
 
 class Traffic:
     """Rate and size of admissions, over an exponential window of seconds."""
@@ -30,7 +32,8 @@ class Traffic:
         self._seconds = self._seconds * keep + seconds
         if pending:
             size = pending_tokens / pending
-            self._size = size if self._size is None else 0.98 * self._size + 0.02 * size
+            before = size if self._size is None else self._size
+            self._size = before + (size - before) / MEMORY
 
     @property
     def size(self) -> float:
