@@ -128,9 +128,11 @@ class RankWatch:
                 0, with which the store goes, waits until they have left, too.
         """
         store, self._store = self._store, None
-        if store is not None and blame is None:
+        if store is None:
+            return
+        if blame is None:
             store.end(LEFT)
-        elif store is not None:
+        else:
             others = set(range(1, self._size)) - set(blame.silent)
             last = LEFT if blame.reason else FAILED
             store.end(last, frozenset(others if self._rank == 0 else ()))
