@@ -60,7 +60,7 @@ def empty(state: State) -> Any:
             max_model_len=4096,
             enable_prefix_caching=True,
             data_parallel_size=2,
-            data_parallel_balance="cap",
+            data_parallel_balance="adaptive",
             **state.arguments,
         )
     window = replace(schedulers.WINDOW, sliding_window=512)

@@ -226,7 +226,7 @@ class TokenDispatch:
             self.memories[rank].used(keys)
 
     def ended(self, request: Hashable) -> None:
-        """The request has ended, however, or was never taken."""
+        """The request has ended in any way, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
             self._tokens[sent.rank] -= sent.tokens

@@ -47,7 +47,7 @@ class Arrivals:
     stamp is believed if it is possible: a request that is first seen after a step
     arrived in that step or in the one before it, for the engine takes in requests
     between steps; a quarter of a second more is allowed for what the front-end does
-    before. One that says something else counts from the begin of those two steps.
+    before. One that says something else counts from the beginning of those two steps.
     """
 
     _FRONT_END_S = 0.25
@@ -129,15 +129,18 @@ class Holds:
             pending: those that are pending after the step.
             held: those that were held in it.
             new: those that arrived in it.
-            began: seconds of any clock that does not go back, at its begin.
+            began: seconds of any clock that does not go back, when it began.
 
         Returns:
             Steps and seconds of the holds that had ended when the step began.
         """
         steps, computed = self._steps, self._computed
-        for name in computed.keys() & requests.keys():  # a preemption loses them
-            computed[name] = min(computed[name], requests[name].num_computed_tokens)
-        held_on = held & pending & self._pending.union(new)
+        for name, tokens in computed.items():
+            if tokens and name in requests:  # a preemption loses them
+                computed[name] = min(tokens, requests[name].num_computed_tokens)
+        held_on = held & pending
+        if pending is not self._pending:
+            held_on &= self._pending.union(new)
         ended = [
             self._end(name, began)
             for name in [each for each in steps if each not in held_on]
