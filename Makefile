@@ -73,7 +73,7 @@ test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for
 	.venv/bin/python -m pytest tests/wheel -m slow
 
 test-slow-engine: $(VENV)
-	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow -n 3 --dist loadfile $(SLOW)
+	"$$($(TOOL) env)"/bin/pytest tests/engine -m slow -n 2 --dist loadfile $(SLOW)
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)

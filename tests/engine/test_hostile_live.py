@@ -18,7 +18,6 @@ import requests
 
 from hostile_clients import Load, measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
-from malformed import malformed
 from vllm_server import Server
 
 pytestmark = pytest.mark.slow
@@ -75,6 +74,36 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
     assert is_as_fresh, (load, fresh)
     for name in ("running", "waiting"):
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
+
+
+HUGE = (2**63, 2**64, -(2**63) - 1, 10**30)
+"""Integers that JSON can say and the message to a rank cannot."""
+
+INTEGERS = (
+    *("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "n"),
+    *("priority", "truncate_prompt_tokens"),
+)
+GOOD: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
+RANKS = ("-1", "2", "99", str(2**70), "1.5", "one", "", "0x1", "1e0", "1,0", "nan")
+
+
+def malformed(model: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """What reaches no rank, or names one that there is not: a body, and its rank."""
+    good = {"model": model} | GOOD
+    for value in HUGE:
+        for name in INTEGERS:
+            yield good | {name: value}, "0"
+        for change in (
+            {"stop_token_ids": [value]},
+            {"vllm_xargs": {"a": value}},
+            {"kv_transfer_params": {"a": [value]}},
+            {"logit_bias": {"5": value}},
+            {"allowed_token_ids": [value]},
+            {"prompt": [value]},
+        ):
+            yield good | change, "0"
+    for rank in RANKS:
+        yield good, rank
 
 
 def test_malformed_requests(server, fresh):

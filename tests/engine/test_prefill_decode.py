@@ -120,6 +120,7 @@ def unequal_contexts(server: Server, prompts: list[list[int]]) -> tuple[float, A
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
     moe_model, tmp_path
 ):

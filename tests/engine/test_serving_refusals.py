@@ -2,9 +2,7 @@
 
 from contextlib import ExitStack
 
-from vllm_server import ServeProcess, free_port
-
-REFUSED_S = 150
+from vllm_server import START_S, ServeProcess, free_port
 
 
 def refusal(*hosts: ServeProcess) -> str:
@@ -13,7 +11,7 @@ def refusal(*hosts: ServeProcess) -> str:
         for host in hosts:
             host.start()
             stack.callback(host.kill)
-        hosts[0].wait(REFUSED_S)
+        hosts[0].wait(START_S)
     return hosts[0].log.read_text()
 
 

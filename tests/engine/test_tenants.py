@@ -56,6 +56,7 @@ def others_wait(folder, model, policy: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_many_cheap_decodes_do_not_hold_the_prompts_of_others(tmp_path, moe_model):
     off = others_wait(tmp_path / "off", moe_model, "off")
     adaptive = others_wait(tmp_path / "adaptive", moe_model, "adaptive")

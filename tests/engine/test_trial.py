@@ -166,6 +166,7 @@ def test_a_command_that_would_void_the_comparison_is_refused(trial, serve, said)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path):
     quiet = ["--host", "127.0.0.1", *SERVE]
     off = Server(tmp_path, trial.model, *SERVE, name="off")
