@@ -44,6 +44,10 @@ class AdaptiveParameters:
             raise ValueError(f"ttft_budget must be positive, not {self.ttft_budget}")
 
 
+_LONGEST_UNKNOWN = AdaptiveParameters.window
+"""Seconds; see `Adaptive._first_decode`."""
+
+
 class Adaptive:
     """Waiting against waste, with a budget for all ranks that fits their work.
 
@@ -213,7 +217,7 @@ class Adaptive:
         The first one may take seconds, for which all wait. So it is made while as many
         decode as are pending, and three times those that begin in a step: answers are
         long enough then to gain anything. If too few do, it is made as well once
-        prefills beside decodes have taken so many times 20 s.
+        prefills beside decodes have taken so many times 30 s.
         """
         ranks = len(self._served)
         prefills = snapshot.prefill_tokens
@@ -222,7 +226,7 @@ class Adaptive:
             begin = max(begin, sum(prefills) / size)
         enough = max(sum(snapshot.pending), _DECODING * begin)
         times = max(1.0, enough / sum(snapshot.decoding))
-        late = self._unknown >= self._parameters.window * times
+        late = self._unknown >= _LONGEST_UNKNOWN * times
         if ranks > 1 and (times == 1 or late):
             self._unknown = 0.0
             return _HOLD._replace(reason="learn")
