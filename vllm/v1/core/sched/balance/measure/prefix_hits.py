@@ -15,13 +15,13 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-ALWAYS, EVERY = 4, 8
+SEARCHES = 8
+"""Prompts that are searched for in one step, besides the first, and those for which
+upstream is asked. The others keep what was found before, at first nothing."""
+ALWAYS, EVERY = SEARCHES // 2, SEARCHES
 """So many requests at the head of the queue are looked at in each step, and of those
 behind them every so many-th."""
-SEARCHES = 8
-"""Prompts that are searched for in one step, besides the first. The others keep what
-was found before, at first nothing."""
-AT_A_TIME = 16
+AT_A_TIME = 2 * SEARCHES
 """Prompts that are looked up together."""
 SEARCHED_BLOCKS = 128
 """The same for a search that walks all blocks of a hit: with several groups."""

@@ -14,7 +14,7 @@ from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
 from .hold_guard import Guard
-from .max_hold_steps import HoldBound
+from .max_hold_steps import MAX_HOLD_STEPS, HoldBound
 
 __all__ = [
     "MAX_HOLD_STEPS",
@@ -25,9 +25,6 @@ __all__ = [
     "Policy",
     "create_policy",
 ]
-
-MAX_HOLD_STEPS = 1000
-"""Default bound of every hold, in steps; `adaptive` has one in time, too."""
 
 
 def _guarded(parameters: AdaptiveParameters) -> Policy:
