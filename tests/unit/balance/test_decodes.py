@@ -3,29 +3,42 @@
 import pytest
 from balance.policies.decodes import Decodes
 
+DECODE = 0.04
+
+
+def observe(
+    decodes, decoding, prefilled=0, seconds=DECODE, decode=DECODE, requests=None
+):
+    """A step, after which all requests decode if nothing is said of them."""
+    requests = decoding if requests is None else requests
+    decodes.observe(requests, decoding, prefilled, seconds, decode)
+
 
 def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
     decodes = Decodes()
-    decodes.observe(100, prefilled=0, seconds=0.04, decode=0.04)
-    decodes.observe(98, prefilled=0, seconds=0.04, decode=0.04)
+    observe(decodes, 100)
+    observe(decodes, 98)
     assert decodes.ending == pytest.approx(0.02)
-    decodes.observe(150, prefilled=900, seconds=0.5, decode=0.04)
+    observe(decodes, 150, prefilled=900, seconds=0.5)
     assert decodes.ending == pytest.approx(0.02), "some joined, so nothing is known"
 
 
 def test_the_end_of_a_wave_is_not_taken_for_requests_that_end():
     decodes = Decodes()
-    decodes.observe(100, prefilled=0, seconds=0.04, decode=0.04)
+    observe(decodes, 100)
     decodes.reset()
-    decodes.observe(10, prefilled=0, seconds=0.04, decode=0.04)
+    observe(decodes, 10)
     assert decodes.ending == 0.0
 
 
-def test_stretch_is_the_time_that_passes_while_a_request_decodes_for_a_second():
+@pytest.mark.parametrize("unknown", [0, 100])
+def test_stretch_is_the_time_that_passes_while_a_request_decodes_for_a_second(unknown):
+    """Also of steps before it was known what a decode takes."""
     decodes = Decodes()
     for step in range(400):
         prefill = step % 2
-        decodes.observe(50, prefill * 900, 0.12 if prefill else 0.04, decode=0.04)
+        known = None if step < unknown else DECODE
+        observe(decodes, 50, prefill * 900, 0.12 if prefill else DECODE, known)
     assert decodes.stretch == pytest.approx(2.0, rel=1e-3)
 
 
@@ -34,9 +47,9 @@ def test_both_follow_a_traffic_that_changes():
     for share in (0.5, 0.05):
         for _ in range(3000):
             decodes.reset()
-            decodes.observe(100, 0, 0.04, 0.04)
-            decodes.observe(round(100 * (1 - share)), 0, 0.04, 0.04)
-            decodes.observe(100, 900, 0.04 + share, 0.04)
+            observe(decodes, 100)
+            observe(decodes, round(100 * (1 - share)))
+            observe(decodes, 100, 900, DECODE + share)
     assert decodes.ending == pytest.approx(0.05, rel=0.05)
     assert decodes.stretch == pytest.approx((0.08 + 0.09) / 0.12, rel=0.05)
 
@@ -46,9 +59,30 @@ def test_short_answers_are_forgotten_once_none_ends_where_many_should():
     decodes = Decodes()
     for _ in range(300):
         decodes.reset()
-        decodes.observe(100, 0, 0.04, 0.04)
-        decodes.observe(50, 0, 0.04, 0.04)
+        observe(decodes, 100)
+        observe(decodes, 50)
     assert decodes.ending == pytest.approx(0.5)
-    for _ in range(30):
-        decodes.observe(10, 0, 0.04, 0.04)
+    for _ in range(200):
+        observe(decodes, 10)
     assert decodes.ending < 0.05
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
+    """One that comes in the step after; in an open one they come during prefills."""
+    decodes, decoding, requests = Decodes(), 40, 40
+    for step in range(300):
+        prefill = step % 8 == 0
+        joined = requests - decoding if prefill else 0
+        came = 2 if closed and step % 8 != 1 else 16 * (step % 8 == 1)
+        decoding += joined - 2
+        requests += came - 2
+        observe(
+            decodes,
+            decoding,
+            900 * prefill,
+            0.5 if prefill else DECODE,
+            DECODE,
+            requests,
+        )
+    assert decodes.replaced is closed

@@ -35,7 +35,9 @@ def test_ranks_that_run_nothing_are_not_held(name, history):
     for rows in history:
         policy.decide(snapshot(rows))
     idle = [running(0, pending=3), running(0)]
-    decision = policy.decide(snapshot([row._replace(step=99) for row in idle]))
+    for step in (98, 99):  # in the first, successors of the last answers may come
+        rows = snapshot([row._replace(step=step) for row in idle])
+        decision = policy.decide(rows)
     assert decision.admit
     assert decision.prefill_budget is None
 

@@ -5,6 +5,7 @@
 Pure Python: no torch, no vllm import.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ MISSING_WEIGHT = 4
 """A prompt token that a rank would have to compute of the request itself counts like so
 many that wait there: all ranks wait for it, and both KV caches keep it."""
 
-_FULL = 1 << 60
+_FULL = sys.maxsize
 """More than any load: a rank without a free slot."""
 
 

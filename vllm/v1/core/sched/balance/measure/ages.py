@@ -75,7 +75,7 @@ class Arrivals:
             self._arrived[name] = arrived
             new.append(name)
         self._seen_at.append(now)
-        if len(self._arrived) > 2 * len(requests) + 100:
+        if len(self._arrived) > 2 * (len(requests) + 1):
             self._arrived = {name: self._arrived[name] for name in requests}
         return new
 

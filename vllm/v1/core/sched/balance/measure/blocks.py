@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.sched.balance.measure.prefix_hits import Hit, PrefixHits
+from vllm.v1.core.sched.balance.measure.prefix_hits import SEARCHES, Hit, PrefixHits
 from vllm.v1.core.sched.balance.measure.vllm_compat import (
     blocks_to_allocate,
     frees_past_gaps,
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 
-EXACT_COUNTS = 8
-"""Requests that are counted exactly in one step, if upstream must be asked."""
-
-
 class FreeBlocks:
     """Counts down the free blocks as one request after the other would take its own.
 
@@ -40,7 +36,7 @@ class FreeBlocks:
     cached but could be evicted, each of them once.
 
     With one group of full attention that is counted here, else upstream is asked, for
-    at most `EXACT_COUNTS` requests in a step.
+    at most `SEARCHES` requests in a step.
     """
 
     def __init__(self, scheduler: "Scheduler", hits: PrefixHits) -> None:
@@ -74,7 +70,7 @@ class FreeBlocks:
         """Whether that was not enough once."""
         self._inexact: deque[tuple[Request, int, Hit | None, int]] = deque()
         """Requests that were taken with all their blocks."""
-        self._exact_left = sys.maxsize if self._one_full_attention else EXACT_COUNTS
+        self._exact_left = sys.maxsize if self._one_full_attention else SEARCHES
         self._revived: set[int] = set()
         self._first = True
 
@@ -115,7 +111,8 @@ class FreeBlocks:
         """
         count = len(totals)
         tokens = sum(totals) + count * self._ahead
-        most = sum([tokens // size + 3 * count for size in self._sizes])
+        # Rounded up, and two more for each.
+        most = sum([tokens // size + count + 2 * count for size in self._sizes])
         if self.tight or most > self.most_left:
             return False
         self.most_left -= most

@@ -15,13 +15,13 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-ALWAYS, EVERY = 4, 8
+SEARCHES = 8
+"""Prompts that are searched for in one step, besides the first, and those for which
+upstream is asked. The others keep what was found before, at first nothing."""
+ALWAYS, EVERY = SEARCHES // 2, SEARCHES
 """The first requests in the queue are looked at in each step; of those behind them, one
 in `EVERY`."""
-SEARCHES = 8
-"""Prompts that are searched for in one step, besides the first. The others keep what
-was found before, at first nothing."""
-AT_A_TIME = 16
+AT_A_TIME = 2 * SEARCHES
 """Prompts that are looked up together."""
 SEARCHED_BLOCKS = 128
 """Blocks that searches may walk in one step; with several groups they walk all blocks

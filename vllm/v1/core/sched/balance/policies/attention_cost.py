@@ -7,7 +7,8 @@ import math
 LEAST_CHUNK = 1024
 """Tokens below which attention cuts no chunk. With MLA each chunk projects what is
 before it, which takes as long as 410 tokens need to attend to it: by the shapes of
-DeepSeek-V3, 512 * 256 operations against 320."""
+DeepSeek-V3, 512 * 256 operations against 320. It is also the shortest context at which
+a token is taken to cost twice as much."""
 
 
 def twice_attended(position: int, tokens: int) -> int:

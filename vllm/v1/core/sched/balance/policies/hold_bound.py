@@ -5,6 +5,9 @@
 from .decision import Decision, Learned, Policy
 from .rows import Snapshot
 
+MAX_HOLD_STEPS = 1000
+"""Default bound of every hold, in steps; `adaptive` has one in time, too."""
+
 BOUND_REACHED = "hold_bound"
 """The reason of what is released then."""
 

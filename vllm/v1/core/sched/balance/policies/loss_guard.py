@@ -7,20 +7,19 @@ from collections import deque
 from collections.abc import Iterable
 
 from .decision import Decision, Learned, Policy
-from .hold_bound import BOUND_REACHED
-from .rows import Snapshot
+from .hold_bound import BOUND_REACHED, MAX_HOLD_STEPS
+from .rows import SECONDS, Snapshot
 
 LOSING = "losing"
 """The reason while holds have cost more than they may."""
 
 _ALLOWED = 0.01
-"""Share of the time that holds may cost without saving it."""
-_REMEMBERED = 1001
+"""Share of the time that holds may cost without saving it: what a mean may lose in a
+world that was not foreseen."""
+_REMEMBERED = MAX_HOLD_STEPS + 1
 """Ends of steps; `HoldBound` ends longer holds."""
 _RECENT = 31
-"""Steps that a median is of."""
-_SECONDS = 1e-6
-"""The microseconds of a row in seconds."""
+"""Steps that a median is of: a few slow ones do not move it."""
 
 
 class LossGuard:
@@ -41,8 +40,8 @@ class LossGuard:
     **By what they save.** The policy has a credit of seconds. A hold takes its time
     from it, by the share of the heads that it delays; what releases save is added, and
     1 % of the time. When it is used up, all ranks schedule as if there were no balance
-    scheduling, until half of it is there again. So all holds together cost a head at
-    most what they saved, one percent more, and the credit of the beginning: ``ranks *
+    scheduling, until there is some again. So all holds together cost a head at most
+    what they saved, one percent more, and the credit of the beginning: ``ranks *
     prefill`` seconds, which is the most that the credit can be.
 
     A release that lengthens a step by E for prompts of t_r tokens has saved
@@ -104,7 +103,7 @@ class LossGuard:
 
     def _account(self, snapshot: Snapshot, heads: float) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
-        seconds = max(snapshot.step_time_us) * _SECONDS
+        seconds = max(snapshot.step_time_us) * SECONDS
         self._held.append(self._held[-1] + seconds * self._withheld)
         if not seconds:  # the first step of a wave
             return

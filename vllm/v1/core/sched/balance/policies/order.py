@@ -67,7 +67,7 @@ class ShortFirst:
                     place -= 1
             order.insert(place, (request, prompt))
         queue.extendleft([request for request, _ in reversed(order)])
-        if len(prompts) > 2 * len(unfinished) + 100:
+        if len(prompts) > 2 * (len(unfinished) + 1):
             self._prompts = {n: p for n, p in prompts.items() if n in unfinished}
 
 

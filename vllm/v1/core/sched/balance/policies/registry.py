@@ -13,7 +13,7 @@ from .adaptive import Adaptive, AdaptiveParameters
 from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
-from .hold_bound import HoldBound
+from .hold_bound import MAX_HOLD_STEPS, HoldBound
 from .loss_guard import LossGuard
 
 __all__ = [
@@ -25,9 +25,6 @@ __all__ = [
     "Policy",
     "create_policy",
 ]
-
-MAX_HOLD_STEPS = 1000
-"""Default bound of every hold, in steps; `adaptive` has one in time, too."""
 
 
 def _guarded(parameters: AdaptiveParameters) -> Policy:

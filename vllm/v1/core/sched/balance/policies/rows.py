@@ -9,6 +9,9 @@ from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+SECONDS = 1e-6
+"""The microseconds of a row in seconds."""
+
 
 class Row(NamedTuple):
     """One rank's state after a step. All fields are integers (int64 on the wire)."""

@@ -63,20 +63,24 @@ class StepCost(NamedTuple):
 
 
 _DECODES = 15
-"""Steps without prefill whose median is the decode time."""
-_STATES = 5
+"""Steps without prefill whose median is the decode time: seven slow ones do not
+move it."""
 _DEVIATION = 20.0
-"""Prior standard deviation of the states, as a multiple of the newest step."""
+"""Prior standard deviation of the states, as a multiple of the newest step: a full
+step takes no longer than so many that were seen."""
 MEMORY = 100
-"""Steps with a prefill that count together as much as the newest 100."""
+"""Steps, or requests that end, over which what is measured fades. Few enough to follow
+a day, enough to tell five costs apart."""
 _NOISE = 0.1
 """Standard deviation of a step time, as a share of it."""
 _CERTAIN = 10.0
-"""By how many variances attention must lessen the squares of all errors, or it is 0."""
+"""By how many variances attention must lessen the squares of all errors, or it is 0:
+three standard deviations and a bit."""
 _USUAL = 1.5
-"""Errors up to so many standard deviations count in full, others with their root."""
+"""Errors up to so many standard deviations count in full, others in proportion to
+their size (Huber)."""
 _SWEEPS = 4
-"""Over the states, at each step; the next goes on where one has stopped."""
+"""Of descent over the states at each step; the next goes on where one has stopped."""
 _SURPRISED = 0.3
 """Mean error, as a share of the step, that shows that the costs have changed."""
 _SURPRISES = 16
@@ -110,7 +114,7 @@ class CostLearner:
         self._forget()
 
     def _forget(self) -> None:
-        size = _STATES
+        size = len(StepCost._fields) - 1
         self._states = [0.0] * size, [0.0] * size
         """The best ones without attention and with it."""
         self._state = self._states[0]
@@ -181,7 +185,7 @@ class CostLearner:
 
     def _solve(self, decode: float, longer: float) -> None:
         # A launch or a graph break costs at most about one decode step.
-        highest = (decode, *[math.inf] * (_STATES - 1))
+        highest = (decode, *[math.inf] * (len(self._states[1]) - 1))
         deviation = _DEVIATION * longer
         prior = 1 / (deviation * deviation)
         rows = list(zip(self._information, self._weighted, highest, strict=True))
