@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -29,7 +29,8 @@ def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
     first = free_port()
     options = ["-dp", str(RANKS), "--data-parallel-size-local", str(RANKS)]
     options += ["--data-parallel-multi-port-external-lb"]
-    options += ["--data-parallel-supervisor-port", str(free_port()), *CAP]
+    options += ["--data-parallel-supervisor-port", str(free_port())]
+    options += ["--data-parallel-rpc-port", str(free_port()), *CAP]
     with Server(folder, model, *options, port=first, environment=TIMEOUT) as server:
         others = [Server(folder, model, port=first + n) for n in range(1, RANKS)]
         for other in others:
@@ -83,6 +84,7 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
             assert decisions[rank] > 0
             assert served[rank] > 0
             assert held[rank] > 0
+        assert_loads_are_told(servers)
         # There is nothing to choose behind such a port: the header is not read.
         named = requests.post(
             f"{servers[1].url}/v1/completions",
@@ -98,6 +100,42 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
         assert {f"rank {rank}" for rank in range(RANKS)} <= {*found}
         psutil.Process(rank_pids(servers[0])[1]).send_signal(signal.SIGKILL)
         servers[0].wait(END_S)
+
+
+def assert_loads_are_told(servers: list[Server]) -> None:
+    """The first rank is full: what comes to it waits, and to the other is held."""
+    names = ("unprefilled_tokens", "held_requests", "context_tokens")
+
+    def told(rank: int) -> list[float]:
+        found = servers[rank].metrics(*(f"vllm:dp_balance_{name}" for name in names))
+        return [values[rank] for values in found]
+
+    with contextlib.ExitStack() as clients:
+
+        def send(rank: int, prompt: int, answer: int) -> None:
+            body = {"model": str(servers[rank].model), "prompt": [5] * prompt}
+            body |= {"max_tokens": answer, "ignore_eos": True, "stream": True}
+            url = f"{servers[rank].url}/v1/completions"
+            clients.enter_context(
+                requests.post(url, json=body, stream=True, timeout=60)
+            )
+
+        for _ in range(2):
+            send(0, prompt=20, answer=3000)
+        eventually(lambda: told(0)[2] > 40)
+        send(0, prompt=30, answer=1)
+        send(1, prompt=50, answer=1)
+        eventually(lambda: told(0)[:2] == [30, 0] and told(0)[2] > 70)
+        eventually(lambda: told(1) == [50, 1, 50])
+    eventually(lambda: told(0) == told(1) == [0, 0, 0])
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(10 * START_S):
+        if holds():
+            return
+        time.sleep(0.1)
+    assert holds()
 
 
 @pytest.mark.parametrize("rank", ["2", "-1"])
