@@ -206,13 +206,16 @@ def test_a_rank_that_runs_nothing_waits_for_the_others(rows):
     assert not learned().decide(snapshot(rows)).admit
 
 
-def test_nothing_is_held_while_nobody_decodes():
-    """But for one step, in which those may be replaced that have ended in the last."""
+@pytest.mark.parametrize("replaced", [True, False])
+def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
+    """But for the step in which in a closed loop those come who ended in the last."""
     policy = learned()
-    prompt = running(1, pending=1, decoding=0)
+    monkeypatch.setattr(Decodes, "replaced", replaced)
+    rows = snapshot([running(1, pending=1, decoding=0), IDLE, IDLE])
     policy.decide(snapshot([DECODE, IDLE, IDLE]))
-    assert policy.decide(snapshot([prompt, IDLE, IDLE])).reason == "waiting_cost"
-    assert policy.decide(snapshot([prompt, IDLE, IDLE])) == OPEN._replace(reason="idle")
+    first = policy.decide(rows)
+    assert first.reason == ("waiting_cost" if replaced else "idle")
+    assert policy.decide(rows) == OPEN._replace(reason="idle")
 
 
 def about_to_end(monkeypatch, ending, queued, replaced=False):

@@ -35,7 +35,7 @@ def test_ranks_that_run_nothing_are_not_held(name, history):
     for rows in history:
         policy.decide(snapshot(rows))
     idle = [running(0, pending=3), running(0)]
-    for step in (98, 99):  # in the first, successors of the last answers may come
+    for step in (98, 99):  # in the first, clients may ask again
         rows = snapshot([row._replace(step=step) for row in idle])
         decision = policy.decide(rows)
     assert decision.admit

@@ -51,6 +51,7 @@ class Arrivals:
     """
 
     _FRONT_END_S = 0.25
+    """Seconds that a front-end may take before the engine has the request."""
 
     def __init__(self) -> None:
         self._arrived: dict[str, float] = {}

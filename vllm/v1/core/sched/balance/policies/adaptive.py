@@ -68,8 +68,8 @@ class Adaptive:
     `best_prefill_budget` finds the tokens per rank that gain most. A due release still
     waits while decoding ends more requests than wait for it (`_decodes_first`).
     Everything is open while a cycle is shorter than a step, and while no rank decodes:
-    nothing is worth waiting for. But when the last answers end, their clients may be
-    about to ask again: that step is not yet taken for one in which nobody decodes.
+    nothing is worth waiting for. But where clients ask again at once, as in a closed
+    loop, one step more is waited for those whose answers were the last to end.
 
     Everything is computed from gathered rows, in O(ranks log ranks).
     """
@@ -152,7 +152,8 @@ class Adaptive:
         tokens = self._pending(snapshot)
         cost = self._learner.cost
         nobody, self._nobody = self._nobody, not any(snapshot.decoding)
-        if self._nobody and (nobody or cost is None):
+        replaced = self._decodes.replaced and not nobody
+        if self._nobody and not (replaced and cost):
             return OPEN._replace(reason="idle")
         if cost is None:
             return self._first_decode(snapshot)

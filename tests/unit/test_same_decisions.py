@@ -1,0 +1,71 @@
+"""Decisions are the same on every host: what IEEE 754 fixes does not depend on Python.
+
+Recorded is a hash of all decisions on two simulated servers; lengths and times of the
+requests are read, not drawn, because C libraries differ in logarithms. If the policies
+were changed on purpose, put the new hash here once it is the same on two Pythons.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from vllm.benchmarks.dp_balance import scenario
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+
+A2 = replace(PRESETS["a2-dp4-tp4"], noise=0.1)
+CODE = Path(__file__).parents[2] / "bench" / "traces" / "azure_2023_code.csv"
+SERVED = {
+    "a trace": Scenario(
+        RankLimits(4, 16, 4096),
+        A2,
+        Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
+        ClientTraffic(self_timed=True, rate_multiplier=1.0),
+    ),
+    "long prompts": Scenario(
+        RankLimits(4, 8, 4096, acceptance_rates=(0.85, 0.65)),
+        A2,
+        Workload(40, "20000", "400"),
+        ClientTraffic(max_concurrency=10),
+    ),
+}
+REASONS = {
+    *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing", "short"),
+    *("ttft_budget", "waiting_cost"),
+}
+RECORDED = {"a trace": "46d3726b2731abfb", "long prompts": "c80133a84b5ba352"}
+
+
+class Recording:
+    """Decides as a policy does, and writes it down, bit by bit."""
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.reset = policy.reset
+        self.decisions = []
+
+    def decide(self, snapshot):
+        decision = self._policy.decide(snapshot)
+        self.decisions.append(decision._replace(attention=decision.attention.hex()))
+        return decision
+
+
+def test_recorded_decisions_are_taken_again(monkeypatch):
+    made, original = [], scenario.make_controller
+
+    def recorded(*arguments):
+        made.append(Recording(original(*arguments)))
+        return made[-1]
+
+    monkeypatch.setattr(scenario, "make_controller", recorded)
+    for served in SERVED.values():
+        scenario.simulate(served, "adaptive:ttft_budget=2", seed=1)
+    texts = [repr([tuple(each) for each in one.decisions]) for one in made]
+    hashes = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+    assert dict(zip(SERVED, hashes, strict=True)) == RECORDED
+    decisions = [each for one in made for each in one.decisions]
+    assert {each.reason for each in decisions} == REASONS
+    assert {each.attention != "0x0.0p+0" for each in decisions} == {True, False}
