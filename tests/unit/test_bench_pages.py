@@ -56,6 +56,8 @@ def test_the_picture_can_be_drawn_and_has_its_marks(tree):
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
     drawn = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
     assert drawn.count('id="PathCollection_') > 30
+    rule = (tree / "docs" / "pictures" / "rent.svg").read_text()
+    assert "<!-- release -->" in rule
 
 
 def test_a_number_that_was_typed_into_the_page_fails(tree):

@@ -43,11 +43,7 @@ HARMED = {
     "6261:tiny+first_decode": "p99 of TTFT 3.1 instead of 0.4 s",
     "8721:equal+attention": "mean 3 % longer",
     "104:slow_rank+short_answers+closed": "mean 9 % longer",
-    "8239:experts+lone+attention+drift+tiny": "mean 6 % longer",
-    "8412:equal": "mean 18 % shorter, p99 of TTFT 20 instead of 8 s",
     "8163:one_seq+padded+slow_rank": "mean 7 % longer",
-    "8858:drift+as-served+one_seq+experts": "mean 11 % longer",
-    "9217:first_decode+tiny+pauses+aborts+batch": "mean 4 % longer",
     "10265:pauses+long_prompts+short_answers+closed+equal": "mean 5 % longer",
     "10307:as-served+slow_rank+short_answers+equal+starved": "mean 9 % longer",
 }
