@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import simulated
 from deployment_grid import deployments
-from grids import CODE, CONV, MOONCAKE, Cell, Load, Variant, Window, on_trace
+from grids import CODE, CONV, Cell, Load, Variant, Window, on_trace
 from simulated import ROOT, Task, execute, write
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
@@ -82,23 +82,21 @@ def constants() -> Iterator[Constant]:
 
 
 def cells() -> list[Cell]:
-    """A window of each trace at 60 % of what off serves, and two deployments on A2."""
+    """Two traces at 60 % of what off serves, and three deployments on A2."""
     made = []
-    for trace, first, count in (
-        (CODE, 4500, 1500),
-        (CONV, 9000, 1500),
-        (MOONCAKE, 2200, 600),
-    ):
-        cell = on_trace(Window(*trace, first, count), "phi 0.3", Load(0.6))
+    for window in (Window(*CODE, 4500, 1500), Window(*CONV, 9000, 1500)):
+        cell = on_trace(window, "phi 0.3", Load(0.6))
         served = execute(simulated.capacity(cell, Load(0.6)))[1]["requests_per_s"]
-        traffic = ClientTraffic(
-            self_timed=True, rate_multiplier=0.6 * served / cell.own_rate
-        )
+        faster = 0.6 * served / cell.own_rate
+        traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
         made.append(replace(cell, scenario=replace(cell.scenario, traffic=traffic)))
-    of_a2 = (
-        c for c in deployments() if (c.labels["cost"], c.labels["times"]) == ("A2", 1)
-    )
-    return made + [c for c in of_a2 if c.labels["clients"] in (14, 32)]
+    clients = ("A2", 1, 14), ("A2", 1, 32)
+    labels = "cost", "times", "clients"
+    return made + [
+        cell
+        for cell in deployments()
+        if tuple(cell.labels[label] for label in labels) in clients
+    ]
 
 
 def figures(cells: list[Cell], window: float) -> tuple[float, float]:
