@@ -14,6 +14,8 @@ from hostile import COSTS, Figures, Step, harms, judge, wrong_costs
 from hostile_worlds import draw, parse
 
 FAST, ALL = range(20, 40), range(2000)
+NEARLY = {38}
+"""Of these seeds, the worlds whose mean is longer by between 2 and 3 %."""
 KEPT = """
 0:review 2:first_decode+equal 1:first_decode+pinned 1:lone 2:lone 2:tiny 10:starved
 19:tiny+lone+async+noise 27:two_servers+lone

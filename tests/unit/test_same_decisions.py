@@ -49,7 +49,8 @@ class Recording:
 
     def decide(self, snapshot):
         decision = self._policy.decide(snapshot)
-        self.decisions.append(decision._replace(attention=decision.attention.hex()))
+        cost = decision.cost_per_attended.hex()
+        self.decisions.append(decision._replace(cost_per_attended=cost))
         return decision
 
 
@@ -68,4 +69,4 @@ def test_recorded_decisions_are_taken_again(monkeypatch):
     assert dict(zip(SERVED, hashes, strict=True)) == RECORDED
     decisions = [each for one in made for each in one.decisions]
     assert {each.reason for each in decisions} == REASONS
-    assert {each.attention != "0x0.0p+0" for each in decisions} == {True, False}
+    assert {each.cost_per_attended != "0x0.0p+0" for each in decisions} == {True, False}

@@ -278,7 +278,8 @@ def test_what_a_device_shares_fully_leaves_nothing_to_tell(phi, is_told, first):
     scenario = Scenario(
         RankLimits(4, 8, 512),
         CostModel(t0=0.05, a=0.001, b=0.0005, c=0.0, phi=phi),
-        Workload(64, "uniform:240:560", "uniform:36:84"),
+        # Until it has seen that the device shares, after a hundred steps, it holds.
+        Workload(256, "uniform:240:560", "uniform:36:84"),
         ClientTraffic(32),
         load_balancer="as-served",
     )
