@@ -374,3 +374,26 @@ def rank_titles(document: Document) -> list[str]:
     """Heads of the columns for `decisions`."""
     counts = dict.fromkeys(row["ranks"] for row in document["results"])
     return [f"{count} ranks" for count in counts]
+
+
+# ---- The numbers of the rule
+
+
+def numbers(document: Document) -> Rows:
+    """Value and where it stands; what half and twice do to the mean and TTFT p99."""
+    return [
+        [
+            *(
+                f"`{cell['name'].lstrip('_')}`",
+                f"{cell['module']}",
+                f"{cell['value']:g}",
+            ),
+            *(
+                f"{change:+.1%}"
+                for factor in ("half", "twice")
+                for change in cell.get(factor, ())
+            ),
+            *([] if "half" in cell else ["–"] * 4),
+        ]
+        for cell in document["cells"]
+    ]
