@@ -120,16 +120,16 @@ def varied(constant: Constant, factor: float, cells: list[Cell]) -> tuple[float,
     owners += [
         each for o in owners for each in vars(o).values() if isinstance(each, type)
     ]
-    owners = [
-        each for each in owners if vars(each).get(constant.name) == constant.value
-    ]
-    for owner in owners:
-        setattr(owner, constant.name, changed)
+    names = {constant.name, constant.name.lower()}  # a class may have it, too
+    places = [(each, name) for each in owners for name in names & vars(each).keys()]
+    places = [(o, name) for o, name in places if vars(o)[name] == constant.value]
+    for owner, name in places:
+        setattr(owner, name, changed)
     try:
         return figures(cells, WINDOW)
     finally:
-        for owner in owners:
-            setattr(owner, constant.name, constant.value)
+        for owner, name in places:
+            setattr(owner, name, constant.value)
 
 
 def main() -> None:

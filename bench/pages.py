@@ -185,6 +185,7 @@ def simulated(results: Mapping[str, Document]) -> dict[str, str]:
         "prefill": t.of_role(roles, "prefill"),
         "trade_offs": t.trade_offs(traces),
         "synthetic": t.synthetic(drawn, DRAWN),
+        "numbers": t.numbers(results["constants"]),
     }
     queued = t.select(traces, trace=names[-1], load=None)
     return {

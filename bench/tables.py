@@ -392,3 +392,26 @@ def over_published(document: Document, cost: str) -> str:
         for told in cell["published"]
     ]
     return f"{min(errors):+.0%} to {max(errors):+.0%} of {len(found)} deployments"
+
+
+# ---- The numbers of the rule
+
+
+def numbers(document: Document) -> Rows:
+    """Value and where it stands; what half and twice do to the mean and TTFT p99."""
+    return [
+        [
+            *(
+                f"`{cell['name'].lstrip('_')}`",
+                f"{cell['module']}",
+                f"{cell['value']:g}",
+            ),
+            *(
+                f"{change:+.1%}"
+                for factor in ("half", "twice")
+                for change in cell.get(factor, ())
+            ),
+            *([] if "half" in cell else ["–"] * 4),
+        ]
+        for cell in document["cells"]
+    ]
