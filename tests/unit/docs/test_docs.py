@@ -91,7 +91,7 @@ def test_the_headline_of_the_readme_is_what_was_simulated():
         f"the {len(a2)} deployments",
         f"of {min(a2):.2f} to {max(a2):.2f} times",
         f"it is {mean(over_cap['A3, padded']):.2f} times",
-        f"is {100 * (1 - mean(over_rivals)):.1f} % ahead",
+        f"is {100 * (mean(over_rivals) - 1):.1f} % ahead",
     ):
         assert claim in readme
 
