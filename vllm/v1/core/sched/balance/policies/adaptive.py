@@ -79,8 +79,8 @@ class Adaptive:
         self._learner = CostLearner()
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
-        self._mean_age, self._aged = 0.0, 0
-        """Seconds, and steps that they are a mean of."""
+        self._mean_age = 0.0
+        """Seconds; 0 at first, so that holds are short until more is known."""
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -255,8 +255,7 @@ class Adaptive:
         pending, ages = snapshot.pending, snapshot.pending_age_us
         total = sum(n * age for n, age in zip(pending, ages, strict=True))
         mean = total / sum(pending) * SECONDS
-        self._aged = min(self._aged + 1, MEMORY)
-        self._mean_age += (mean - self._mean_age) / self._aged
+        self._mean_age += (mean - self._mean_age) / MEMORY
         if not seconds:  # the first step of a wave: nobody has waited
             return
         usual = max(self._mean_age, seconds)

@@ -147,7 +147,7 @@ class CostLearner:
         """
         before = self._decode
         if most > 0 and not self._decodes:
-            self._decode = min(before, seconds)
+            self._decode = min(before, seconds / 2)
         elif most == 0 or seconds < before:
             # A step with a prefill that is shorter shows as well that decodes are.
             self._decodes.append(seconds)
