@@ -33,7 +33,7 @@ SERVED = {
     ),
 }
 REASONS = {
-    *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing", "short"),
+    *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
     *("ttft_budget", "waiting_cost"),
 }
 RECORDED = {"a trace": "46d3726b2731abfb", "long prompts": "c80133a84b5ba352"}
