@@ -36,7 +36,7 @@ REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
     *("ttft_budget", "waiting_cost"),
 }
-RECORDED = {"a trace": "46d3726b2731abfb", "long prompts": "c80133a84b5ba352"}
+RECORDED = {"a trace": "3975f47a4ffa4bc5", "long prompts": "57ac38460b62d838"}
 
 
 class Recording:
