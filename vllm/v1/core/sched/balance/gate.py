@@ -141,7 +141,7 @@ class BalanceGate:
         self.ttft_budget = ttft_budget
         self._group: dist.ProcessGroup | None = None
         self._pending = PendingWork(scheduler)
-        self.permit = permit = PrefillPermit(scheduler)
+        self._permit = permit = PrefillPermit(scheduler)
         # Upstream's loop calls these once for each prompt.
         self.holds, self.skip = permit.holds, permit.skip
         self.clip, self.clip_running = permit.clip, permit.clip_running
@@ -240,7 +240,7 @@ class BalanceGate:
             now: seconds of a clock that does not go back.
             wall: seconds of the clock of `Request.arrival_time`.
         """
-        scheduler, permit = self._scheduler, self.permit
+        scheduler, permit = self._scheduler, self._permit
         new = self._arrivals.observe(scheduler.requests, now, wall)
         prefilled = permit.prefilled()
         if self._order is not None:
@@ -295,18 +295,18 @@ class BalanceGate:
     @property
     def decision(self) -> Decision:
         """The decision for this step."""
-        return self.permit.decision
+        return self._permit.decision
 
     @property
     def held(self) -> bool:
         """Whether the gate kept back a request in this step."""
-        return self.permit.held
+        return self._permit.held
 
     # Called by the scheduler.
 
     def put_back(self) -> None:
         """Ends the pass through the waiting requests: those held go back."""
-        self.permit.put_back()
+        self._permit.put_back()
         if self._scheduler.running:
             self._exchange.begin_step()
 
@@ -318,7 +318,7 @@ class BalanceGate:
         """What happened since the last call and what is to do, for `SchedulerStats`."""
         prompts, _ = backlog_of(self._scheduler)
         contexts, _ = backlog_of(self._scheduler, of_context=True)
-        held = len(self.permit.held_ids)
+        held = len(self._permit.held_ids)
         return self.stats.take(
             {"unprefilled": prompts, "context": contexts, "held": held}
         )

@@ -64,7 +64,7 @@ class PrefillPermit:
             if request_id in self._held or request_id in found_no_room
         }
         self._clipped, self._held = [], {}
-        self.num_passed_over = 0
+        self._num_passed_over = 0
 
     @property
     def held_ids(self) -> Set[str]:
@@ -83,7 +83,7 @@ class PrefillPermit:
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
         name, computed = request.request_id, request.num_computed_tokens
-        looks_on = self.looks_on
+        looks_on = self._looks_on
         asks = self._scheduler.connector is not None and not computed
         closed = self._closed and not self._is_exempt(request, computed)
         if closed and not (asks and looks_on and name not in self.known_computed):
@@ -96,11 +96,11 @@ class PrefillPermit:
         return False
 
     @property
-    def looks_on(self) -> bool:
+    def _looks_on(self) -> bool:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return self.num_passed_over < slots
+        return self._num_passed_over < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -116,11 +116,11 @@ class PrefillPermit:
         own = queue is self._scheduler.waiting
         if not own and isinstance(skipped, RequestQueue):
             skipped.prepend_request(queue.pop_request())
-        elif not own or self.looks_on:
+        elif not own or self._looks_on:
             self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
-        self.num_passed_over += 1
+        self._num_passed_over += 1
         return True
 
     def put_back(self) -> None:
@@ -234,7 +234,7 @@ class PrefillPermit:
             return False
         if not self._held:
             return True
-        return self.looks_on and self._has_adapter(request) and self._fits(request)
+        return self._looks_on and self._has_adapter(request) and self._fits(request)
 
     def _fits(self, request: Request) -> bool:
         """Whether all blocks of it and of those that are held are free, at most."""

@@ -26,6 +26,10 @@ from vllm.v1.request import Request, RequestStatus
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
+_MORE_BLOCKS = 3
+"""Blocks that a request may take beside those that its tokens fill: one that is begun,
+and two more to be sure."""
+
 
 class FreeBlocks:
     """Counts down the free blocks as one request after the other would take its own.
@@ -111,8 +115,7 @@ class FreeBlocks:
         """
         count = len(totals)
         tokens = sum(totals) + count * self._ahead
-        # Rounded up, and two more for each.
-        most = sum([tokens // size + count + 2 * count for size in self._sizes])
+        most = sum([tokens // size + _MORE_BLOCKS * count for size in self._sizes])
         if self.tight or most > self.most_left:
             return False
         self.most_left -= most

@@ -25,7 +25,10 @@ _WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 @dataclass(frozen=True)
 class Pending:
-    """Prompts that could be started or continued; the same object while they are."""
+    """Prompts that could be started or continued.
+
+    While nothing changes, it is the same object, so what follows from it is kept.
+    """
 
     requests: list[Request]
     tokens: list[int]
