@@ -386,6 +386,9 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     assert verdict in page
     assert verdict in capsys.readouterr().out
     assert "no forecast: the cost of a step is not known" in page
+    # Both requests were sent before the first answer: nothing is steady.
+    assert "| output tokens per second |" not in page
+    assert "| output tokens per second, whole run |" in page
     assert image.imread(folder.report / "trial.png").shape[0] > 500
     assert not (folder.report / "calibration.json").exists()
 

@@ -14,7 +14,7 @@ STEADY = "steady_output_throughput"
 JUDGED = "mean_e2el_ms"
 SIMULATED = {
     STEADY: ("output tokens per second", 1.0, "{:.0f}"),
-    "output_throughput": ("the same, to the last answer", 1.0, "{:.0f}"),
+    "output_throughput": ("output tokens per second, whole run", 1.0, "{:.0f}"),
     JUDGED: ("seconds a request takes, mean", 1e-3, "{:.2f}"),
     "mean_tpot_ms": ("ms between tokens, mean (TPOT)", 1.0, "{:.1f}"),
     "median_ttft_ms": ("seconds to first token, median", 1e-3, "{:.2f}"),

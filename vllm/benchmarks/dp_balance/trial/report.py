@@ -122,6 +122,8 @@ def table(document: Document) -> list[list[str]]:
     base, *others = policies
     rows = [["", *policies, *(f"{name}/{base}" for name in others)]]
     for name in policies[base]["mean"]:
+        if not any(each["mean"][name] for each in policies.values()):
+            continue  # all requests were sent at once: nothing was steady
         title, scale, form = FIGURES[name]
         row = [form.format(scale * each["mean"][name]) for each in policies.values()]
         for other in others:
