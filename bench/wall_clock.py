@@ -3,13 +3,14 @@
 The report becomes a file of bench/results. A trial that was stopped goes on. Run it on
 a machine that does nothing else::
 
-    .venv/bin/python bench/wall_clock.py {slots,trace,sessions}
+    .venv/bin/python bench/wall_clock.py {slots,trace,sessions,decode}
 
 With ``demo``, the report and the picture are those that `make demo` has left; README.md
 shows them.
 """
 
 import argparse
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -36,6 +37,11 @@ class WallClock(NamedTuple):
 
 
 EVERY = ["--policy", "off", "cap", "align", "adaptive"]
+LONG_PROMPTS = [
+    *("--hf-overrides", '{"max_position_embeddings": 32768}'),
+    *("--max-model-len", "20000"),
+]
+CONSUMER = {"kv_connector": "ExampleConnector", "kv_role": "kv_consumer"}
 WALL_CLOCKS = {
     "slots": WallClock([*EVERY, *ALL_SLOTS, "--num-prompts", "160"], serve()),
     # The rate is 90 % of what `off` serves in the simulator with these constants and
@@ -56,9 +62,22 @@ WALL_CLOCKS = {
             *("--max-concurrency", "16", "--timed-trace-rate-multiplier", "8"),
         ],
         [
-            *(*serve(), "--enable-prefix-caching", "--max-model-len", "12000"),
-            *("--hf-overrides", '{"max_position_embeddings": 32768}'),
+            *(*serve(), *LONG_PROMPTS, "--enable-prefix-caching"),
             *("--num-gpu-blocks-override", "4096", "--block-size", "16"),
+        ],
+    ),
+    # A prompt has arrived with its KV cache, and is taken in one step at no cost. With
+    # eight requests of the trace's mean length, their context takes half of a step.
+    "decode": WallClock(
+        [
+            *("--policy", "off", "adaptive", "--replay", "--length-divisor", "8"),
+            *("--dataset-path", str(TRACES / "mooncake_conversation.jsonl")),
+            *("--num-prompts", "400", "--request-rate", "5"),
+        ],
+        [
+            *serve(b=0, c=0, context=4e-6),
+            *(*LONG_PROMPTS, "--max-num-batched-tokens", "65536"),
+            *("--kv-transfer-config", json.dumps(CONSUMER)),
         ],
     ),
 }

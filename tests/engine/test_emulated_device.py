@@ -120,13 +120,20 @@ def test_bad_option_is_refused(options, message):
         emulated_config.parse(options)
 
 
-def test_what_it_cannot_emulate_is_refused():
+@pytest.mark.parametrize(
+    ("world_size", "role", "message"),
+    [(2, "kv_consumer", "--tensor-parallel-size"), (1, "kv_producer", "--kv-transfer")],
+)
+def test_what_it_cannot_emulate_is_refused(world_size, role, message):
     config = SimpleNamespace(
         additional_config={"emulated_device": DEVICE},
-        parallel_config=SimpleNamespace(world_size=2),
+        parallel_config=SimpleNamespace(world_size=world_size),
         speculative_config=None,
-        kv_transfer_config=None,
+        kv_transfer_config=SimpleNamespace(kv_role=role),
         use_v2_model_runner=False,
     )
-    with pytest.raises(ValueError, match="--tensor-parallel-size"):
+    with pytest.raises(ValueError, match=message):
         emulated_config.check(config)
+    config.parallel_config.world_size = 1
+    config.kv_transfer_config.kv_role = "kv_consumer"
+    emulated_config.check(config)

@@ -78,7 +78,11 @@ def test_a_living_rank_that_does_not_come_is_named(moe_model):
 
 
 def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
-    """Here they wait in upstream's all-reduce; it could be one of the model."""
+    """Here they wait in upstream's all-reduce; it could be one of the model.
+
+    The first that ends names it; the other does, too, unless it finds out that the
+    first has gone before it has asked.
+    """
     log = tmp_path / "log"
     with start(
         moe_model, failing(2, SYNC_AT, signal_itself(signal.SIGSTOP)), log
@@ -87,7 +91,7 @@ def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
             process.join(END_S)
             assert process.exitcode is not None
     found = log.read_text().count("balance: no answer from rank 2 (process ended")
-    assert found == 2, log.read_text()
+    assert found in (1, 2), log.read_text()
 
 
 def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):

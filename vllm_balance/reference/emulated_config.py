@@ -66,8 +66,14 @@ def check(config: Any) -> None:
     for asked, flag in (
         (parallel.world_size > 1, "--tensor-parallel-size, --pipeline-parallel-size"),
         (config.speculative_config is not None, "--speculative-config"),
-        (config.kv_transfer_config is not None, "--kv-transfer-config"),
         (config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER"),
     ):
         if asked:
             raise ValueError(f"{flag}: the emulated device has none; leave it out")
+    role = getattr(config.kv_transfer_config, "kv_role", "kv_consumer")
+    if role != "kv_consumer":
+        raise ValueError(
+            f"--kv-transfer-config: kv_role is {role}, but the emulated device moves no "
+            "KV cache; it emulates a decode instance (kv_consumer), where b and c are "
+            "what a prompt costs that has arrived: 0"
+        )
