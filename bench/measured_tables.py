@@ -31,10 +31,10 @@ TRIALS = {
     "sessions, with prefix caching: lengths are a sixteenth and think times an eighth "
     "of what they were. *Computed* is the share of the prompt tokens that was in no KV "
     "cache.",
-    "trial_decode": "A decode instance: {requests} consecutive requests of Mooncake keep "
-    "their intervals and are an eighth as long as they were; they arrive with their KV "
-    "cache, and eight of their mean length attend for half of a step. `off` sends them "
-    "by vLLM's counts, `adaptive` by context.",
+    "trial_decode": "A decode instance: {requests} requests of Mooncake in a row are "
+    "an eighth as long as they were, and are sent at two thirds of what is served with "
+    "all slots in use. They arrive with their KV cache; what 24 of them hold takes "
+    "half of a step. `off` chooses ranks by vLLM's counts, `adaptive` by context.",
 }
 """By the name of a result, what was sent."""
 

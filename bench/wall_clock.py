@@ -36,12 +36,12 @@ class WallClock(NamedTuple):
     served: list[str]
 
 
-EVERY = ["--policy", "off", "cap", "align", "adaptive"]
+EVERY = ("--policy", "off", "cap", "align", "adaptive")
 LONG_PROMPTS = [
     *("--hf-overrides", '{"max_position_embeddings": 32768}'),
     *("--max-model-len", "20000"),
 ]
-CONSUMER = {"kv_connector": "ExampleConnector", "kv_role": "kv_consumer"}
+CONSUMER = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_consumer"}
 WALL_CLOCKS = {
     "slots": WallClock([*EVERY, *ALL_SLOTS, "--num-prompts", "160"], serve()),
     # The rate is 90 % of what `off` serves in the simulator with these constants and
@@ -56,9 +56,9 @@ WALL_CLOCKS = {
     ),
     "sessions": WallClock(
         [
-            *("--replay", "--length-divisor", "16"),
+            *("--policy", "off", "adaptive", "--replay", "--length-divisor", "16"),
             *("--dataset-path", str(TRACES / "agentx" / "held_out.jsonl")),
-            *("--num-prompts", "160", "--session-turns", "12"),
+            *("--num-prompts", "96", "--session-turns", "12"),
             *("--max-concurrency", "16", "--timed-trace-rate-multiplier", "8"),
         ],
         [
@@ -66,17 +66,17 @@ WALL_CLOCKS = {
             *("--num-gpu-blocks-override", "4096", "--block-size", "16"),
         ],
     ),
-    # A prompt has arrived with its KV cache, and is taken in one step at no cost. With
-    # eight requests of the trace's mean length, their context takes half of a step.
+    # Prompts have arrived with their KV cache, but for the last token. With 24 requests
+    # of the trace's mean length, their context takes half of a step. The rate is two
+    # thirds of what is served with all slots in use.
     "decode": WallClock(
         [
             *("--policy", "off", "adaptive", "--replay", "--length-divisor", "8"),
             *("--dataset-path", str(TRACES / "mooncake_conversation.jsonl")),
-            *("--num-prompts", "400", "--request-rate", "5"),
+            *("--num-prompts", "800", "--request-rate", "13"),
         ],
         [
-            *serve(b=0, c=0, context=4e-6),
-            *(*LONG_PROMPTS, "--max-num-batched-tokens", "65536"),
+            *(*serve(a=2e-4, context=1.4e-6), *LONG_PROMPTS, "--max-num-seqs", "24"),
             *("--kv-transfer-config", json.dumps(CONSUMER)),
         ],
     ),

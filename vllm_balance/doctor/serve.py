@@ -146,5 +146,6 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
             "batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "api_servers": args.api_server_count,
+            "kv_role": getattr(config.kv_transfer_config, "kv_role", None),
         },
     }

@@ -73,7 +73,7 @@ def check(config: Any) -> None:
     role = getattr(config.kv_transfer_config, "kv_role", "kv_consumer")
     if role != "kv_consumer":
         raise ValueError(
-            f"--kv-transfer-config: kv_role is {role}, but the emulated device moves no "
-            "KV cache; it emulates a decode instance (kv_consumer), where b and c are "
-            "what a prompt costs that has arrived: 0"
+            f"--kv-transfer-config: kv_role is {role}, but the emulated device moves "
+            "no KV cache; give kv_consumer and DecodeBenchConnector, as if prompts had "
+            "arrived"
         )

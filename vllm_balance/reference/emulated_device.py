@@ -115,6 +115,9 @@ class EmulatedDevice(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """There is no cache."""
 
+    def get_kv_connector_handshake_metadata(self) -> None:
+        """Of a decode instance: no KV cache is moved."""
+
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """There is nothing to warm up."""
         return CompilationTimes(0.0, 0.0)

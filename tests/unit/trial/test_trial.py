@@ -10,14 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 from matplotlib import image
+from vllm.benchmarks.dp_balance.calibration import Calibration
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.workload import Workload
 from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
+from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
+from vllm.benchmarks.dp_balance.step_time.steps import StepSample
+from vllm.benchmarks.dp_balance.trial import command, device, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
 from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
@@ -391,6 +394,30 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     assert "| output tokens per second, whole run |" in page
     assert image.imread(folder.report / "trial.png").shape[0] > 500
     assert not (folder.report / "calibration.json").exists()
+
+
+def test_what_the_steps_do_not_tell_is_no_number(tmp_path, monkeypatch):
+    """No prompt was computed; and strict readers of JSON refuse NaN."""
+    steps = [StepSample(0.05 + 0.001 * (n % 8), (0, 0), (n % 8, 4)) for n in range(99)]
+    monkeypatch.setattr(report, "constants", lambda *_: fit(steps))
+    monkeypatch.setattr(report, "forecast", lambda *_: "no prompt was computed")
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 1)
+    results = [result(turn, 10) for turn in order]
+    report.write(folder, order, results, Answers(), Plan(), {"command": "trial"})
+    for name in ("report.json", "calibration.json"):
+        found = json.loads((folder.report / name).read_text(), parse_constant=int)
+        assert found["fit"]["b"]["value"] is None
+    assert Calibration.read(folder.report / "calibration.json").unknown.keys() == {"b"}
+    assert "- b -: no step prefills" in (folder.report / "report.md").read_text()
+
+
+def test_a_decode_instance_has_no_constants(tmp_path):
+    """Its logs do not tell how much the decodes attend to."""
+    plan = Plan(ranks=2, kv_role="kv_consumer")
+    found = device.constants(turns.Folder(tmp_path), (), plan)
+    assert "do not tell how much the decodes attend to" in found
 
 
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path):

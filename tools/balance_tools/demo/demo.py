@@ -38,7 +38,7 @@ QUESTIONS = (
     *("--random-output-len", "24", "--random-range-ratio", "0.5"),
     *("--num-prompts", "24", "--max-concurrency", "24", "--temperature", "0"),
 )
-REQUESTS, ROUNDS = 80, 2
+REQUESTS, ROUNDS = 64, 3
 
 
 def say(text: str) -> None:
@@ -63,7 +63,7 @@ def demo(paths: Paths) -> None:
         python, folder / "answers", model, ["--rounds", "1", *QUESTIONS], FEW_SLOTS
     )
     print(compare(folder / "answers"))
-    say("2 of 2: the gain. Four ranks on an emulated device, each policy twice")
+    say("2 of 2: the gain. Four ranks on an emulated device, three turns of each")
     load = [*ALL_SLOTS, "--num-prompts", str(REQUESTS), "--rounds", str(ROUNDS)]
     run_trial(python, folder / "gain", model, load, serve())
     print(epilogue(python))

@@ -158,16 +158,20 @@ def _strict(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def strict_json(document: Mapping[str, object]) -> str:
+    """The document as JSON; what is no number or has no limit is null."""
+    return json.dumps(_strict(document), indent=1, ensure_ascii=False, allow_nan=False)
+
+
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Writes the document; what is no number or has no limit is null.
+    """Writes the document as `strict_json` has it.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_strict(document), indent=1, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(strict_json(document) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 

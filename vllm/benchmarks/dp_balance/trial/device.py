@@ -40,6 +40,11 @@ def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
     """The cost model by the logs of all turns, or why there is none."""
     if not plan.ranks:
         return "the logs of deployments are not read"
+    if plan.kv_role == "kv_consumer":
+        return (
+            "the logs do not tell how much the decodes attend to, which decides how "
+            "long the steps of a decode instance are"
+        )
     samples, host = [], []
     for turn in turns:
         if plan.async_scheduling:

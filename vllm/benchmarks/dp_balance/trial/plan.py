@@ -21,6 +21,8 @@ class Plan:
     batched_tokens: int = 0
     api_servers: int = 1
     async_scheduling: bool = False
+    kv_role: str | None = None
+    """As in `--kv-transfer-config`."""
     model: str = ""
     doctor: tuple[tuple[str, str], ...] = ()
     """What was looked at on this host, and the worst state; not what was found, which
@@ -68,6 +70,7 @@ def plan_of(command: Sequence[str]) -> Plan:
         batched_tokens=settings["batched_tokens"],
         api_servers=settings["api_servers"] or found.ranks,
         async_scheduling=settings["async_scheduling"],
+        kv_role=settings["kv_role"],
         model=found.model,
         doctor=tuple(
             (what, worst(lines_of(what, check(machine))))

@@ -6,7 +6,7 @@ It has no prompt, address, host or path, and the model's name only if asked for:
 shows is numbers, and words that are listed here.
 """
 
-import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from datetime import date
 from typing import Any
 
 from ..calibrate import UNITS
-from ..results import FORMAT_VERSION, print_table, versions
+from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .device import constants, exchange_us, forecast
 from .endpoint import HITS, QUERIES
@@ -72,8 +72,7 @@ def write(
         head = {"format": "dp-balance calibrate", "format_version": FORMAT_VERSION}
         files["calibration.json"] = {**head, "fit": document["fit"]}
     for name, content in files.items():
-        text = json.dumps(content, indent=1, ensure_ascii=False)
-        folder.write(folder.report / name, text + "\n")
+        folder.write(folder.report / name, strict_json(content) + "\n")
     folder.write(folder.report / "report.md", page(document, rows) + "\n")
     print_table(rows)
     print("", *_verdicts(document), "", sep="\n")
@@ -156,7 +155,8 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
         for name, meaning, factor, unit in UNITS:
             value, width = (factor * fitted[name][x] for x in ("value", "half_width"))
             text = fitted[name]["note"] or meaning
-            device.append(f"- {name} = {value:.4g} ± {width:.2g} {unit}: {text}")
+            known = f"= {value:.4g} ± {width:.2g} {unit}"
+            device.append(f"- {name} {known if math.isfinite(value) else '-'}: {text}")
     if document["exchange_us"] is not None:
         device.append(
             f"- exchange: {document['exchange_us']:.0f} µs on the slowest rank"
