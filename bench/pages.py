@@ -115,7 +115,7 @@ def origin(name: str, document: Document, older: Mapping[str, str]) -> str:
     if versions := document.get("versions"):
         interpreter = document.get("interpreter", "CPython")
         of = "" if interpreter == "CPython" else f" of {interpreter}"
-        made_on = f"vLLM {versions['vllm']}, Python {versions['python']}{of}"
+        made_on = f"Python {versions['python']}{of}"
     else:
         load = document["load_average"][0]
         made_on = f"Python {document['python']}, {document['machine']}, "
