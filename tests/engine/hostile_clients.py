@@ -86,13 +86,16 @@ def rank_pids(server: Server) -> dict[int, int]:
 
 
 def statuses_after(
-    server: Server, act: Callable[[], object], clients: int = 8
+    server: Server, act: Callable[[], object], clients: int = 8, tokens: int = 400
 ) -> list[int]:
-    """What waiting clients are told: 0 is nothing, 503 also a server that has gone."""
+    """What waiting clients are told: 0 is nothing, 503 also a server that has gone.
+
+    They ask for that many tokens each; none may have them all before `act`.
+    """
 
     def ask(_: int) -> int:
         try:
-            answer = server.ask(prompt=[1, 2, 3], max_tokens=400)
+            answer = server.ask(prompt=[1, 2, 3], max_tokens=tokens)
         except requests.ConnectionError:
             return 503
         except requests.Timeout:

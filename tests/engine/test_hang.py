@@ -76,12 +76,16 @@ def says(words: str) -> Callable[[Line], bool]:
     return lambda line: words in line.found
 
 
+def doctor(server: Server) -> list[Line]:
+    assert server._process is not None
+    return list(report(server._process.pid))
+
+
 def pids(server: Server) -> dict[str, int]:
     """By the name that the doctor gives them."""
-    lines = report(server.processes()[0].pid)
     return {
         line.what: int(line.found.split()[1].rstrip(","))
-        for line in lines
+        for line in doctor(server)
         if line.found.startswith("pid ")
     }
 
@@ -90,8 +94,7 @@ def look(server: Server, wanted: Callable[[Line], bool] = is_bad) -> list[Line]:
     """What the doctor says, once it says what is wanted, or when the time is over."""
     deadline = time.monotonic() + LOOK_S
     while True:
-        assert server._process is not None
-        lines = list(report(server._process.pid))
+        lines = doctor(server)
         if wanted(lines[-1]) or time.monotonic() > deadline:
             print(*lines, sep="\n")
             return lines
@@ -163,9 +166,9 @@ def test_gloo_hangs_and_then_a_rank_dies(server):
     assert fault.state == "bad"
     assert "the network's: all ranks here have been in collective calls" in fault.found
     os.kill(here["rank 1"], signal.SIGKILL)
-    # Soon afterwards the front-end ends the others, and nobody says who was first.
-    fault = look(server, says("rank 1"))[-1]
-    assert "what has ended (rank 1)" in fault.found
+    # Soon afterwards the front-end ends the others, perhaps before anybody has looked.
+    fault = look(server, says("what has ended"))[-1]
+    assert "rank 1" in fault.found.partition(")")[0]
 
 
 def test_a_coordinator_that_died_where_nobody_looks(tmp_path, moe_model):

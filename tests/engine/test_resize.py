@@ -48,6 +48,7 @@ def test_requests_end_while_the_group_shrinks_and_grows(
     )
     rng = random.Random(3)
     with Ranks(RANKS, Resized, **arguments) as ranks:
+        ranks.running = True  # no start of a wave: each begins with its own request
         for rank in range(RANKS):  # so that no half ends before they join
             ranks.submit(rank, f"long-{rank}", 5, 240)
         for number in range(6):

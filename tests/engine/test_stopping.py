@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from vllm_server import Server
+from vllm_server import Server, is_alive
 
 HANG_S = 60
 """What still runs after that hangs; an idle machine needs two or three seconds."""
@@ -135,7 +135,7 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         stop(server)
         _, left = psutil.wait_procs(processes, timeout=HANG_S)
         ended = time.monotonic()
-        names = [f"{p.pid} {' '.join(p.cmdline())[:60]}" for p in left if alive(p)]
+        names = [f"{p.pid} {p.name()}" for p in left if is_alive(p.pid)]
         assert not names, f"{server.log}: left after {HANG_S} s: {names}"
         for stream in streams:
             stream.join(max(0.0, began + HANG_S - time.monotonic()))
@@ -149,9 +149,7 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         server.print_log_tail()
         raise
     finally:
-        for process in processes:
-            if alive(process):
-                process.kill()
+        server.kill()
         server.stop()
 
 
@@ -163,10 +161,3 @@ def ask_half_a_question(server: Server) -> socket.socket:
         b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
     )
     return client
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

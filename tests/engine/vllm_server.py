@@ -115,7 +115,7 @@ class ServeProcess:
         """
         assert self._process is not None
         _, alive = psutil.wait_procs(self.processes(), timeout=timeout)
-        names = [process.name() for process in alive if _alive(process)]
+        names = [process.name() for process in alive if is_alive(process.pid)]
         assert not names, f"{self.log}: still there after {timeout:g} s: {names}"
         return self._process.wait(FOLLOW_S)
 
@@ -136,7 +136,7 @@ class ServeProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         psutil.wait_procs(processes, timeout=FOLLOW_S)
-        left = [p for p in {*processes, *self.processes()} if _alive(p)]
+        left = [p for p in {*processes, *self.processes()} if is_alive(p.pid)]
         names = []
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -157,7 +157,7 @@ class ServeProcess:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if os.getpgid(process.pid) == self._process.pid:
                     found[process.pid] = process
-        return [p for p in found.values() if _alive(p)]
+        return [p for p in found.values() if is_alive(p.pid)]
 
     def print_log_tail(self) -> None:
         """The end of the log, to stderr."""
@@ -165,9 +165,10 @@ class ServeProcess:
         print(f"--- end of {self.log}", *lines, sep="\n", file=sys.stderr)
 
 
-def _alive(process: psutil.Process) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; its parent may not know it yet."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 

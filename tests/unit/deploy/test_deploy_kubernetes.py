@@ -280,7 +280,7 @@ class Pod(BaseHTTPRequestHandler):
     status, together = 200, threading.Barrier(1)
 
     def do_GET(self) -> None:
-        self.together.wait(20)
+        self.together.wait(120)
         self.send_response(self.status if self.path == "/health" else 404)
         self.end_headers()
 

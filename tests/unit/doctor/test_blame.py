@@ -164,10 +164,12 @@ def test_roles_are_read_from_names_that_may_be_cut():
 
 
 def test_a_process_that_computes_is_told_from_one_that_sleeps():
-    sleeps = "import time; time.sleep(9)"
+    started, sleeps = "print('started', flush=True)", "import time; time.sleep(600)"
     for code, least, most in (("while True: 0", 0.5, 9), (sleeps, 0, 0.3)):
-        with subprocess.Popen([sys.executable, "-c", code]) as child:
-            time.sleep(0.3)
+        command = [sys.executable, "-c", f"{started}\n{code}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            assert child.stdout.readline()
             before, began = look_at(child.pid), time.monotonic()
             time.sleep(0.5)
             after = look_at(child.pid)

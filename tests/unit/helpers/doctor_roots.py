@@ -276,7 +276,6 @@ class FakeMachine:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
         )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)["lines"]

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -11,11 +10,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import psutil
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
+
+from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
 PROGRAM = """
@@ -33,20 +33,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 ARGS = Namespace(header=None, insecure=False)
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+port = pytest.fixture(free_port)
 
 
 def server(folder: Path, program: str, *arguments: object) -> Server:
     words = [sys.executable, "-c", program, *map(str, arguments)]
     return Server(words, folder / "server.log", {})
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 
 
 def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
@@ -61,13 +53,13 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
             refuse_port_in_use(endpoint.url)
         started.refuse_ended()
         children.append(int((tmp_path / "server.log").read_text().split()[1]))
-        assert not is_gone(children[0])
+        assert is_alive(children[0])
         _ = 1 / 0
 
     with pytest.raises(ZeroDivisionError), server(tmp_path, PROGRAM, port) as started:
         turn(started)
     (child,) = children
-    assert is_gone(child)
+    assert not is_alive(child)
     assert not endpoint.answers()
     assert signal.getsignal(signal.SIGINT) is before
     assert f"child {child}" in capfd.readouterr().err, "the end of its log"
@@ -111,7 +103,7 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         turn()
-    assert is_gone(begun[0])
+    assert not is_alive(begun[0])
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge
