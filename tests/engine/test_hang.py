@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,12 +176,3 @@ def test_a_coordinator_that_died_where_nobody_looks(tmp_path, moe_model):
         fault = look(server, says("coordinator"))[-1]
         server.kill()  # upstream would leave a rank behind
     assert "ended (coordinator)" in fault.found
-
-
-def test_the_doctor_imports_no_torch_and_refuses_other_programs():
-    code = (
-        "import os, sys; from vllm_balance.doctor.hang import report\n"
-        "print(*report(os.getpid())); assert 'torch' not in sys.modules"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "another program" in said.stdout, said.stderr

@@ -139,37 +139,6 @@ def test_clients_that_hang_up_in_every_state(server, fresh):
     assert_as_fresh(server, fresh)
 
 
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_pause_and_resume(server, fresh, mode):
-    """With requests that run, wait, are held, come and are given up meanwhile."""
-    lengths = [5, 100, 900, 300] * 10
-    with ThreadPoolExecutor(60) as pool:
-        before = [pool.submit(finished, server, each, 40) for each in lengths]
-        while not sum(server.metric("vllm:num_requests_running").values()):
-            time.sleep(0.1)
-        assert server.post(f"/pause?mode={mode}").status_code == 200
-        meanwhile = [pool.submit(finished, server, each, 10) for each in (5, 300) * 4]
-        gone = [pool.submit(hang_up, server, random.Random(i)) for i in range(8)]
-        for each in gone:
-            each.result()
-        paused = requests.get(f"{server.url}/is_paused", timeout=END_S).json()
-        assert paused == {"is_paused": True}
-        assert server.post("/resume").status_code == 200
-        reasons = Counter(each.result() for each in before)
-        assert {each.result() for each in meanwhile} <= {"length", "refused"}
-    print(mode, reasons)
-    assert set(reasons) <= ({"length", "abort"} if mode == "abort" else {"length"})
-    assert_as_fresh(server, fresh)
-
-
-def finished(server: Server, prompt: int, tokens: int) -> str:
-    answer = server.ask(prompt=[5] * prompt, max_tokens=tokens)
-    if "Generation is paused" in answer.text:  # from 0.33 on, unless they are kept
-        return "refused"
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["finish_reason"])
-
-
 def test_metrics_are_what_happened(server, fresh, folder):
     """Every decision in all that this server went through, and where requests went."""
     before, load = recorded(server, folder), measure(server)

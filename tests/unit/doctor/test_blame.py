@@ -188,5 +188,7 @@ def test_what_is_not_known_is_no_success(capsys):
     """A script that asks only for the status must not take it for health."""
     ask = ["doctor", "--pid", str(os.getpid())]
     assert main(ask) == 1
-    assert "unknown  pid" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "unknown  pid" in said
+    assert "another program" in said
     assert main([*ask, "--fail-on", "bad"]) == 0
