@@ -71,13 +71,11 @@ def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> N
     assert held > 0
 
 
-def test_all_ranks_serve_and_are_held(group: Group, moe_samples: list[Sample]) -> None:
+def test_all_ranks_serve_and_are_held(group, moe_samples):
     assert_serves(group.servers, group.ranks, moe_samples)
 
 
-def test_a_slow_and_lossy_link_delays_and_nothing_else(
-    group: Group, moe_samples: list[Sample]
-) -> None:
+def test_a_slow_and_lossy_link_delays_and_nothing_else(group, moe_samples):
     with Traffic(group.servers, moe_samples, group.ranks) as traffic:
         before = traffic.more(ANSWERS, timeout=END_S)
         group.hosts[1].slow()
@@ -88,9 +86,7 @@ def test_a_slow_and_lossy_link_delays_and_nothing_else(
     assert lost > 0, "the link has lost no packet"
 
 
-def test_a_cable_that_is_soon_back_delays_and_nothing_else(
-    group: Group, moe_samples: list[Sample]
-) -> None:
+def test_a_cable_that_is_soon_back_delays_and_nothing_else(group, moe_samples):
     with Traffic(group.servers[:1], moe_samples, group.ranks) as traffic:
         traffic.more(ANSWERS, timeout=END_S)
         group.hosts[1].cut()
@@ -105,12 +101,8 @@ def test_a_cable_that_is_soon_back_delays_and_nothing_else(
     ("number", "asked"), [(1, True), (1, False), (0, True)], ids=str
 )
 def test_a_host_that_restarts_brings_the_group_back(
-    group: Group,
-    number: int,
-    asked: bool,
-    moe_samples: list[Sample],
-    request: pytest.FixtureRequest,
-) -> None:
+    group, number, asked, moe_samples, request
+):
     """Nobody does anything but what restarts the processes of each host.
 
     If nobody asks when it restarts, those who ask next are told.
@@ -134,9 +126,7 @@ def test_a_host_that_restarts_brings_the_group_back(
     print(f"errors within {refused:.1f} s, serves again after {back:.1f} s; {errors}")
 
 
-def test_a_host_that_is_cut_off_is_named_and_all_end(
-    group: Group, moe_samples: list[Sample]
-) -> None:
+def test_a_host_that_is_cut_off_is_named_and_all_end(group, moe_samples):
     first, second, *others = group.hosts
     with Traffic(group.servers[:1], moe_samples, group.ranks) as traffic:
         traffic.more(ANSWERS, timeout=END_S)
