@@ -217,8 +217,7 @@ def test_what_is_believed_follows_what_stops_and_adapters_do(moe_model):
     asyncio.run(serve())
 
 
-@pytest.mark.parametrize("by", [None, "context"])
-def test_nothing_is_left_after_hundreds_of_aborts(moe_model, by):
+def test_nothing_is_left_after_hundreds_of_aborts(moe_model):
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, or for several answers. Then some send more
     input, alone and each after its answer: under load that kills upstream's engine,
@@ -226,7 +225,7 @@ def test_nothing_is_left_after_hundreds_of_aborts(moe_model, by):
     rng = random.Random(2)
 
     async def serve() -> None:
-        async with engine(moe_model, step_seconds=0.002, dispatch=by) as asked:
+        async with engine(moe_model, step_seconds=0.002) as asked:
             dispatch = asked.engine_core.balance_dispatch.dispatch
 
             async def client(number: int) -> None:
@@ -252,7 +251,7 @@ def test_nothing_is_left_after_hundreds_of_aborts(moe_model, by):
                     await asyncio.wait_for(request, limit)
             await nothing_is_left(dispatch)
             assert not dispatch._requests
-            assert any(held(dispatch)) == (by is None)
+            assert any(held(dispatch))
             assert max(held(dispatch)) <= 50
 
     asyncio.run(serve())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 import requests
 
 from hostile_clients import rank_pids
@@ -136,17 +135,3 @@ def eventually(holds: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     assert holds()
-
-
-@pytest.mark.parametrize("rank", ["2", "-1"])
-def test_a_rank_that_is_not_there_is_refused(rank, moe_model, tmp_path):
-    options = ["-dp", str(RANKS), *CAP]
-    with Server(tmp_path, moe_model, *options) as server:
-        answer = requests.post(
-            f"{server.url}/v1/completions",
-            json={"model": str(moe_model), "prompt": [5], "max_tokens": 1},
-            headers={"X-data-parallel-rank": rank},
-            timeout=60,
-        )
-        assert answer.status_code == 400, answer.text
-        server.completion([5], 1)

@@ -176,10 +176,3 @@ def test_recommend_advises_for_a_role(role, rate, said, capsys):
     assert said in last
     assert ("TPOT" in last) == (role == "decode")
     assert not any("nan" in line for line in table)
-
-
-def test_recommend_ends_with_one_sentence(capsys):
-    run(recommend, *SMALL, "--policy", "cap", "--num-seeds", "1")
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(("Use --data-parallel-balance cap", "Leave it off"))
-    assert last.endswith(".")

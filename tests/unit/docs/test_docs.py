@@ -4,7 +4,6 @@ import json
 import re
 import statistics
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,31 +108,6 @@ def test_the_readme_says_what_light_load_costs():
             for name in ("off", "adaptive")
         )
         assert f"{verb} from {off:.0f} to {adaptive:.0f} %" in readme
-
-
-def test_the_rooms_of_balance_use_each_other_as_drawn():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.split("## The rooms of balance scheduling")[1].split("```")[1]
-    drawn: dict[str, set[str]] = {}
-    for line in re.sub(r'\["[^"]*"\]', "", section).splitlines():
-        for one, other in pairwise(line.split("-->")):
-            drawn.setdefault(one.strip(), set()).add(other.strip())
-            drawn.setdefault(other.strip(), set())
-    real = {room: set(used_by(room)) & drawn.keys() - {room} for room in drawn}
-    assert len(real) > 10
-    for room, used in real.items():
-        assert drawn[room] <= used <= reachable(drawn, room), room
-
-
-def used_by(room: str) -> Iterator[str]:
-    folder = ROOT / "vllm/v1/core/sched/balance"
-    for path in [*folder.glob(f"{room}.py"), *folder.glob(f"{room}/*.py")]:
-        prefix = r"^\s*from (?:vllm\.v1\.core\.sched\.balance\.|\.+)(\w+)"
-        yield from re.findall(prefix, path.read_text(), re.M)
-
-
-def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
-    return graph[room].union(*(reachable(graph, other) for other in graph[room]))
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,3 @@ def test_orphans_are_ended_and_reported(tmp_path):
         pass
     child = int(server.log.read_text().split()[1])
     assert not is_alive(child)
-
-
-def test_the_log_is_shown_when_the_body_fails(tmp_path, capsys):
-    program = "print('up and running', flush=True)" + WEB_SERVER
-    with pytest.raises(ZeroDivisionError), Imposter(tmp_path, program):
-        _ = 1 / 0
-    assert "up and running" in capsys.readouterr().err
