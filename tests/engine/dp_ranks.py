@@ -10,6 +10,9 @@ from vllm.engine.arg_utils import EngineArgs
 from dp_loop import LoopEngine, Trace, run_rank
 from vllm_server import free_port
 
+QUIET_S = 120
+"""Whoever says nothing for so long hangs."""
+
 
 class Ranks:
     """The ranks' processes, and the coordinator's part of the protocol."""
@@ -43,7 +46,7 @@ class Ranks:
         for process in self.processes:
             process.start()
         for _ in range(size):
-            self._handle(self._next(timeout=120), expect="ready")
+            self._handle(self._next(QUIET_S), expect="ready")
 
     def _next(self, timeout: float) -> tuple[int, str, Any]:
         try:
@@ -90,35 +93,35 @@ class Ranks:
         self.inboxes[rank].put(("abort", request_id))
         self.unfinished.discard(request_id)
 
-    def call(self, method: str, *arguments: Any, timeout: float = 60) -> None:
+    def call(self, method: str, *arguments: Any) -> None:
         """Calls a method of every engine core, as the front-end does, and waits."""
         for inbox in self.inboxes:
             inbox.put(("call", (method, arguments)))
         self.calls_under_way = len(self.inboxes)
         while self.calls_under_way:
-            self._handle(self._next(timeout))
+            self._handle(self._next(QUIET_S))
 
     def poll(self) -> None:
         while not self.outbox.empty():
-            self._handle(self._next(timeout=1))
+            self._handle(self._next(QUIET_S))
 
-    def drain(self, timeout: float = 60) -> None:
+    def drain(self) -> None:
         while self.unfinished or self.running:
-            self._handle(self._next(timeout))
+            self._handle(self._next(QUIET_S))
 
-    def stop(self, timeout: float = 60) -> list[tuple[Trace, int]]:
+    def stop(self) -> list[tuple[Trace, int]]:
         """Ends all ranks; returns each one's trace and left-over requests."""
         for inbox in self.inboxes:
             inbox.put(("stop", None))
         reports: dict[int, tuple[Trace, int]] = {}
         while len(reports) < len(self.processes):
-            rank, kind, payload = self._next(timeout)
+            rank, kind, payload = self._next(QUIET_S)
             if kind == "report":
                 reports[rank] = payload
             else:
                 self._handle((rank, kind, payload))
         for process in self.processes:
-            process.join(timeout)
+            process.join(QUIET_S)
         return [reports[rank] for rank in sorted(reports)]
 
     def deaths(self, count: int, timeout: float) -> dict[int, str]:

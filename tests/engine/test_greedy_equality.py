@@ -8,11 +8,9 @@ from vllm_server import Server
 CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")  # so that ranks fill up
 
 
-def assert_equal(
-    server: Server, expected: list[Sample], concurrency: int, spread: int = 13
-) -> None:
+def assert_equal(server: Server, expected: list[Sample], concurrency: int) -> None:
     """Every prompt gets these tokens; of equal lengths, ranks would never be held."""
-    lengths = [NEW_TOKENS - i % spread for i in range(len(expected))]
+    lengths = [NEW_TOKENS - i % 13 for i in range(len(expected))]
     got = server.complete([s.prompt for s in expected], lengths, concurrency)
     different = [
         f"prompt of {len(sample.prompt)} tokens: {list(sample.tokens[:length])} "
