@@ -189,7 +189,7 @@ def test_a_first_decode_that_is_stopped_and_slow(fresh, tmp_path, moe_model):
 
 def test_a_damaged_row_ends_the_server_with_one_clear_error(tmp_path, moe_model):
     with serve(tmp_path, moe_model, *options("Damaging")) as server:
-        statuses = statuses_after(server, (tmp_path / DAMAGE).touch)
+        statuses = statuses_after(server, (tmp_path / DAMAGE).touch, tokens=900)
         assert all(status >= 500 for status in statuses), statuses
         _, alive = psutil.wait_procs(server.processes(), END_S)
         assert not alive

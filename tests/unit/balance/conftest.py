@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FOLDER = Path(__file__).parents[3] / "vllm/v1/core/sched/balance"
 
@@ -21,5 +21,6 @@ def _load() -> None:
 
 _load()
 # A busy machine is no failure.
-settings.register_profile("untimed", deadline=None)
+slow = [HealthCheck.too_slow]
+settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
 settings.load_profile("untimed")
