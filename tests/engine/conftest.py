@@ -29,7 +29,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long test_waves runs."""
     parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
 
 
@@ -42,7 +41,6 @@ def vllm_folder() -> Path:
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test a source tree."""
     if vllm_folder().is_relative_to(REPOSITORY / "vllm"):
         raise pytest.UsageError(
             f"{vllm_folder()}: the source tree is on the import path; these tests "

@@ -29,11 +29,9 @@ def drafting_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def moe_samples(moe_model: Path) -> list[Sample]:
-    """Prompts and expected greedy tokens of the mixture-of-experts model."""
     return samples(moe_model)
 
 
 @pytest.fixture(scope="session")
 def dense_samples(dense_model: Path) -> list[Sample]:
-    """Prompts and expected greedy tokens of the dense model."""
     return samples(dense_model)

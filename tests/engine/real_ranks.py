@@ -52,8 +52,6 @@ _MODEL = {
 
 
 class _Scheduled(NamedTuple):
-    """What a rank has scheduled."""
-
     first: list[SimRequest]
     """Requests that get their first token."""
     output: SchedulerOutput | None

@@ -91,7 +91,6 @@ class ServeProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and do not wait."""
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -160,7 +159,6 @@ class ServeProcess:
         return [p for p in found.values() if is_alive(p.pid)]
 
     def print_log_tail(self) -> None:
-        """The end of the log, to stderr."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         print(f"--- end of {self.log}", *lines, sep="\n", file=sys.stderr)
 

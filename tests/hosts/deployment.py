@@ -99,11 +99,9 @@ class Group:
             server.wait_until_ready()
 
     def log(self, host: Host) -> str:
-        """What the processes of a host have written."""
         return "\n".join(process.log.read_text() for process in self.processes[host])
 
     def wait(self, timeout: float) -> None:
-        """Wait until every process has ended by itself."""
         for process in self._all():
             process.wait(timeout)
 
@@ -152,7 +150,6 @@ class Group:
 
 
 def environment(host: Host) -> dict[str, str]:
-    """What the processes of a host are told about it."""
     return os.environ | {
         "VLLM_HOST_IP": host.address,
         "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -168,7 +165,6 @@ def _healthy(server: Server) -> bool:
 
 
 def _options(mode: str, number: int) -> list[tuple[str, ...]]:
-    """The options of each `vllm serve` of the host with this number."""
     first = number * RANKS
     if mode == "external":
         ranks = range(first, first + RANKS)

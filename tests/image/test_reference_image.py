@@ -57,7 +57,6 @@ def server(podman: Podman, image: str, models: Path) -> Iterator[tuple[str, str]
 
 
 def healthy(podman: Podman, name: str) -> bool:
-    """What the health check of the image says."""
     return podman.attempt("healthcheck", "run", name).returncode == 0
 
 

@@ -15,12 +15,10 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def packages(self) -> Path:
-        """Its site-packages."""
         (found,) = self.folder.glob("lib/python*/site-packages")
         return found
 
@@ -42,7 +40,6 @@ class Environment:
     def pip(
         self, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run its pip."""
         return self.run("python", "-m", "pip", *arguments, check=check)
 
     def install(self, *wheels: Path | str, compiled: bool = False) -> None:

@@ -39,8 +39,6 @@ MODULES = {
 
 @dataclass(frozen=True)
 class StandIn:
-    """A folder with the stand-ins."""
-
     folder: Path
 
     @property

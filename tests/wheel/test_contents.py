@@ -24,14 +24,12 @@ AI_CORE = 0x1029
 
 @pytest.fixture(params=EVERY, ids=lambda choice: choice.name)
 def choice(request: pytest.FixtureRequest) -> Choice:
-    """Each of the seven wheels in turn."""
     chosen: Choice = request.param
     return chosen
 
 
 @pytest.fixture
 def archive(choice: Choice, build: Build) -> zipfile.ZipFile:
-    """The wheel, opened."""
     return zipfile.ZipFile(build(choice))
 
 

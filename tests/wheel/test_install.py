@@ -17,7 +17,6 @@ PLUGIN_VERSION = f"{VERSION}.a2".replace("+", ".post1+")
 
 @pytest.fixture(scope="session")
 def ascend_wheel(build: Build) -> Path:
-    """The Ascend wheel for this Python on x86_64."""
     return build(HERE)
 
 

@@ -72,7 +72,6 @@ def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def our_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What our build copies of it."""
     folder = tmp_path_factory.mktemp("ours") / "source"
     folder.mkdir()
     for name in COPIED:
@@ -209,7 +208,6 @@ def test_a_short_name_is_refused_for_upstream_builds_no_operators(
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Paths:
-    """A repository whose build folder is the test's own."""
     root = tmp_path / "repository"
     root.mkdir()
     for name in ("CMakeLists.txt", "upstream.toml"):

@@ -13,7 +13,6 @@ def write_stub(
     requires: Iterable[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a pure wheel with this metadata and these files; returns its path."""
     stem = f"{name.replace('-', '_')}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem}-py3-none-any.whl"
