@@ -61,16 +61,7 @@ async def stream(one: StreamingInput, times: int) -> AsyncIterator[StreamingInpu
         await asyncio.sleep(0.5)
 
 
-async def ask(
-    asked: AsyncLLM,
-    name: str,
-    prompt: list[int],
-    output: int,
-    rank: int | None = None,
-    inputs: int = 1,
-    lora: LoRARequest | None = None,
-    **sampling: Any,
-) -> None:
+async def ask(asked, name, prompt, output, rank=None, inputs=1, lora=None, **sampling):
     """Waits for the answer. With several inputs, the prompt goes on."""
     parameters = SamplingParams(
         max_tokens=output, ignore_eos=True, detokenize=False, **sampling

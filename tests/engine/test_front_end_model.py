@@ -254,12 +254,7 @@ Published = list[tuple[int, list[tuple[int, ...]]]]
 """Milliseconds, and requests that wait and run on each rank."""
 
 
-def upstream_publishes(
-    patch: pytest.MonkeyPatch,
-    ranks: int,
-    messages: list[tuple[int, str, Any]],
-    end: int,
-) -> Published:
+def upstream_publishes(patch, ranks: int, messages, end: int) -> Published:
     """What upstream's coordinator publishes in virtual time, told these messages."""
     left, published, now = deque(messages), [], START_MS - 50
 

@@ -59,14 +59,7 @@ class Batch:
         attend(*tensors, context, 0.3, causal, *arguments)
         return output
 
-    def expected(
-        self,
-        causal: bool = True,
-        window: tuple[int, int] = (-1, -1),
-        alibi: torch.Tensor | None = None,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def expected(self, causal, window, alibi=None, softcap=0.0, sinks=None):
         """The same, with a score for every query and key."""
         rows = []
         for request, new in enumerate(self.new):

@@ -7,7 +7,6 @@ The long run, about one wave a second::
 
 import random
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,7 @@ class CheckedModelEngine(CheckedEngine, ModelEngine):
 PAUSES = ("keep", "keep", "wait", "abort")
 
 
-def stress(
-    ranks: Ranks,
-    rng: random.Random,
-    waves: int,
-    pauses: Sequence[str] = PAUSES,
-    **sizes: Any,
-) -> None:
+def stress(ranks: Ranks, rng, waves: int, pauses=PAUSES, **sizes: Any) -> None:
     """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
     for wave in range(waves):
         aborts = rng.random() < 0.3

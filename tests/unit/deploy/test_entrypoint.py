@@ -56,14 +56,7 @@ def variables(root: Path, image: str = "ascend", **more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], **own, **more}
 
 
-def start(
-    root: Path,
-    *command: str,
-    image: str = "ascend",
-    user: int | None = None,
-    script: Path = SCRIPT,
-    **more: str,
-) -> subprocess.CompletedProcess[str]:
+def start(root, *command, image="ascend", user=None, script=SCRIPT, **more):
     return subprocess.run(
         [str(script), *command],
         env=variables(root, image, **more),
