@@ -46,6 +46,7 @@ def start(model: Path, engine_class: type, log: Path | None = None) -> Ranks:
         additional_config={"kv_blocks": 100, "log": log and str(log)},
     )
     ranks = Ranks(3, engine_class, **arguments)
+    ranks.running = True  # no start of a wave: each begins with its own request
     for number in range(12):
         ranks.submit(number % 3, f"request-{number}", 10, 200)
     return ranks
