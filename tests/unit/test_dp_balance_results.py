@@ -114,16 +114,10 @@ def test_advice_holds_for_a_longer_run(capsys):
 
 
 def test_prompts_follow_what_is_in_flight(capsys, tmp_path):
-    options = "--output-len 1 --input-len 9 --policy off --save-result --result-dir"
+    options = "--output-len 1 --input-len 9 --policy off --save-result"
+    options += f" --result-dir {tmp_path} --result-filename r"
     for more, wanted in (("", 2048), (" -dp 8 --max-num-seqs 64", 4096)):
-        run(
-            simulate,
-            *options.split(),
-            str(tmp_path),
-            "--result-filename",
-            "r",
-            *more.split(),
-        )
+        run(simulate, *(options + more).split())
         document = read_json(tmp_path / "r", "simulate")
         assert document["results"][0]["runs"][0]["completed"] == wanted  # type: ignore[index]
 
