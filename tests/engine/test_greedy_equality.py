@@ -2,13 +2,13 @@
 
 import pytest
 
-from hugging_face import NEW_TOKENS, Sample
+from hugging_face import NEW_TOKENS
 from vllm_server import Server
 
 CAP = ("--data-parallel-balance", "cap", "--max-num-seqs", "2")  # so that ranks fill up
 
 
-def assert_equal(server: Server, expected: list[Sample], concurrency: int) -> None:
+def assert_equal(server, expected, concurrency):
     """Every prompt gets these tokens; of equal lengths, ranks would never be held."""
     lengths = [NEW_TOKENS - i % 13 for i in range(len(expected))]
     got = server.complete([s.prompt for s in expected], lengths, concurrency)
@@ -21,7 +21,7 @@ def assert_equal(server: Server, expected: list[Sample], concurrency: int) -> No
     assert not different, f"concurrency {concurrency}:\n" + "\n".join(different)
 
 
-def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> None:
+def assert_the_gate_decided(server, ranks, holds=True):
     """On every rank; and held, but with `adaptive`, by the times of a tiny model."""
     decisions, held, lengths, exchanges = server.settled_metrics(
         "vllm:dp_balance_decisions_total",
@@ -35,7 +35,7 @@ def assert_the_gate_decided(server: Server, ranks: int, holds: bool = True) -> N
     assert (sum(held.values()) > 0 and sum(lengths.values()) > 0) or not holds
 
 
-def assert_all_served(server: Server, ranks: int) -> None:
+def assert_all_served(server, ranks):
     served = server.metric("vllm:request_success_total")
     assert sorted(served) == list(range(ranks))
     assert min(served.values()) > 0, f"a rank served nothing: {served}"

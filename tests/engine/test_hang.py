@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import requests
 
 from hanging_device import CALL, FOLDER, GLOO, KERNEL
 from vllm_balance.doctor.hang import report
-from vllm_balance.doctor.lines import Line
 from vllm_server import Server
 
 pytestmark = pytest.mark.slow
@@ -26,7 +24,7 @@ NOBODY = "nobody's: steps go on"
 
 
 @contextlib.contextmanager
-def serve(folder: Path, model: Path, balance: str) -> Iterator[Server]:
+def serve(folder, model, balance):
     """Two ranks that compute nothing and end nothing, and clients for both."""
     environment = {
         "PYTHONPATH": str(Path(__file__).parent),
@@ -46,11 +44,11 @@ def serve(folder: Path, model: Path, balance: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def clients(server: Server) -> Iterator[None]:
+def clients(server):
     """Each rank has work until the end; the ends of the clients tell nothing."""
     ended = threading.Event()
 
-    def ask(rank: int) -> None:
+    def ask(rank):
         while not ended.is_set():
             with contextlib.suppress(requests.RequestException):
                 if not server.ask(rank, prompt=[5] * 20, max_tokens=100).ok:
@@ -66,20 +64,20 @@ def clients(server: Server) -> Iterator[None]:
         ended.set()
 
 
-def is_bad(line: Line) -> bool:
+def is_bad(line):
     return line.state == "bad"
 
 
-def says(words: str) -> Callable[[Line], bool]:
+def says(words):
     return lambda line: words in line.found
 
 
-def doctor(server: Server) -> list[Line]:
+def doctor(server):
     assert server._process is not None
     return list(report(server._process.pid))
 
 
-def pids(server: Server) -> dict[str, int]:
+def pids(server):
     """By the name that the doctor gives them."""
     return {
         line.what: int(line.found.split()[1].rstrip(","))
@@ -88,7 +86,7 @@ def pids(server: Server) -> dict[str, int]:
     }
 
 
-def look(server: Server, wanted: Callable[[Line], bool] = is_bad) -> list[Line]:
+def look(server, wanted=is_bad):
     """What the doctor says, once it says what is wanted, or when the time is over."""
     deadline = time.monotonic() + LOOK_S
     while True:
@@ -99,7 +97,7 @@ def look(server: Server, wanted: Callable[[Line], bool] = is_bad) -> list[Line]:
 
 
 @contextlib.contextmanager
-def stopped(server: Server, name: str) -> Iterator[None]:
+def stopped(server, name):
     pid = pids(server)[name]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -109,7 +107,7 @@ def stopped(server: Server, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(server: Server, name: str) -> Iterator[None]:
+def told(server, name):
     file = server.log.parent / name
     file.touch()
     try:
@@ -119,9 +117,7 @@ def told(server: Server, name: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, moe_model: Path
-) -> Iterator[Server]:
+def server(tmp_path_factory, moe_model):
     with serve(tmp_path_factory.mktemp("served"), moe_model, "adaptive") as found:
         yield found
 

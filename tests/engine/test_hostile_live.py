@@ -7,16 +7,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import requests
 
-from hostile_clients import Load, measure, rank_pids, statuses_after, stream
+from hostile_clients import measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
 from vllm_server import Server
 
@@ -26,7 +24,7 @@ DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 END_S = 120
 
 
-def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
+def options(scheduler="Recorded", **device):
     """Two ranks that compute nothing and schedule asynchronously."""
     emulated = {"emulated_device": DEVICE | device}
     return (
@@ -39,30 +37,30 @@ def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
     )
 
 
-def serve(folder: Path, model: Path, *arguments: str) -> Server:
+def serve(folder, model, *arguments):
     environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(folder)}
     return Server(folder, model, *arguments, environment=environment)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("served")
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, moe_model: Path) -> Iterator[Server]:
+def server(folder, moe_model):
     with serve(folder, moe_model, *options()) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def fresh(server: Server) -> Load:
+def fresh(server):
     """What clients see while nobody has done any harm."""
     measure(server, 10)
     return measure(server)
 
 
-def assert_as_fresh(server: Server, fresh: Load) -> None:
+def assert_as_fresh(server, fresh):
     """Requests are spread and served as before; a busy machine has many tries."""
     for _ in range(8):
         load = measure(server)
@@ -75,7 +73,7 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
 
 
-def hang_up(server: Server, rng: random.Random) -> None:
+def hang_up(server, rng):
     """A client that goes away while it is queued, held, computed or answered."""
     body = {
         "prompt": [5] * rng.choice((5, 100, 900)),
@@ -116,7 +114,7 @@ def test_metrics_are_what_happened(server, fresh, folder):
         assert decisions[rank] == sum(record.values()) - record["requests"]
 
 
-def recorded(server: Server, folder: Path) -> list[Counter[str]]:
+def recorded(server, folder):
     """What each rank wrote down, once all have told the front-end."""
     server.settled_metrics("vllm:dp_balance_decisions_total")
     files = [folder / f"rank-{rank}.json" for rank in (0, 1)]

@@ -2,9 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ CONCURRENCY = 16
 
 
 @contextmanager
-def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
+def instances(folder, model):
     options = ["--data-parallel-balance", "adaptive", "--no-enable-prefix-caching"]
     options += ["--data-parallel-size", str(RANKS), "--max-num-seqs", "2"]
     options += ["--block-size", str(BLOCK_SIZE), "--kv-transfer-config"]
@@ -36,7 +34,7 @@ def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
 
 
 @pytest.fixture(scope="module")
-def samples(moe_model: Path) -> list[Sample]:
+def samples(moe_model):
     """With first blocks of their own, and not one token longer than whole blocks:
     else the example takes them for equal, or looks for a block less than it has."""
     rng = random.Random(0)

@@ -23,10 +23,10 @@ NONE = torch.empty(0)
 class Batch:
     """Random queries, keys and values of some requests, and where they are cached."""
 
-    def __init__(self, lengths: Lengths, heads: int, kv_heads: int, seed: int) -> None:
+    def __init__(self, lengths, heads, kv_heads, seed):
         draw = torch.Generator().manual_seed(seed)
 
-        def normal(*shape: int) -> torch.Tensor:
+        def normal(*shape):
             return torch.randn(*shape, generator=draw)
 
         self.new = [new for new, _ in lengths]
@@ -50,7 +50,7 @@ class Batch:
                 self.key_cache[block, :, offset] = self.keys[request][position]
                 self.value_cache[block, :, offset] = self.values[request][position]
 
-    def attend(self, causal: bool, *arguments: object) -> torch.Tensor:
+    def attend(self, causal, *arguments):
         """The operator's output, called by name as the engine does."""
         output = torch.full_like(self.query, math.nan)
         tensors = (self.query, self.key_cache, self.value_cache, output, self.starts)

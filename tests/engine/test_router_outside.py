@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,7 @@ TIMEOUT = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}
 
 
 @contextlib.contextmanager
-def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
+def ranks(folder, model):
     """One server of two ranks, of which each has a port; the first owns it."""
     first = free_port()
     options = ["-dp", str(RANKS), "--data-parallel-size-local", str(RANKS)]
@@ -38,7 +37,7 @@ def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
 
 
 @contextlib.contextmanager
-def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
+def router(folder, servers):
     """The router before these servers, as if it were one of them."""
     front = Server(folder, servers[0].model)
     command = [str(PROGRAMS / "vllm-router"), "--port", str(front.port)]
@@ -54,7 +53,7 @@ def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
         process.wait(END_S)
 
 
-def wait_for(url: str) -> None:
+def wait_for(url):
     for _ in range(10 * START_S):
         with contextlib.suppress(requests.ConnectionError):
             if requests.get(f"{url}/health", timeout=5).ok:
@@ -63,7 +62,7 @@ def wait_for(url: str) -> None:
     raise AssertionError(f"{url} does not answer")
 
 
-def doctor(pid: int) -> dict[str, str]:
+def doctor(pid):
     command = [PROGRAMS / "vllm-balance", "doctor", "--json", "--pid", str(pid)]
     done = subprocess.run(command, capture_output=True, text=True)
     return {line["what"]: line["found"] for line in json.loads(done.stdout)["lines"]}
@@ -101,17 +100,17 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
         servers[0].wait(END_S)
 
 
-def assert_loads_are_told(servers: list[Server]) -> None:
+def assert_loads_are_told(servers):
     """The first rank is full: what comes to it waits, and to the other is held."""
     names = ("unprefilled_tokens", "held_requests", "context_tokens")
 
-    def told(rank: int) -> list[float]:
+    def told(rank):
         found = servers[rank].metrics(*(f"vllm:dp_balance_{name}" for name in names))
         return [values[rank] for values in found]
 
     with contextlib.ExitStack() as clients:
 
-        def send(rank: int, prompt: int, answer: int) -> None:
+        def send(rank, prompt, answer):
             body = {"model": str(servers[rank].model), "prompt": [5] * prompt}
             body |= {"max_tokens": answer, "ignore_eos": True, "stream": True}
             url = f"{servers[rank].url}/v1/completions"
@@ -129,7 +128,7 @@ def assert_loads_are_told(servers: list[Server]) -> None:
     eventually(lambda: told(0) == told(1) == [0, 0, 0])
 
 
-def eventually(holds: Callable[[], bool]) -> None:
+def eventually(holds):
     for _ in range(10 * START_S):
         if holds():
             return

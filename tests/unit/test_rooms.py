@@ -19,7 +19,7 @@ PACKAGES = [
 """Of the wheel: their modules are to know only what is below them."""
 
 
-def uses() -> dict[str, set[str]]:
+def uses():
     """Room to the others that its modules import from."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
     for path in TOOLS.glob("*/*.py"):
@@ -78,11 +78,11 @@ def test_no_module_of_the_wheel_leads_back_to_itself(package):
     TopologicalSorter(graph).prepare()
 
 
-def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
+def reachable(graph, room):
     return graph[room].union(*(reachable(graph, other) for other in graph[room]))
 
 
-def drawing(title: str) -> dict[str, set[str]]:
+def drawing(title):
     """Room to those to which an arrow leads, of the picture below that heading."""
     page = (TOOLS.parents[1] / "docs" / "architecture.md").read_text()
     section = page.split(f"## {title}")[1].split("```")[1]
@@ -94,7 +94,7 @@ def drawing(title: str) -> dict[str, set[str]]:
     return drawn
 
 
-def used_in_balance(room: str) -> set[str]:
+def used_in_balance(room):
     folder = TOOLS.parents[1] / "vllm/v1/core/sched/balance"
     files = [*folder.glob(f"{room}.py"), *folder.glob(f"{room}/*.py")]
     prefix = r"^\s*from (?:vllm\.v1\.core\.sched\.balance\.|\.+)(\w+)"

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog
 
 
-def send(dispatch: ContextDispatch, request: int, prompt_tokens: int) -> int:
+def send(dispatch, request, prompt_tokens):
     rank = dispatch.choose([b"any"])
     dispatch.sent(request, rank, prompt_tokens, [b"any"])
     return rank

@@ -3,7 +3,6 @@
 import json
 import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TESTS = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-def tracked_and_vendored() -> Iterator[Path]:
+def tracked_and_vendored():
     """Files and folders that git tracks, and those of the patched upstream trees."""
     for name in listed_by_git(ROOT):
         yield from (ROOT / name, *(ROOT / name).parents[: name.count("/")])
@@ -48,7 +47,7 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in anchors(target), f"{page.name}: {file}#{heading}"
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """What a link can point to in a page: its headings, as GitHub names them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     kept = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
@@ -67,7 +66,7 @@ def test_the_readme_tells_of_the_run_that_its_picture_is_of():
         assert f"{ratios[name]['mean']:.2f} {unit}" in readme
 
 
-def results(name: str) -> list[dict[str, Any]]:
+def results(name):
     text = (ROOT / "bench/results" / f"{name}.json").read_text()
     cells: list[dict[str, Any]] = json.loads(text)["cells"]
     return cells

@@ -13,9 +13,7 @@ from rebase_samples import EXCHANGE as HOOK
 HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
 
 
-def moved(
-    upstream: bytes, base: bytes = ENGINE, patched: bytes = HOOKED
-) -> tuple[Status, bytes, str]:
+def moved(upstream, base=ENGINE, patched=HOOKED):
     """What becomes of a patch on `upstream`: status, new content, first reason."""
     (file,) = parse_patch("a.patch", diff_file("m.py", base, patched)).files
     verdict = decide(file, Sides(base, patched, upstream, "new", "old", "a.patch"))

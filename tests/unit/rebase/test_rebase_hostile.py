@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -32,11 +31,11 @@ LOOP = ENGINE[ENGINE.index(b"    def loop(") : ENGINE.index(b"    def schedule("
 SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sync(")]
 
 
-def engine(*changes: tuple[bytes, bytes]) -> Files:
+def engine(*changes):
     return {**UPSTREAM, "vllm/engine.py": replaced(ENGINE, *changes)}
 
 
-def sdist(folder: Path, files: Files) -> Path:
+def sdist(folder, files):
     return make_sdist(folder, "vllm-2.0", files)
 
 
@@ -98,7 +97,7 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
     assert tracked(root) == before
 
 
-def reformatted() -> bytes:
+def reformatted():
     """The same code as another formatter would write it."""
     return replaced(
         ENGINE,

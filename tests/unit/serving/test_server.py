@@ -1,7 +1,6 @@
 """A Server fails loudly, and leaves no process behind."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from vllm_server import Server, is_alive
 class Imposter(Server):
     """A Server that runs a Python program in the place of vLLM."""
 
-    def __init__(self, folder: Path, program: str) -> None:
+    def __init__(self, folder, program):
         super().__init__(folder, folder)
         self._command = [sys.executable, "-c", program, str(self.port)]
 

@@ -6,9 +6,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
@@ -36,7 +34,7 @@ ARGS = Namespace(header=None, insecure=False)
 port = pytest.fixture(free_port)
 
 
-def server(folder: Path, program: str, *arguments: object) -> Server:
+def server(folder, program, *arguments):
     words = [sys.executable, "-c", program, *map(str, arguments)]
     return Server(words, folder / "server.log", {})
 
@@ -46,7 +44,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
     children = []
 
-    def turn(started: Server) -> None:
+    def turn(started):
         started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
@@ -75,7 +73,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
 
-    def turn() -> None:
+    def turn():
         with server(tmp_path, program) as started:
             started.start()
             started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
@@ -89,7 +87,7 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
     start = subprocess.Popen.__init__
     begun: list[int] = []
 
-    def interrupted(self: Any, *words: Any, **more: Any) -> None:
+    def interrupted(self, *words, **more):
         start(self, *words, **more)
         begun.append(self.pid)
         signal.raise_signal(signal.SIGINT)
@@ -97,7 +95,7 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
     started = server(tmp_path, "import time; time.sleep(600)")
 
-    def turn() -> None:
+    def turn():
         with started:
             started.start()
 
@@ -133,7 +131,7 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
             self.end_headers()
             self.wfile.write((text if "metrics" in self.path else models).encode())
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, *_): ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as served:
         Thread(target=served.serve_forever, daemon=True).start()

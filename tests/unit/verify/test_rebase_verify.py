@@ -45,7 +45,7 @@ def test_skipped():
 """
 
 
-def setup(root: Path) -> Setup:
+def setup(root):
     return Setup("one, two", Path(sys.executable), root, (), {"WHERE": "here"})
 
 
@@ -121,7 +121,7 @@ def test_a_terminated_run_ends_what_it_started(tmp_path):
 def test_what_ran_on_the_same_is_not_run_again(tmp_path):
     runs: list[str] = []
 
-    def run() -> dict[str, str]:
+    def run():
         runs.append("run")
         return {"test": PASSED}
 
