@@ -4,13 +4,10 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import requests
-
-from vllm_server import Server
 
 ANSWER_S = 120
 
@@ -25,9 +22,7 @@ class Load:
     """Requests that each rank has answered."""
 
 
-def stream(
-    server: Server, body: dict, headers: dict | None = None, stop_after: float = 1e9
-) -> float | None:
+def stream(server, body, headers=None, stop_after=1e9):
     """Seconds to the first token, None without one; hangs up after `stop_after` s."""
     start, first = time.monotonic(), None
     with requests.post(
@@ -46,7 +41,7 @@ def stream(
     return first
 
 
-def measure(server: Server, count: int = 60) -> Load:
+def measure(server, count=60):
     """The same requests at the same times in every call, 12 a second."""
     rng = random.Random(0)
     before = server.metric("vllm:request_success_total")
@@ -63,7 +58,7 @@ def measure(server: Server, count: int = 60) -> Load:
         )
     start = time.monotonic()
 
-    def client(number: int) -> float:
+    def client(number):
         time.sleep(max(0.0, start + times[number] - time.monotonic()))
         first = stream(server, bodies[number])
         assert first is not None
@@ -78,20 +73,18 @@ def measure(server: Server, count: int = 60) -> Load:
     )
 
 
-def rank_pids(server: Server) -> dict[int, int]:
+def rank_pids(server):
     named = re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text())
     return {int(rank): int(pid) for rank, pid in named}
 
 
-def statuses_after(
-    server: Server, act: Callable[[], object], clients: int = 8, tokens: int = 400
-) -> list[int]:
+def statuses_after(server, act, clients=8, tokens=400):
     """What waiting clients are told: 0 is nothing, 503 also a server that has gone.
 
     They ask for that many tokens each; none may have them all before `act`.
     """
 
-    def ask(_: int) -> int:
+    def ask(_):
         try:
             answer = server.ask(prompt=[1, 2, 3], max_tokens=tokens)
         except requests.ConnectionError:
