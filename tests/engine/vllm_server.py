@@ -3,8 +3,6 @@
 For the tests of engine, hosts, images and wheels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Several hosts that serve one model together, as an operator starts them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Clients that ask without a pause, and check every answer."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import threading

@@ -3,8 +3,6 @@
 Machines are made of files, and the command runs as it is installed: `doctor_roots`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

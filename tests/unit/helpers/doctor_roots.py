@@ -11,8 +11,6 @@ and that of the driver's version.info with its range of firmware is in the
 guides of CANN 8.5 to 9.1.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

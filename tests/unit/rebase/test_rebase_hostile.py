@@ -1,7 +1,5 @@
 """Upstreams that invite a wrong placement: each is placed right or reported."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
