@@ -68,6 +68,7 @@ def test_a_keyword_argument_is_placed_among_new_ones():
     [
         ENGINE.replace(b"self.wave += 1", b"self.wave += 2"),
         HOOKED.replace(b"# 3) All-reduce.", b"# 3) All-reduce.\n            # Why."),
+        ENGINE.replace(b"            scheduled.append(request)\n", b""),
     ],
 )
 def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):

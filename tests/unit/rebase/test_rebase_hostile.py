@@ -23,7 +23,6 @@ from rebase_samples import (
     tracked,
     write_tree,
 )
-from series_samples import make_patch
 
 LOOP = ENGINE[ENGINE.index(b"    def loop(") : ENGINE.index(b"    def schedule(")]
 SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sync(")]
@@ -148,15 +147,3 @@ def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):
     archive = sdist(tmp_path, engine((step, step + EXCHANGE)))
     assert rebase(root, "--sdist", str(archive)) == 5
     assert statuses(root, "2.0") == {"gate.patch": "conflict"}
-
-
-def test_a_patch_that_takes_code_out_is_a_conflict(root, tmp_path, capsys):
-    dropped = b"            scheduled.append(request)\n"
-    old = write_tree(tmp_path / "old", UPSTREAM)
-    patches = root / "patches/vllm"
-    for name in ("gate.patch", "hold.patch", "exchange.patch", "series"):
-        (patches / name).unlink()
-    without = {"vllm/engine.py": replaced(ENGINE, (dropped, b""))}
-    make_patch(patches, old, "drop.patch", without)
-    assert rebase(root, "--sdist", str(sdist(tmp_path, UPSTREAM))) == 5
-    assert "expected hooks that only add code" in capsys.readouterr().err
