@@ -54,11 +54,6 @@ REFUSED: dict[str, tuple[Files, str, str, str]] = {
         {**WITHOUT, "vllm/core/engine.py": ENGINE},
         *("gate.patch", "target-deleted", "vllm/engine.py is gone"),
     ),
-    "function gone": (
-        engine((LOOP, b"")),
-        *("exchange.patch", "target-deleted", "Engine.loop does not exist any more"),
-    ),
-    "file deleted": (WITHOUT, "gate.patch", "target-deleted", "engine.py is gone"),
     "no longer Python": (
         engine((b"class Engine(Base):", b"class Engine(Base:")),
         *("gate.patch", "conflict", "not valid Python"),
