@@ -6,7 +6,6 @@ import random
 import re
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance import calibrate, recommend
@@ -20,11 +19,7 @@ from vllm.benchmarks.dp_balance.results import write_json
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.step_time.steps import (
-    ServerLog,
-    StepSample,
-    read_server_logs,
-)
+from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs
 
 from test_dp_balance_input import run
 
@@ -106,9 +101,8 @@ def server_log(steps: int, step_ms: float, period_s: float) -> str:
 
 @pytest.fixture
 def read(tmp_path):
-    def read(log: str | bytes, ranks: int = 2) -> ServerLog:
-        path = tmp_path / "server.log"
-        path.write_bytes(log.encode() if isinstance(log, str) else log)
+    def read(log, ranks=2):
+        (path := tmp_path / "server.log").write_text(log)
         return read_server_logs([path], ranks)
 
     return read
@@ -156,9 +150,11 @@ def test_torn_lines_are_left_out_and_counted(read, capsys):
     assert "left out 1 steps that took 0 ms" in said
 
 
-def test_a_log_that_gzip_compressed(read):
-    packed = gzip.compress(server_log(3, 30.0, 0.03).encode())
-    assert len(read(packed).samples) == 3
+def test_a_log_that_gzip_compressed(tmp_path):
+    (path := tmp_path / "server.log").write_bytes(
+        gzip.compress(server_log(3, 30.0, 0.03).encode())
+    )
+    assert len(read_server_logs([path], 2).samples) == 3
 
 
 def test_another_number_of_ranks_is_refused(read):
@@ -229,12 +225,6 @@ def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used():
     assert costs[0] == pytest.approx(costs[1], rel=0.02)
 
 
-def saved(found: Fit, folder: Path) -> Path:
-    document = {"format": "dp-balance calibrate", "format_version": 1}
-    write_json(path := folder / "mine.json", document | {"fit": asdict(found)})
-    return path
-
-
 DROPPED = {"a": "decodes", "b": "prefill"}
 
 
@@ -246,7 +236,8 @@ def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
     assert math.isnan(getattr(found, name).value)
     calibrate.print_fit(found)
     assert re.search(rf"^{name} +- +\?", capsys.readouterr().out, re.M)
-    path = saved(found, tmp_path)
+    document = {"format": "dp-balance calibrate", "format_version": 1}
+    write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
     options = f"--num-prompts 40 --output-len 9 -dp 4 --policy off --calibration {path}"
     with pytest.raises(UsageError, match=f"{name} is not known .no step"):
         run(simulate_command, *options.split())
@@ -255,7 +246,8 @@ def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
 
 def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
     found = lone("uniform:100:900")
-    path = saved(found, tmp_path)
+    document = {"format": "dp-balance calibrate", "format_version": 1}
+    write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
     assert len(Calibration.read(path).costs) == 2
     options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4 "
     options += "--max-num-seqs 8"
