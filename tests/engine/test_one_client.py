@@ -16,7 +16,7 @@ REQUESTS = [
     ({"stop_token_ids": OUT, "min_tokens": 2}, 400),
     ({"stop_token_ids": [-1], "min_tokens": 2}, 400),
     ({"allowed_token_ids": OUT}, 400),
-    ({"stop_token_ids": [2**64]}, 500),  # no message to a rank can say it
+    ({"vllm_xargs": {"a": 2**64}}, 500),  # no message to a rank can say it
 ]
 """Upstream accepts each, and most end its engines."""
 
