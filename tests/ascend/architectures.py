@@ -72,7 +72,6 @@ def interleave(model: torch.nn.Module) -> None:
 
 
 def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """MiniMax-M2."""
     config = transformers.MiniMaxM2Config(
         vocab_size=vocabulary,
         num_local_experts=8,

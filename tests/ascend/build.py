@@ -63,7 +63,6 @@ def step(title: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build; print the folder."""
     try:
         check_machine()
         print(build(build_wheel(), BUILT))
@@ -139,7 +138,6 @@ def build(wheel: Path, out: Path) -> Path:
 
 
 def site_packages(environment: Path) -> Path:
-    """The folder of an environment's packages."""
     return environment / "lib" / f"python{PYTHON}" / "site-packages"
 
 

@@ -80,7 +80,6 @@ def program(name: str, *arguments: str, **environment: str) -> str:
 
 
 def says(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a Python of its own says."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, **environment},
@@ -137,19 +136,16 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def moe_model(models) -> Path:
-    """A tiny mixture-of-experts model."""
     return models("moe")[0]
 
 
 @pytest.fixture(scope="session")
 def dense_model(models) -> Path:
-    """A tiny dense model."""
     return models("dense")[0]
 
 
 @pytest.fixture(scope="session")
 def moe_samples(models):
-    """Prompts and the greedy tokens of Hugging Face in float32."""
     return models("moe")[1]
 
 

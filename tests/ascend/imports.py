@@ -34,7 +34,6 @@ def main() -> None:
 
 
 def errors_of(names):
-    """Import these; the errors of those that fail, by their names."""
     failed = {}
     for name in names:
         try:

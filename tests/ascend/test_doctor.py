@@ -13,7 +13,7 @@ from doctor_roots import ASCEND, FakeMachine
 from test_serving import OPTIONS
 
 
-def test_all_is_well_with_the_real_wheel(tmp_path: Path, moe_model: Path) -> None:
+def test_all_is_well_with_the_real_wheel(tmp_path, moe_model):
     machine = FakeMachine(tmp_path)
     real = os.environ["LD_LIBRARY_PATH"]
     cuda, cann = (Path(name) for name in real.split(":"))

@@ -79,10 +79,10 @@ def test_a_lost_rank_is_named_and_the_server_ends(number, moe_model, tmp_path):
     with Server(tmp_path, moe_model, *options, environment=environment) as server:
         pids = rank_pids(server)
         assert sorted(pids) == [0, 1]
+        engines = [psutil.Process(pid) for pid in pids.values()]
         statuses = statuses_after(server, lambda: os.kill(pids[1], number))
         assert all(status >= 500 for status in statuses), statuses
-        engines = [psutil.Process(p) for p in pids.values() if psutil.pid_exists(p)]
         psutil.wait_procs(engines, PROGRAM_S)
         log = server.log.read_text()
     assert "rank 1 (process" in log
-    assert not any(map(psutil.pid_exists, pids.values()))
+    assert not any(map(vllm_server.is_alive, pids.values()))

@@ -1,14 +1,10 @@
 """Unpacks a wheel, under another version and without some requirements if so wished."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from zipfile import ZipFile
 
 
-def unpack(
-    wheel: Path, packages: Path, version: str | None, drop: Callable[[str], bool]
-) -> None:
+def unpack(wheel, packages, version, drop):
     """Put the files of a wheel where pip would, for pip to find them installed.
 
     `packages` is its site-packages; without a `version`, the wheel's own. Requirements

@@ -28,12 +28,11 @@ from model_fixtures import (
 REPOSITORY = Path(__file__).parents[2]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long test_waves runs."""
+def pytest_addoption(parser):
     parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
 
 
-def vllm_folder() -> Path:
+def vllm_folder():
     """The folder of the vllm package that the tests and their servers use."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
@@ -41,8 +40,7 @@ def vllm_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def pytest_sessionstart() -> None:
-    """Refuse to test a source tree."""
+def pytest_sessionstart():
     if vllm_folder().is_relative_to(REPOSITORY / "vllm"):
         raise pytest.UsageError(
             f"{vllm_folder()}: the source tree is on the import path; these tests "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig, parallel
+from vllm.config import parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
@@ -38,7 +38,7 @@ NOT_GIVEN = (
 class StandInExecutor(Executor):
     """Answers at once: one token for every request whose prompt is complete."""
 
-    def _init_executor(self) -> None:
+    def _init_executor(self):
         self.scheduler: Any = None
 
     def get_kv_cache_specs(self):
@@ -117,7 +117,7 @@ class LoopEngine(DPEngineCoreProc):
 
     executor: type[Executor] = StandInExecutor
 
-    def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
+    def __init__(self, vllm_config, trace):
         self.step_counter = 0
         self.current_wave = 0
         self.last_counts = (0, 0)
@@ -144,7 +144,7 @@ class LoopEngine(DPEngineCoreProc):
         self._record(scheduler_output)
         return self._execute_model(scheduler_output, non_block=non_block)
 
-    def _set_what_later_releases_have(self, vllm_config: VllmConfig) -> None:
+    def _set_what_later_releases_have(self, vllm_config):
         parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
         interval = getattr(scheduling, "prefill_schedule_interval", 1)
         self.prefill_schedule_interval = interval
@@ -154,7 +154,7 @@ class LoopEngine(DPEngineCoreProc):
         self.enable_fault_tolerance = False
         self.reject_new_requests = False
 
-    def _record(self, output) -> None:
+    def _record(self, output):
         new = [request.req_id for request in output.scheduled_new_reqs]
         scheduled = output.num_scheduled_tokens
         self.trace.steps.append((tuple(scheduled), tuple(scheduled.values()), new))
@@ -167,14 +167,7 @@ class ModelEngine(LoopEngine):
     executor = UniProcExecutor
 
 
-def run_rank(
-    port: int,
-    rank: int,
-    arguments: dict[str, Any],
-    engine_class: type,
-    inbox: Any,
-    outbox: Any,
-) -> None:
+def run_rank(port, rank, arguments, engine_class, inbox, outbox):
     """Serve until the "stop" message, then report; all ranks meet at that port."""
     engine = None
     parallel.get_open_ports_list = lambda count=5: [port] * count
@@ -205,7 +198,7 @@ def run_rank(
             engine.shutdown()  # as upstream does, with the error still at hand
 
 
-def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
+def _feed(engine, inbox, done):
     shared = engine.vllm_config.additional_config.get("shared_prefix", 0)
     while not done.is_set():
         kind, payload = inbox.get()
@@ -237,14 +230,14 @@ def _feed(engine: LoopEngine, inbox: Any, done: threading.Event) -> None:
             engine.input_queue.put_nowait((start, payload))
 
 
-def prompt_of(tokens: int, shared: int = 0) -> list[int]:
+def prompt_of(tokens, shared=0):
     """A prompt of that length; all have their `shared` first tokens in common."""
     first = random.Random("shared").choices(range(1, 100), k=shared)[:tokens]
     rest = random.Random(tokens).choices(range(1, 100), k=tokens - len(first))
     return first + rest
 
 
-def _forward(rank: int, engine: LoopEngine, outbox: Any, trace: Trace) -> None:
+def _forward(rank, engine, outbox, trace):
     answers: dict[str, list[int]] = defaultdict(list)
     while True:
         _, outputs = engine.output_queue.get()

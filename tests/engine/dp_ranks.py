@@ -2,21 +2,20 @@
 
 import multiprocessing
 import queue
-import random
-from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 
 from dp_loop import LoopEngine, Trace, run_rank
 from vllm_server import free_port
 
+QUIET_S = 120
+"""Whoever says nothing for so long hangs."""
+
 
 class Ranks:
     """The ranks' processes, and the coordinator's part of the protocol."""
 
-    def __init__(
-        self, size: int, engine_class: type = LoopEngine, **arguments: Any
-    ) -> None:
+    def __init__(self, size, engine_class=LoopEngine, **arguments):
         # Fork: the parent has imported vllm but has started no threads of torch.
         context = multiprocessing.get_context("fork")
         self.outbox = context.Queue()
@@ -43,9 +42,9 @@ class Ranks:
         for process in self.processes:
             process.start()
         for _ in range(size):
-            self._handle(self._next(timeout=120), expect="ready")
+            self._handle(self._next(QUIET_S), expect="ready")
 
-    def _next(self, timeout: float) -> tuple[int, str, Any]:
+    def _next(self, timeout):
         try:
             return self.outbox.get(timeout=timeout)
         except queue.Empty:
@@ -54,7 +53,7 @@ class Ranks:
                 f"{len(self.unfinished)} unfinished requests"
             ) from None
 
-    def _handle(self, message: tuple[int, str, Any], expect: str = "") -> None:
+    def _handle(self, message, expect=""):
         rank, kind, payload = message
         assert kind != "died", f"rank {rank} died:\n{payload}"
         if kind == "wave_complete" and self.wave <= payload:
@@ -74,54 +73,54 @@ class Ranks:
             self.calls_under_way -= 1
         assert not expect or kind == expect
 
-    def _start_wave(self, wave: int, exclude: int) -> None:
+    def _start_wave(self, wave, exclude):
         self.wave, self.running = wave, True
         for inbox in self.inboxes:
             inbox.put(("start", (wave, exclude)))
 
-    def submit(self, rank: int, request_id: str, prompt: int, output: int) -> None:
+    def submit(self, rank, request_id, prompt, output):
         self.unfinished.add(request_id)
         self.requests[request_id] = (prompt, output)
         self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
         if not self.running:
             self._start_wave(self.wave, exclude=rank)
 
-    def abort(self, rank: int, request_id: str) -> None:
+    def abort(self, rank, request_id):
         self.inboxes[rank].put(("abort", request_id))
         self.unfinished.discard(request_id)
 
-    def call(self, method: str, *arguments: Any, timeout: float = 60) -> None:
+    def call(self, method, *arguments):
         """Calls a method of every engine core, as the front-end does, and waits."""
         for inbox in self.inboxes:
             inbox.put(("call", (method, arguments)))
         self.calls_under_way = len(self.inboxes)
         while self.calls_under_way:
-            self._handle(self._next(timeout))
+            self._handle(self._next(QUIET_S))
 
-    def poll(self) -> None:
+    def poll(self):
         while not self.outbox.empty():
-            self._handle(self._next(timeout=1))
+            self._handle(self._next(QUIET_S))
 
-    def drain(self, timeout: float = 60) -> None:
+    def drain(self):
         while self.unfinished or self.running:
-            self._handle(self._next(timeout))
+            self._handle(self._next(QUIET_S))
 
-    def stop(self, timeout: float = 60) -> list[tuple[Trace, int]]:
+    def stop(self):
         """Ends all ranks; returns each one's trace and left-over requests."""
         for inbox in self.inboxes:
             inbox.put(("stop", None))
         reports: dict[int, tuple[Trace, int]] = {}
         while len(reports) < len(self.processes):
-            rank, kind, payload = self._next(timeout)
+            rank, kind, payload = self._next(QUIET_S)
             if kind == "report":
                 reports[rank] = payload
             else:
                 self._handle((rank, kind, payload))
         for process in self.processes:
-            process.join(timeout)
+            process.join(QUIET_S)
         return [reports[rank] for rank in sorted(reports)]
 
-    def deaths(self, count: int, timeout: float) -> dict[int, str]:
+    def deaths(self, count, timeout):
         """The tracebacks, by rank, of the next that die of an error, and have ended."""
         errors: dict[int, str] = {}
         while len(errors) < count:
@@ -132,17 +131,17 @@ class Ranks:
             self.processes[rank].join(timeout)
         return errors
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for process in self.processes:
             if process.is_alive():
                 process.kill()
                 process.join()
 
 
-def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
+def loop_arguments(model, **overrides):
     """Four requests each, steps of 64 tokens; `additional_config` is for `dp_loop`."""
     return {
         "model": str(model),
@@ -157,14 +156,7 @@ def loop_arguments(model: Any, **overrides: Any) -> dict[str, Any]:
     }
 
 
-def burst(
-    ranks: Ranks,
-    rng: random.Random,
-    name: str,
-    requests: int,
-    aborts: bool = False,
-    tokens: tuple[int, int] = (200, 30),
-) -> None:
+def burst(ranks, rng, name, requests, aborts=False, tokens=(200, 30)):
     """Random requests to some ranks; `tokens` are the most of prompt and answer."""
     prompt, output = tokens
     busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))

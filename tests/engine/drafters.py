@@ -1,8 +1,6 @@
 """What a drafter must draft, by Hugging Face's layers and without any cache."""
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -17,7 +15,7 @@ DRAFTED_BY = ("mtp", "eagle3", "draft_model")
 class Drafter:
     """Drafts after a text, from the target's hidden states or from the text alone."""
 
-    def __init__(self, method: str, models: Path) -> None:
+    def __init__(self, method, models):
         torch.set_num_threads(1)
         self._next = {"mtp": self._mtp, "eagle3": self._eagle3}.get(method)
         target = load(models / "deepseek", num_hidden_layers=3)
@@ -40,7 +38,7 @@ class Drafter:
         self.drafts = cache(self._drafts)
 
     @torch.no_grad()
-    def _drafts(self, text: tuple[int, ...], count: int) -> list[int]:
+    def _drafts(self, text, count):
         """Tokens that follow the text; up to one that is nearly a tie."""
         tokens = torch.tensor(text)
         if self._next is None:
@@ -67,20 +65,20 @@ class Drafter:
             tokens = torch.cat([tokens, logits.argmax()[None]])
         return drafts
 
-    def _mtp(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def _mtp(self, embedded, states):
         embedded[0] = 0  # as DeepSeek's: there is no token before the first
         both = torch.cat([norm(embedded), norm(states)], dim=1)
         arguments = self._where(len(both))
         return self._layer((both @ self._both.T)[None], **arguments)[0]
 
-    def _eagle3(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def _eagle3(self, embedded, states):
         (layer,) = self._eagle.layers
         both = torch.cat([norm(embedded), norm(states)], dim=1)
         attended, _ = layer.self_attn(both[None], **self._where(len(both)))
         states = states + attended[0]
         return states + layer.mlp(norm(states))
 
-    def _where(self, tokens: int) -> dict[str, Any]:
+    def _where(self, tokens):
         positions = torch.arange(tokens)[None]
         nothing = torch.zeros(1, tokens, 1)
         return {
@@ -92,12 +90,12 @@ class Drafter:
         }
 
 
-def norm(states: torch.Tensor) -> torch.Tensor:
+def norm(states):
     """All weights of the tiny models' norms are 1."""
     return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-def load(folder: Path, **arguments: Any) -> Any:
+def load(folder, **arguments):
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", **arguments
     ).eval()

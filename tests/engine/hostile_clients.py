@@ -4,13 +4,10 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import requests
-
-from vllm_server import Server
 
 ANSWER_S = 120
 
@@ -25,9 +22,7 @@ class Load:
     """Requests that each rank has answered."""
 
 
-def stream(
-    server: Server, body: dict, headers: dict | None = None, stop_after: float = 1e9
-) -> float | None:
+def stream(server, body, headers=None, stop_after=1e9):
     """Seconds to the first token, None without one; hangs up after `stop_after` s."""
     start, first = time.monotonic(), None
     with requests.post(
@@ -46,15 +41,13 @@ def stream(
     return first
 
 
-def measure(
-    server: Server, count: int = 60, rate: float = 12.0, seed: int = 0, ranks: int = 2
-) -> Load:
-    """The same requests at the same times in every call."""
-    rng = random.Random(seed)
+def measure(server, count=60):
+    """The same requests at the same times in every call, 12 a second."""
+    rng = random.Random(0)
     before = server.metric("vllm:request_success_total")
     bodies, times, at = [], [], 0.0
     for _ in range(count):
-        at += rng.expovariate(rate)
+        at += rng.expovariate(12)
         times.append(at)
         length = round(rng.lognormvariate(4.6, 0.8))
         bodies.append(
@@ -65,7 +58,7 @@ def measure(
         )
     start = time.monotonic()
 
-    def client(number: int) -> float:
+    def client(number):
         time.sleep(max(0.0, start + times[number] - time.monotonic()))
         first = stream(server, bodies[number])
         assert first is not None
@@ -76,23 +69,24 @@ def measure(
     (after,) = server.settled_metrics("vllm:request_success_total")
     return Load(
         statistics.median(found),
-        [round(after.get(rank, 0) - before.get(rank, 0)) for rank in range(ranks)],
+        [round(after.get(rank, 0) - before.get(rank, 0)) for rank in (0, 1)],
     )
 
 
-def rank_pids(server: Server) -> dict[int, int]:
+def rank_pids(server):
     named = re.findall(r"EngineCore_DP(\d) pid=(\d+)", server.log.read_text())
     return {int(rank): int(pid) for rank, pid in named}
 
 
-def statuses_after(
-    server: Server, act: Callable[[], object], clients: int = 8
-) -> list[int]:
-    """What waiting clients are told: 0 is nothing, 503 also a server that has gone."""
+def statuses_after(server, act, clients=8, tokens=400):
+    """What waiting clients are told: 0 is nothing, 503 also a server that has gone.
 
-    def ask(_: int) -> int:
+    They ask for that many tokens each; none may have them all before `act`.
+    """
+
+    def ask(_):
         try:
-            answer = server.ask(prompt=[1, 2, 3], max_tokens=400)
+            answer = server.ask(prompt=[1, 2, 3], max_tokens=tokens)
         except requests.ConnectionError:
             return 503
         except requests.Timeout:

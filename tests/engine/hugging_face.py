@@ -1,9 +1,7 @@
 """Greedy output of Hugging Face transformers, to compare the engine with."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import transformers
@@ -32,12 +30,8 @@ class Sample:
 
 
 def samples(
-    folder: Path,
-    attention: str | None = None,
-    margin: float = MARGIN,
-    change: Callable[[torch.nn.Module], None] = lambda model: None,
-    longer: tuple[int, ...] = (),
-) -> list[Sample]:
+    folder, attention=None, margin=MARGIN, change=lambda model: None, longer=()
+):
     """22 random prompts and their greedy tokens; what comes near a tie is replaced.
 
     `attention` is another implementation of it than Hugging Face's own choice, and
@@ -48,7 +42,7 @@ def samples(
     draw = random.Random(7)
     vocabulary = range(FIRST_TEXT_TOKEN, model.config.get_text_config().vocab_size)
 
-    def sample(start: tuple[int, ...], length: int) -> Sample:
+    def sample(start, length):
         tokens = None
         while tokens is None:
             prompt = start + tuple(draw.choices(vocabulary, k=length - len(start)))
@@ -60,15 +54,13 @@ def samples(
     return found + [sample(shared, length) for length in SHARED_LENGTHS]
 
 
-def continuations(
-    folder: Path, prompts: Iterable[Sequence[int]]
-) -> list[tuple[int, ...] | None]:
+def continuations(folder, prompts):
     """Continue each prompt by ``NEW_TOKENS`` greedy tokens; None if near a tie."""
     model = _load(folder)
     return [_continuation(model, prompt) for prompt in prompts]
 
 
-def _load(folder: Path, attention: str | None = None) -> torch.nn.Module:
+def _load(folder, attention=None):
     torch.set_num_threads(1)
     (name,) = transformers.AutoConfig.from_pretrained(folder).architectures
     model = getattr(transformers, name).from_pretrained(
@@ -79,9 +71,7 @@ def _load(folder: Path, attention: str | None = None) -> torch.nn.Module:
     return model
 
 
-def _continuation(
-    model: torch.nn.Module, prompt: Sequence[int], margin: float = MARGIN
-) -> tuple[int, ...] | None:
+def _continuation(model, prompt, margin=MARGIN):
     output = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=NEW_TOKENS,
@@ -94,7 +84,7 @@ def _continuation(
     return tuple(output.sequences[0, len(prompt) :].tolist())
 
 
-def _margin(scores: Sequence[torch.Tensor]) -> float:
+def _margin(scores):
     """The least lead of the best token over the steps, in standard deviations."""
     logits = torch.stack(list(scores))[:, 0]
     best = logits.topk(2, dim=-1).values

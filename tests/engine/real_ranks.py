@@ -8,23 +8,17 @@ requests get the same. The rows go from gate to gate without a process group.
 import json
 import tempfile
 from collections import Counter, deque
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from vllm.benchmarks.dp_balance import scenario as simulated
 from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
-from vllm.benchmarks.dp_balance.loop import Run
 from vllm.benchmarks.dp_balance.rank.engine import Engine
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.measure.queues import backlog_of
-from vllm.v1.core.sched.balance.policies.registry import Decision
-from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -52,8 +46,6 @@ _MODEL = {
 
 
 class _Scheduled(NamedTuple):
-    """What a rank has scheduled."""
-
     first: list[SimRequest]
     """Requests that get their first token."""
     output: SchedulerOutput | None
@@ -64,14 +56,7 @@ class _Scheduled(NamedTuple):
 
 
 class _Rank:
-    def __init__(
-        self,
-        config: VllmConfig,
-        num_blocks: int,
-        ttft_budget: float | None,
-        short_first: bool,
-        is_limited: bool,
-    ) -> None:
+    def __init__(self, config, num_blocks, ttft_budget, short_first, is_limited):
         self._is_limited = is_limited
         self._asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
@@ -91,7 +76,7 @@ class _Rank:
         """Output tokens by request, those of steps in flight too."""
         self._in_flight: deque[_Scheduled] = deque()
 
-    def add(self, request: SimRequest) -> None:
+    def add(self, request):
         name, prompt = str(request.index), prompt_tokens(request)
         self.requests[name] = request
         self.scheduler.add_request(
@@ -99,34 +84,34 @@ class _Rank:
         )
 
     @property
-    def held(self) -> bool:
+    def held(self):
         """Whether an admissible request was held back in the step."""
         return self.gate.held
 
-    def has_work(self) -> bool:
+    def has_work(self):
         unfinished: bool = self.scheduler.has_unfinished_requests()
         return unfinished
 
-    def counts(self) -> RankCounts:
+    def counts(self):
         """What the rank tells the coordinator."""
         running, waiting = self.scheduler.get_request_counts()
         usage = self.scheduler.kv_cache_manager.usage if self._is_limited else 0.0
         return RankCounts(waiting, running, usage)
 
-    def backlog(self) -> RankCounts:
+    def backlog(self):
         """What front-ends are told that dispatch by tokens."""
         return RankCounts(*backlog_of(self.scheduler))
 
-    def context(self) -> RankCounts:
+    def context(self):
         """What front-ends are told that dispatch by context."""
         return RankCounts(*backlog_of(self.scheduler, of_context=True))
 
-    def output_tokens(self, request: SimRequest) -> int:
+    def output_tokens(self, request):
         """Tokens of the answer that have come from the scheduler."""
         served = self.scheduler.requests.get(str(request.index))
         return 0 if served is None else served.num_output_tokens
 
-    def schedule(self) -> tuple[int, int, int, float, int]:
+    def schedule(self):
         if not self.scheduler.has_requests():
             self._in_flight.append(_Scheduled([], None, None))
             return 0, 0, 0, 0.0, 0
@@ -172,7 +157,7 @@ class _Rank:
         self._in_flight.append(_Scheduled(first, output, answer, wasted))
         return prefill, decodes, context, attended, positions
 
-    def update(self) -> Outcome:
+    def update(self):
         first, output, answer, wasted = self._in_flight.popleft()
         if output is None or answer is None:
             return NOTHING
@@ -188,13 +173,13 @@ class _Rank:
         ]
         return Outcome(first, done, wasted)
 
-    def measure(self, wave: int, step: int, now: float) -> Row:
+    def measure(self, wave, step, now):
         return self.gate.measure(wave, step, now, now)
 
-    def apply(self, decision: Decision) -> None:
+    def apply(self, decision):
         self.gate.apply(decision)
 
-    def end_wave(self) -> None:
+    def end_wave(self):
         """Forgets the decision, the holds, and steps without requests."""
         self._in_flight.clear()
         self.gate.reset()
@@ -203,13 +188,13 @@ class _Rank:
 class RealEngine(Engine):
     def __init__(
         self,
-        limits: RankLimits,
-        max_model_len: int,
-        ttft_budget: float | None,
-        async_scheduling: bool,
-        prefix_blocks: int | None,
-        short_first: bool,
-    ) -> None:
+        limits,
+        max_model_len,
+        ttft_budget,
+        async_scheduling,
+        prefix_blocks,
+        short_first,
+    ):
         """The schedulers; `prefix_blocks` are all that shared prompts fill."""
         limits.check_longest(max_model_len)
         drafts = limits.num_speculative_tokens
@@ -237,15 +222,11 @@ class RealEngine(Engine):
         ]
 
 
-def _ngrams(drafts: int) -> dict[str, Any]:
+def _ngrams(drafts):
     return {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
 
 
-def real_engine(
-    scenario: simulated.Scenario,
-    requests: Sequence[SimRequest],
-    ttft_budget: float | None,
-) -> RealEngine:
+def real_engine(scenario, requests, ttft_budget):
     lengths = [request.prompt_len + request.output_len for request in requests]
     shares = any(request.hash_ids for request in requests)
     return RealEngine(
@@ -258,16 +239,14 @@ def real_engine(
     )
 
 
-def simulate_real(
-    scenario: simulated.Scenario, policy: str, seed: int = 0, **arguments: Any
-) -> Run:
+def simulate_real(scenario, policy, seed=0, **arguments):
     """As `simulate`, with real schedulers and gates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated, "make_engine", real_engine)
         return simulated.simulate(scenario, policy, seed, **arguments)
 
 
-def prompt_tokens(request: SimRequest) -> list[int]:
+def prompt_tokens(request):
     """Token ids that are equal exactly where prompts share chunks."""
     shared = [
         hash_id * request.chunk_size + i
@@ -277,6 +256,6 @@ def prompt_tokens(request: SimRequest) -> list[int]:
     return shared + [own_token(request)] * (request.prompt_len - len(shared))
 
 
-def own_token(request: SimRequest) -> int:
+def own_token(request):
     """The token of which the rest of its prompt, and its answer, consist."""
     return -1 - request.index

@@ -3,17 +3,14 @@
 import copy
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from vllm import __version__
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -22,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.registry import create_policy
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.balance.stats import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -30,7 +27,6 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import ModelRunnerOutput
@@ -55,7 +51,7 @@ WINDOW = SlidingWindowSpec(
 )
 
 
-def engine_config(model: Path, **arguments: Any) -> VllmConfig:
+def engine_config(model, **arguments):
     defaults: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
@@ -69,20 +65,20 @@ def engine_config(model: Path, **arguments: Any) -> VllmConfig:
     return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
 
 
-def drafted_by(config: VllmConfig, method: str) -> None:
+def drafted_by(config, method):
     """Makes n-gram drafts those of a model, which a scheduler does not ask for."""
     assert config.speculative_config is not None
     config.speculative_config.method = method
 
 
 def make_scheduler(
-    config: VllmConfig,
-    scheduler_class: type = Scheduler,
-    num_blocks: int = 100,
+    config,
+    scheduler_class=Scheduler,
+    num_blocks=100,
     *,
-    log_stats: bool = True,
-    layers: Sequence[KVCacheSpec] = (FULL_ATTENTION,),
-) -> Any:
+    log_stats=True,
+    layers=(FULL_ATTENTION,),
+):
     """One without workers; each layer is a group, one of the blocks is vLLM's own."""
     config.cache_config.num_gpu_blocks = num_blocks
     register_all_kvcache_specs(config)
@@ -99,13 +95,8 @@ def make_scheduler(
 
 
 def give_gate(
-    scheduler: Any,
-    policy: str,
-    exchange: Any = None,
-    ttft_budget: float | None = None,
-    short_first: bool = False,
-    **bound: int,
-) -> BalanceGate:
+    scheduler, policy, exchange=None, ttft_budget=None, short_first=False, **bound
+):
     """A gate with that policy, exchange and bound, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
@@ -122,27 +113,21 @@ def give_gate(
 class OtherRank:
     """Instead of the exchange: this rank's row, and another with these fields."""
 
-    def __init__(self, **fields: int) -> None:
+    def __init__(self, **fields):
         self.fields = {"held_steps": 0, **fields}
 
-    def begin_step(self) -> None:
+    def begin_step(self):
         """This rank has work."""
 
-    def gather(self, row: Row, group: Any, tell_clients: Any) -> Snapshot:
+    def gather(self, row, group, tell_clients):
         self.row = row
         return Snapshot.from_rows([row, row._replace(**self.fields)])
 
-    def rest(self, wave: int, step: int) -> None:
+    def rest(self, wave, step):
         """The wave has ended."""
 
 
-def make_request(
-    name: str,
-    prompt_len: int,
-    output_len: int,
-    prompt: list[int] | None = None,
-    **arguments: Any,
-) -> Request:
+def make_request(name, prompt_len, output_len, prompt=None, **arguments):
     """A request of these lengths, whose prompt has equal tokens."""
     return Request(
         request_id=name,
@@ -153,9 +138,7 @@ def make_request(
     )
 
 
-def prompt_request(
-    name: str, prompt: list[int], output: int, **arguments: Any
-) -> Request:
+def prompt_request(name, prompt, output, **arguments):
     """A request whose blocks can be found by the requests after it."""
     hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
     return make_request(
@@ -163,19 +146,19 @@ def prompt_request(
     )
 
 
-def image(name: str, offset: int, length: int = 30) -> MultiModalFeatureSpec:
+def image(name, offset, length=30):
     position = PlaceholderRange(offset=offset, length=length)
     return MultiModalFeatureSpec(
         data=None, modality="image", identifier=name, mm_position=position
     )
 
 
-def row_of(scheduler: Any, now: float = 1.0) -> Any:
+def row_of(scheduler, now=1.0):
     """What the rank would tell the others."""
     return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
 
 
-def step(scheduler: Any) -> Any:
+def step(scheduler):
     """Schedules, answers every complete prompt with one token, and updates."""
     output = scheduler.schedule()
     answer(scheduler, output, complete(scheduler, output))
@@ -190,7 +173,7 @@ WORKLOADS = st.lists(
 """When requests come, and tokens of their prompts and answers."""
 
 
-def steps_of(scheduler: Any, workload: list[tuple[int, int, int]]) -> Iterator[None]:
+def steps_of(scheduler, workload):
     """Before each step until all have ended; the requests that come have come."""
     coming = sorted(workload)
     for now in range(5000):
@@ -203,14 +186,14 @@ def steps_of(scheduler: Any, workload: list[tuple[int, int, int]]) -> Iterator[N
     assert not scheduler.requests
 
 
-def complete(scheduler: Any, output: Any) -> dict[str, int]:
+def complete(scheduler, output):
     """A token for each request of a step whose prompt is complete."""
     scheduled = output.num_scheduled_tokens
     chunks = [name for name in scheduled if scheduler.requests[name].is_prefill_chunk]
     return {name: 1 for name in scheduled if name not in chunks}
 
 
-def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
+def answer(scheduler, output, tokens):
     """Gives the scheduler that many tokens for each of these requests of a step."""
     ids = list(output.num_scheduled_tokens)
     return scheduler.update_from_output(
@@ -223,7 +206,7 @@ def answer(scheduler: Any, output: Any, tokens: Mapping[str, int]) -> Any:
     )
 
 
-def upstream_copy(scheduler: Any) -> Any:
+def upstream_copy(scheduler):
     """A copy of the scheduler, with all that it has, and without a gate."""
     names = ("vllm_config", "kv_cache_config", "structured_output_manager")
     shared = [getattr(scheduler, name) for name in names]
@@ -237,7 +220,7 @@ def upstream_copy(scheduler: Any) -> Any:
         sys.setrecursionlimit(deepest)
 
 
-def prefills(scheduler: Any) -> dict[str, int]:
+def prefills(scheduler):
     """Schedules; the tokens of requests that were started or continued."""
     decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
     scheduled = scheduler.schedule().num_scheduled_tokens
@@ -245,12 +228,12 @@ def prefills(scheduler: Any) -> dict[str, int]:
 
 
 @contextmanager
-def nothing_cached(scheduler: Any) -> Iterator[None]:
+def nothing_cached(scheduler):
     """A step does not find what it computes: by the switch that connectors use."""
     manager = scheduler.kv_cache_manager
     allocate = manager.allocate_slots
 
-    def allocate_slots(*args: Any, **kwargs: Any) -> Any:
+    def allocate_slots(*args, **kwargs):
         return allocate(*args, **kwargs | {"delay_cache_blocks": True})
 
     manager.allocate_slots = allocate_slots
@@ -259,7 +242,7 @@ def nothing_cached(scheduler: Any) -> Iterator[None]:
 
 
 @contextmanager
-def steps_of_any_size(scheduler: Any) -> Iterator[None]:
+def steps_of_any_size(scheduler):
     """A step has room for every prompt; from 0.28 on two numbers say for how much."""
     config = scheduler.scheduler_config
     limits = scheduler.max_num_scheduled_tokens, config.max_num_batched_tokens
@@ -268,7 +251,7 @@ def steps_of_any_size(scheduler: Any) -> Iterator[None]:
     scheduler.max_num_scheduled_tokens, config.max_num_batched_tokens = limits
 
 
-def pristine_module(path: str) -> ModuleType:
+def pristine_module(path):
     """A module of the unpatched upstream, whose imports go to the installed vllm."""
     (source,) = ROOT.glob(f"build/pristine/vllm-{__version__}/{path}")
     name = "pristine_" + Path(path).stem

@@ -1,15 +1,12 @@
 """`cap` in real engine loops of several processes over gloo."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from vllm.config import VllmConfig
 
-from dp_loop import LoopEngine, Trace
+from dp_loop import LoopEngine
 from dp_ranks import Ranks, burst, loop_arguments
 
 
@@ -23,20 +20,20 @@ class CollectiveCounter(LoopEngine):
     )
     """Methods of a process group; the functions of torch.distributed end in them."""
 
-    def __init__(self, vllm_config: VllmConfig, trace: Trace) -> None:
+    def __init__(self, vllm_config, trace):
         super().__init__(vllm_config, trace)
         group = dist.ProcessGroup
         for name in self.NAMES:
             setattr(group, name, self._counted(name, getattr(group, name)))
 
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _counted(self, name, function):
+        def call(*args, **kwargs):
             self.trace.collectives[name] += 1
             return function(*args, **kwargs)
 
         return call
 
-    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+    def _has_global_unfinished_reqs(self, local_unfinished):
         active = super()._has_global_unfinished_reqs(local_unfinished)
         step = self.step_counter
         self.trace.syncs += step % self.dp_sync_interval == 0 or step == self.first_sync
@@ -48,7 +45,7 @@ class AscendRuleEngine(LoopEngine):
 
     frozen = False
 
-    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+    def _has_global_unfinished_reqs(self, local_unfinished):
         active = super()._has_global_unfinished_reqs(local_unfinished)
         self.frozen = False
         if active:
@@ -60,7 +57,7 @@ class AscendRuleEngine(LoopEngine):
             self.trace.closed += self.frozen
         return active
 
-    def _record(self, output) -> None:
+    def _record(self, output):
         super()._record(output)
         gate = self.scheduler.balance_gate
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"

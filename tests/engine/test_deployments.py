@@ -1,12 +1,9 @@
 """What deploy/ and the pages about it start is what `vllm serve` takes."""
 
-import argparse
 import subprocess
 from functools import partial
-from pathlib import Path
 
 import pytest
-from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.cli import serve
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -18,7 +15,7 @@ import deployments
 RANKS, RANKS_PER_HOST = 4, 2
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments):
     """As `vllm` does."""
     subcommand = ServeSubcommand()
     parser = FlexibleArgumentParser()
@@ -28,7 +25,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parsed
 
 
-def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
+def parallel_config(arguments, model):
     """What the engine makes of it, for a model that is here."""
     parsed = parse(arguments)
     parsed.model = str(model)
@@ -43,7 +40,7 @@ def parallel_config(arguments: list[str], model: Path) -> ParallelConfig:
     ).parallel_config
 
 
-def systemd(host: int, folder: Path) -> list[str]:
+def systemd(host, folder):
     if host:
         return deployments.systemd("vllm-headless@.service", str(RANKS_PER_HOST))
     return deployments.systemd("vllm-head.service", "")
@@ -91,7 +88,7 @@ def test_documented_commands_are_taken_and_start_one_api_server(monkeypatch):
         assert servers <= 1 or page == "reference-platform.md", (page, arguments)
 
 
-def api_servers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def api_servers(arguments, monkeypatch):
     """How many `vllm` would start, without the reference platform's default of one."""
     started = []
     platform, defaults = type(current_platform), "pre_register_and_update"

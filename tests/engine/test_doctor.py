@@ -20,7 +20,7 @@ class AlwaysFirst:
         """Nothing."""
 
 
-def refused(*arguments: str) -> str:
+def refused(*arguments):
     """The sentence by which a command line is refused."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever vLLM raises
         look(["serve", *arguments])

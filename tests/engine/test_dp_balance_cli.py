@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 
-def run(
-    folder: Path, *arguments: str, encoding: str = "utf-8"
-) -> "subprocess.CompletedProcess[str]":
+def run(folder, *arguments, encoding="utf-8"):
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "dp-balance"]
     return subprocess.run(
         [*command, *arguments],

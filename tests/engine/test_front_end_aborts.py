@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter, defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +44,7 @@ HASHER = get_request_block_hasher(BLOCK_SIZE, sha256)
 class Rank:
     """A real scheduler behind the socket; it stands in for the process around it."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model):
         sizes = {"max_num_batched_tokens": 1024, "max_model_len": 2048}
         config = engine_config(model, enable_prefix_caching=True, **sizes)
         self.scheduler = make_scheduler(config, num_blocks=300)
@@ -55,7 +54,7 @@ class Rank:
         self._decode = MsgpackDecoder(EngineCoreRequest).decode
         self._names = MsgpackDecoder().decode
 
-    def take(self, kind: bytes, frames: Any, fails: bool) -> EngineCoreOutputs | None:
+    def take(self, kind, frames, fails):
         """As the engine's input thread, which answers at once what it cannot read."""
         if kind == EngineCoreRequestType.ABORT.value:
             names = self._names(frames)
@@ -69,7 +68,7 @@ class Rank:
         self.scheduler.add_request(Request.from_engine_core_request(request, HASHER))
         return None
 
-    def step(self) -> list[EngineCoreOutputs]:
+    def step(self):
         """One step, in which every prompt that is complete gets a token."""
         planned = self.scheduler.schedule()
         tokens = complete(self.scheduler, planned)
@@ -79,7 +78,7 @@ class Rank:
 class Client:
     """The client's own methods, with a socket that ends at the ranks."""
 
-    def __init__(self, model: Path, rng: random.Random, by_context: bool) -> None:
+    def __init__(self, model, rng, by_context):
         if by_context:
             self.dispatch: TokenDispatch = ContextDispatch(RANKS, 4)
             balance = BalanceDispatch(self.dispatch)
@@ -106,7 +105,7 @@ class Client:
             _ensure_output_queue_task=lambda: None,
         )
 
-    def _send(self, message: Any, **_: Any) -> Any:
+    def _send(self, message, **_):
         engine, kind, *frames = message
         fails = self._rng.random() < 0.05
         answer = self.ranks[int(engine)].take(kind, frames, fails)
@@ -117,7 +116,7 @@ class Client:
         sent.set_result(None)
         return sent
 
-    async def step(self) -> None:
+    async def step(self):
         """All ranks step, and the front-end sees what they and the errors say."""
         answers, self._answers = self._answers, []
         for rank in self.ranks:
@@ -141,7 +140,7 @@ class Client:
             assert computed.issuperset(memory._last)
             self.seen["belief"] += len(memory._last)
 
-    def _check_contexts(self) -> None:
+    def _check_contexts(self):
         """The front-end knows exactly what the requests of each rank attend to."""
         for rank, own in zip(self.ranks, self.dispatch.own, strict=True):
             requests = rank.scheduler.requests.values()
@@ -158,7 +157,7 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model, by_context):
     client = Client(moe_model, rng, by_context)
     real, seen = client.real, client.seen
 
-    async def ask(number: int) -> str:
+    async def ask(number):
         session = rng.randrange(SESSIONS)
         tokens = [3 + session] * rng.choice((20, 300, 600, 1100, 1700))
         odd = {"stop_token_ids": [2**64]} if rng.random() < 0.05 else {}
@@ -177,7 +176,7 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model, by_context):
             seen["not sent"] += 1
         return request.request_id
 
-    async def serve() -> None:
+    async def serve():
         open_: list[str] = []
         number = 0
         while seen["abort"] + seen["error of the rank"] + seen["not sent"] < 10_000:

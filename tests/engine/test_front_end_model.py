@@ -42,24 +42,22 @@ IN_FLIGHT = "engine_inflight" in CHOOSES
 """Whether this release looks at its own requests in flight, as from 0.30 on."""
 
 
-def front_end(
-    ranks: int, dispatch: BalanceDispatch | None = None, server: ApiServer = FIRST
-) -> Any:
+def front_end(ranks, dispatch=None, server=FIRST):
     """A client without its `__init__`, which would start engines."""
-    client: Any = object.__new__(DPLBAsyncMPClient)
+    client = object.__new__(DPLBAsyncMPClient)
     client.core_engines = [b"%d" % rank for rank in range(ranks)]
     client.lb_engines = [[0, 0, 0.0][: 2 + IN_FLIGHT] for _ in range(ranks)]
     client.client_count, client.client_index = server.count, server.index
     client.eng_start_index = ranks * server.index // server.count
     client.reqs_in_flight = {}
-    later: Any = {"streaming_reqs": set(), "engine_inflight": Counter()}
+    later = {"streaming_reqs": set(), "engine_inflight": Counter()}
     vars(client).update(later)  # of releases after the pin
     if dispatch is not None:
         client.balance_dispatch = dispatch
     return client
 
 
-def made(**fields: Any) -> EngineCoreRequest:
+def made(**fields):
     """A request with a prompt of two chunks and a little."""
     given = dict.fromkeys(NOT_GIVEN) | {
         "request_id": "one",
@@ -70,7 +68,7 @@ def made(**fields: Any) -> EngineCoreRequest:
     return EngineCoreRequest(**given | fields)
 
 
-def send(client: Any, name: str, tokens: list[int], pin: int | None = None) -> int:
+def send(client, name, tokens, pin=None):
     request = made(request_id=name, prompt_token_ids=tokens, data_parallel_rank=pin)
     rank = client.core_engines.index(client.get_core_engine_for_request(request))
     if dispatch := getattr(client, "balance_dispatch", None):
@@ -78,7 +76,7 @@ def send(client: Any, name: str, tokens: list[int], pin: int | None = None) -> i
     return int(rank)
 
 
-def see(client: Any, outputs: EngineCoreOutputs) -> None:
+def see(client, outputs):
     asyncio.run(DPLBAsyncMPClient.process_engine_outputs(client, outputs))
 
 
@@ -86,7 +84,7 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go():
     """In a resize, engines, counts and what a client may pin to change in turn."""
     client = front_end(2, BalanceDispatch(TokenDispatch(2, SLOTS)))
 
-    def ranks(count: int) -> list[int]:
+    def ranks(count):
         sent = len(client.reqs_in_flight)
         return [send(client, f"{sent + i}", [5] * 10) for i in range(count)]
 
@@ -115,7 +113,7 @@ def test_more_input_of_a_request_is_no_beginning_of_a_prompt():
     assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
 
 
-def pooling(name: str, query: str | None = None) -> EngineCoreRequest:
+def pooling(name, query=None):
     late = query and LateInteractionParams("score_doc", query)
     parameters = PoolingParams(task="embed", late_interaction_params=late or None)
     return made(request_id=name, sampling_params=None, pooling_params=parameters)
@@ -127,7 +125,7 @@ def test_pooling_requests_spread_unless_they_belong_together(dispatch):
     client = front_end(2, BalanceDispatch(dispatch(2, 64)))
     client.lb_engines = [[9000, 3], [0, 0]]
 
-    def rank_of(request: EngineCoreRequest) -> int:
+    def rank_of(request):
         rank = int(client.get_core_engine_for_request(request))
         client.balance_dispatch.sent(request)
         return rank
@@ -147,15 +145,15 @@ def test_api_servers_tell_each_other_what_ranks_have_computed():
     """Once it is computed; one that is not there, or does not listen, is no matter."""
     peers = connect_peers(3)
 
-    def server(index: int) -> Any:
+    def server(index):
         dispatch = TokenDispatch(2, SLOTS, 3, index, 100, 512)
         balance = BalanceDispatch(dispatch, PromptHasher(16), peers[index])
         return front_end(2, balance, ApiServer(index, 3))
 
-    def has(client: Any) -> list[int]:
+    def has(client):
         return [m.held() // 512 for m in client.balance_dispatch.dispatch.memories]
 
-    async def serve() -> None:
+    async def serve():
         first, second = server(0), server(1)
         peers[2].socket.close()
         assert send(second, "wakes it", [9] * 600) == 0
@@ -176,7 +174,7 @@ def test_api_servers_tell_each_other_what_ranks_have_computed():
     asyncio.run(serve())
 
 
-def hashed(**fields: Any) -> list[Any]:
+def hashed(**fields):
     return list(PromptHasher(16).keys(made(**fields)))
 
 
@@ -254,12 +252,7 @@ Published = list[tuple[int, list[tuple[int, ...]]]]
 """Milliseconds, and requests that wait and run on each rank."""
 
 
-def upstream_publishes(
-    patch: pytest.MonkeyPatch,
-    ranks: int,
-    messages: list[tuple[int, str, Any]],
-    end: int,
-) -> Published:
+def upstream_publishes(patch, ranks, messages, end):
     """What upstream's coordinator publishes in virtual time, told these messages."""
     left, published, now = deque(messages), [], START_MS - 50
 
@@ -267,22 +260,22 @@ def upstream_publishes(
         pass
 
     class Socket:
-        def __init__(self, path: str) -> None:
+        def __init__(self, path):
             self.path = path
 
-        def recv(self) -> Any:
+        def recv(self):
             return b"\x01" if self.path == "back" else left.popleft()[2]
 
-        def send(self, message: bytes) -> None:
+        def send(self, message):
             is_front = self.path == "front"
             if is_front and (counts := msgspec.msgpack.decode(message)[0]) is not None:
                 told = [tuple(each[:2]) for each in counts]
                 published.append((now - START_MS, told))
 
-        def send_multipart(self, message: Any) -> None:
+        def send_multipart(self, message):
             """To the ranks."""
 
-    def poll(timeout: int) -> list[tuple[Socket, int]]:
+    def poll(timeout):
         nonlocal now
         if left and left[0][0] + START_MS <= now + timeout:
             now = left[0][0] + START_MS
@@ -315,7 +308,7 @@ def test_the_simulator_publishes_what_the_coordinator_does(seed, monkeypatch):
     messages: list[tuple[int, str, Any]] = []
     counts = [RankCounts(0, 0)] * ranks
 
-    def see(until: int) -> None:
+    def see(until):
         for each in modelled.published(until / 1e3 - 1e-6):
             told = [tuple(one[:2]) for one in each.counts]
             found.append((round(1e3 * each.time), told))

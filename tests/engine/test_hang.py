@@ -4,11 +4,8 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ import requests
 
 from hanging_device import CALL, FOLDER, GLOO, KERNEL
 from vllm_balance.doctor.hang import report
-from vllm_balance.doctor.lines import Line
 from vllm_server import Server
 
 pytestmark = pytest.mark.slow
@@ -28,7 +24,7 @@ NOBODY = "nobody's: steps go on"
 
 
 @contextlib.contextmanager
-def serve(folder: Path, model: Path, balance: str) -> Iterator[Server]:
+def serve(folder, model, balance):
     """Two ranks that compute nothing and end nothing, and clients for both."""
     environment = {
         "PYTHONPATH": str(Path(__file__).parent),
@@ -48,11 +44,11 @@ def serve(folder: Path, model: Path, balance: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def clients(server: Server) -> Iterator[None]:
+def clients(server):
     """Each rank has work until the end; the ends of the clients tell nothing."""
     ended = threading.Event()
 
-    def ask(rank: int) -> None:
+    def ask(rank):
         while not ended.is_set():
             with contextlib.suppress(requests.RequestException):
                 if not server.ask(rank, prompt=[5] * 20, max_tokens=100).ok:
@@ -68,37 +64,40 @@ def clients(server: Server) -> Iterator[None]:
         ended.set()
 
 
-def is_bad(line: Line) -> bool:
+def is_bad(line):
     return line.state == "bad"
 
 
-def says(words: str) -> Callable[[Line], bool]:
+def says(words):
     return lambda line: words in line.found
 
 
-def pids(server: Server) -> dict[str, int]:
+def doctor(server):
+    assert server._process is not None
+    return list(report(server._process.pid))
+
+
+def pids(server):
     """By the name that the doctor gives them."""
-    lines = report(server.processes()[0].pid)
     return {
         line.what: int(line.found.split()[1].rstrip(","))
-        for line in lines
+        for line in doctor(server)
         if line.found.startswith("pid ")
     }
 
 
-def look(server: Server, wanted: Callable[[Line], bool] = is_bad) -> list[Line]:
+def look(server, wanted=is_bad):
     """What the doctor says, once it says what is wanted, or when the time is over."""
     deadline = time.monotonic() + LOOK_S
     while True:
-        assert server._process is not None
-        lines = list(report(server._process.pid))
+        lines = doctor(server)
         if wanted(lines[-1]) or time.monotonic() > deadline:
             print(*lines, sep="\n")
             return lines
 
 
 @contextlib.contextmanager
-def stopped(server: Server, name: str) -> Iterator[None]:
+def stopped(server, name):
     pid = pids(server)[name]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -108,7 +107,7 @@ def stopped(server: Server, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(server: Server, name: str) -> Iterator[None]:
+def told(server, name):
     file = server.log.parent / name
     file.touch()
     try:
@@ -118,9 +117,7 @@ def told(server: Server, name: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, moe_model: Path
-) -> Iterator[Server]:
+def server(tmp_path_factory, moe_model):
     with serve(tmp_path_factory.mktemp("served"), moe_model, "adaptive") as found:
         yield found
 
@@ -163,9 +160,9 @@ def test_gloo_hangs_and_then_a_rank_dies(server):
     assert fault.state == "bad"
     assert "the network's: all ranks here have been in collective calls" in fault.found
     os.kill(here["rank 1"], signal.SIGKILL)
-    # Soon afterwards the front-end ends the others, and nobody says who was first.
-    fault = look(server, says("rank 1"))[-1]
-    assert "what has ended (rank 1)" in fault.found
+    # Soon afterwards the front-end ends the others, perhaps before anybody has looked.
+    fault = look(server, says("what has ended"))[-1]
+    assert "rank 1" in fault.found.partition(")")[0]
 
 
 def test_a_coordinator_that_died_where_nobody_looks(tmp_path, moe_model):
@@ -175,12 +172,3 @@ def test_a_coordinator_that_died_where_nobody_looks(tmp_path, moe_model):
         fault = look(server, says("coordinator"))[-1]
         server.kill()  # upstream would leave a rank behind
     assert "ended (coordinator)" in fault.found
-
-
-def test_the_doctor_imports_no_torch_and_refuses_other_programs():
-    code = (
-        "import os, sys; from vllm_balance.doctor.hang import report\n"
-        "print(*report(os.getpid())); assert 'torch' not in sys.modules"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "another program" in said.stdout, said.stderr

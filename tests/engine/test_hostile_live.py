@@ -7,65 +7,62 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import requests
 
-from hostile_clients import Load, measure, rank_pids, statuses_after, stream
+from hostile_clients import measure, rank_pids, statuses_after, stream
 from hostile_scheduler import DAMAGE, FOLDER
 from vllm_server import Server
 
 pytestmark = pytest.mark.slow
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
-SLOTS = 8
 END_S = 120
 
 
-def options(scheduler: str = "Recorded", **device: Any) -> tuple[str, ...]:
+def options(scheduler="Recorded", **device):
     """Two ranks that compute nothing and schedule asynchronously."""
     emulated = {"emulated_device": DEVICE | device}
     return (
         *("-dp", "2", "--data-parallel-balance", "adaptive", "--async-scheduling"),
         *("--api-server-count", "2"),
-        *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512"),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
         *("--max-model-len", "1024", "--no-enable-prefix-caching"),
         *("--scheduler-cls", f"hostile_scheduler.{scheduler}"),
         *("--additional-config", json.dumps(emulated)),
     )
 
 
-def serve(folder: Path, model: Path, *arguments: str) -> Server:
+def serve(folder, model, *arguments):
     environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(folder)}
     return Server(folder, model, *arguments, environment=environment)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("served")
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, moe_model: Path) -> Iterator[Server]:
+def server(folder, moe_model):
     with serve(folder, moe_model, *options()) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def fresh(server: Server) -> Load:
+def fresh(server):
     """What clients see while nobody has done any harm."""
     measure(server, 10)
     return measure(server)
 
 
-def assert_as_fresh(server: Server, fresh: Load) -> None:
-    """Requests are spread and served as before; a busy machine has three tries."""
-    for _ in range(3):
+def assert_as_fresh(server, fresh):
+    """Requests are spread and served as before; a busy machine has many tries."""
+    for _ in range(8):
         load = measure(server)
         print(f"fresh {fresh}, now {load}")
         even = min(load.by_rank) > 0.6 * max(load.by_rank)
@@ -76,52 +73,7 @@ def assert_as_fresh(server: Server, fresh: Load) -> None:
         assert set(server.metric(f"vllm:num_requests_{name}").values()) == {0}
 
 
-HUGE = (2**63, 2**64, -(2**63) - 1, 10**30)
-"""Integers that JSON can say and the message to a rank cannot."""
-
-INTEGERS = (
-    *("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "n"),
-    *("priority", "truncate_prompt_tokens"),
-)
-GOOD: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
-RANKS = ("-1", "2", "99", str(2**70), "1.5", "one", "", "0x1", "1e0", "1,0", "nan")
-
-
-def malformed(model: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """What reaches no rank, or names one that there is not: a body, and its rank."""
-    good = {"model": model} | GOOD
-    for value in HUGE:
-        for name in INTEGERS:
-            yield good | {name: value}, "0"
-        for change in (
-            {"stop_token_ids": [value]},
-            {"vllm_xargs": {"a": value}},
-            {"kv_transfer_params": {"a": [value]}},
-            {"logit_bias": {"5": value}},
-            {"allowed_token_ids": [value]},
-            {"prompt": [value]},
-        ):
-            yield good | change, "0"
-    for rank in RANKS:
-        yield good, rank
-
-
-def test_malformed_requests(server, fresh):
-    """Those that no message to a rank can hold are pinned to rank 0 and never sent."""
-    statuses: Counter[int] = Counter()
-    never_sent = 0
-    for body, rank in [*malformed(str(server.model))] * 5:
-        answer = server.post("/v1/completions", body, rank)
-        statuses[answer.status_code] += 1
-        assert answer.status_code in (200, 400, 422, 500), (body, rank)
-        assert answer.json().keys() & {"choices", "error", "detail"}, (body, rank)
-        never_sent += answer.status_code == 500 and "internal" in answer.text.lower()
-    print(statuses)
-    assert never_sent > SLOTS
-    assert_as_fresh(server, fresh)
-
-
-def hang_up(server: Server, rng: random.Random) -> None:
+def hang_up(server, rng):
     """A client that goes away while it is queued, held, computed or answered."""
     body = {
         "prompt": [5] * rng.choice((5, 100, 900)),
@@ -137,37 +89,6 @@ def test_clients_that_hang_up_in_every_state(server, fresh):
         for _gone in pool.map(hang_up, [server] * len(rngs), rngs):
             pass
     assert_as_fresh(server, fresh)
-
-
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_pause_and_resume(server, fresh, mode):
-    """With requests that run, wait, are held, come and are given up meanwhile."""
-    lengths = [5, 100, 900, 300] * 10
-    with ThreadPoolExecutor(60) as pool:
-        before = [pool.submit(finished, server, each, 40) for each in lengths]
-        while not sum(server.metric("vllm:num_requests_running").values()):
-            time.sleep(0.1)
-        assert server.post(f"/pause?mode={mode}").status_code == 200
-        meanwhile = [pool.submit(finished, server, each, 10) for each in (5, 300) * 4]
-        gone = [pool.submit(hang_up, server, random.Random(i)) for i in range(8)]
-        for each in gone:
-            each.result()
-        paused = requests.get(f"{server.url}/is_paused", timeout=END_S).json()
-        assert paused == {"is_paused": True}
-        assert server.post("/resume").status_code == 200
-        reasons = Counter(each.result() for each in before)
-        assert {each.result() for each in meanwhile} <= {"length", "refused"}
-    print(mode, reasons)
-    assert set(reasons) <= ({"length", "abort"} if mode == "abort" else {"length"})
-    assert_as_fresh(server, fresh)
-
-
-def finished(server: Server, prompt: int, tokens: int) -> str:
-    answer = server.ask(prompt=[5] * prompt, max_tokens=tokens)
-    if "Generation is paused" in answer.text:  # from 0.33 on, unless they are kept
-        return "refused"
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["finish_reason"])
 
 
 def test_metrics_are_what_happened(server, fresh, folder):
@@ -193,7 +114,7 @@ def test_metrics_are_what_happened(server, fresh, folder):
         assert decisions[rank] == sum(record.values()) - record["requests"]
 
 
-def recorded(server: Server, folder: Path) -> list[Counter[str]]:
+def recorded(server, folder):
     """What each rank wrote down, once all have told the front-end."""
     server.settled_metrics("vllm:dp_balance_decisions_total")
     files = [folder / f"rank-{rank}.json" for rank in (0, 1)]
@@ -220,7 +141,7 @@ def test_a_first_decode_that_is_stopped_and_slow(fresh, tmp_path, moe_model):
 
 def test_a_damaged_row_ends_the_server_with_one_clear_error(tmp_path, moe_model):
     with serve(tmp_path, moe_model, *options("Damaging")) as server:
-        statuses = statuses_after(server, (tmp_path / DAMAGE).touch)
+        statuses = statuses_after(server, (tmp_path / DAMAGE).touch, tokens=900)
         assert all(status >= 500 for status in statuses), statuses
         _, alive = psutil.wait_procs(server.processes(), END_S)
         assert not alive

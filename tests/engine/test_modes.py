@@ -3,7 +3,6 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,14 +57,14 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
         ThreadPoolExecutor(18) as pool,
     ):
 
-        def ask(number: int) -> str:
+        def ask(number):
             regex = {"regex": f"[ab]{{{1 + number % 6}}}c"}
             body = {"prompt": [5 + number, 6, 7], "max_tokens": 8, "temperature": 0}
             answer = server.ask(**body, structured_outputs=regex, ignore_eos=False)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["text"])
 
-        def complete(priority: int) -> list[list[int]]:
+        def complete(priority):
             prompts = [sample.prompt for sample in moe_samples]
             return server.complete(prompts, NEW_TOKENS, 8, priority=priority)
 
@@ -87,7 +86,7 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
 LORA_LAYERS, LORA_RANK = ("q_proj", "v_proj", "o_proj"), 8
 
 
-def make_adapter(base: Path, folder: Path) -> tuple[Path, Path]:
+def make_adapter(base, folder):
     """An adapter as large as the weights that it adapts, and the two merged."""
     draw = torch.Generator().manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -134,7 +133,7 @@ def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
     ):
         expected = {str(moe_model): moe_samples, "adapted": samples(merged)}
 
-        def complete(model: str) -> list[list[int]]:
+        def complete(model):
             prompts = [sample.prompt for sample in expected[model]]
             return server.complete(prompts, NEW_TOKENS, 8, model=model)
 
@@ -156,7 +155,7 @@ class LateConnector(ExampleConnector):
 HOLD = Decision(admit=False, prefill_budget=None, reason="test")
 
 
-def connector_scheduler(model: Path, folder: Path, name: str):
+def connector_scheduler(model, folder, name):
     module = __name__ if name == LateConnector.__name__ else None
     config = engine_config(
         model,

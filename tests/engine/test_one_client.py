@@ -16,6 +16,7 @@ REQUESTS = [
     ({"stop_token_ids": OUT, "min_tokens": 2}, 400),
     ({"stop_token_ids": [-1], "min_tokens": 2}, 400),
     ({"allowed_token_ids": OUT}, 400),
+    ({"vllm_xargs": {"a": 2**64}}, 500),  # no message to a rank can say it
 ]
 """Upstream accepts each, and most end its engines."""
 
@@ -24,6 +25,8 @@ REQUESTS = [
 def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
     options = ("-dp", "2", "--data-parallel-balance", policy, "--max-model-len", "256")
     with Server(tmp_path, moe_model, *options) as server:
+        for rank in (-1, 2):
+            assert server.ask(rank, **GOOD).status_code == 400
         for change, status in REQUESTS:
             answer = server.ask(0, **GOOD | change)
             assert answer.status_code == status, (change, answer.text)

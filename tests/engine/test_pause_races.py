@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,16 +40,16 @@ def test_requests_and_resumes_may_race(tmp_path, moe_model, policy):
         ThreadPoolExecutor(16) as pool,
     ):
 
-        def ask(rank: int, prompt: int, tokens: int) -> str:
+        def ask(rank, prompt, tokens):
             answer = server.ask(rank, prompt=[5] * prompt, max_tokens=tokens)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["finish_reason"])
 
-        def post(path: str, body: dict[str, str] | None = None) -> None:
+        def post(path, body=None):
             answer = server.post(path, body)
             assert answer.status_code == 200, (path, answer.text)
 
-        def beside(path: str, times: int = 1) -> Future[str]:
+        def beside(path, times=1):
             rank = rng.choice((0, 0, 1))
             asked = pool.submit(ask, rank, 5, 4)
             time.sleep(rng.random() * 0.004)

@@ -6,7 +6,6 @@ without. What is true of a state tells a copy of the scheduler that has no gate.
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -96,7 +95,7 @@ class Store(ExampleConnector, SupportsHMA):
         return after > 0 and self._asked[request.request_id] in (0, after)
 
     @cached_property
-    def _asked(self) -> Counter[str]:
+    def _asked(self):
         return Counter()
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
@@ -121,7 +120,7 @@ class World:
     holds: bool = True
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> "World":
+    def drawn(cls, rng):
         features = set(rng.sample(FEATURES, rng.choice([0, 1, 2, 3, 5, 8])))
         layers = rng.choice(list(LAYERS))
         speculation = rng.choice(["", "", "ngram", *DRAFTERS])
@@ -141,18 +140,18 @@ class World:
             rng.random() < 0.7,
         )
 
-    def has(self, feature: str) -> bool:
+    def has(self, feature):
         return feature in self.features
 
     @property
-    def exactly(self) -> bool:
+    def exactly(self):
         """Whether a large step computes all that is pending; not so with look-ahead."""
         if self.layers != "full" or self.speculation in DRAFTERS:
             return False
         inexact = {"connector", "encoder items", "long prompts in parts"}
         return not self.features & inexact
 
-    def scheduler(self, model: Any) -> Any:
+    def scheduler(self, model):
         scheduler = make_scheduler(
             config_of(model, self),
             AsyncScheduler if self.has("asynchronous") else Scheduler,
@@ -165,7 +164,7 @@ class World:
             scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=200)
         return scheduler
 
-    def request(self, name: str, rng: random.Random) -> Any:
+    def request(self, name, rng):
         length = rng.randint(1, 200)
         shared = int(length * self.hit_rate)
         prompt = [1] * shared + rng.choices(range(2, 90), k=length - shared)
@@ -185,8 +184,8 @@ class World:
         )
 
 
-def config_of(model: Any, world: World) -> Any:
-    arguments: dict[str, Any] = {
+def config_of(model, world):
+    arguments = {
         "enable_prefix_caching": not world.has("uncached"),
         "async_scheduling": False,
     }
@@ -234,7 +233,7 @@ class Run:
     said: Counter[Any] = field(default_factory=Counter)
     unanswered: deque[Any] = field(default_factory=deque)
 
-    def steps(self) -> Counter[Any]:
+    def steps(self):
         for number in range(STEPS):
             self.happens(number)
             row = row_of(self.scheduler, now=float(number))
@@ -243,7 +242,7 @@ class Run:
             self.step()
         return self.said
 
-    def happens(self, number: int) -> None:
+    def happens(self, number):
         """What can happen between two steps."""
         scheduler, rng, has = self.scheduler, self.rng, self.world.has
         for index in range(rng.choice([0, 0, 1, 3])):
@@ -275,13 +274,13 @@ class Run:
             drafts = [[7] * rng.randint(0, DRAFTS) for _ in ids]
             scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
 
-    def decision(self) -> Decision:
+    def decision(self):
         if not self.world.holds or self.rng.random() < 0.4:
             return OPEN
         budget = self.rng.choice([0, 0, 0, 5, 40, None])
         return Decision(admit=budget != 0, prefill_budget=budget, reason="test")
 
-    def step(self) -> None:
+    def step(self):
         """Asynchronous scheduling is one step ahead of the answers."""
         scheduler = self.scheduler
         output = scheduler.schedule()
@@ -296,7 +295,7 @@ class Run:
             accepted = {name: 1 + self.rng.randint(0, n) for name, n in most.items()}
             answer(scheduler, output, accepted)
 
-    def compare(self, row: Any) -> None:
+    def compare(self, row):
         """With what a copy without a gate does in its next step."""
         if self.is_surprising():
             return
@@ -318,7 +317,7 @@ class Run:
         if self.world.exactly and not chunks:
             self.tokens_are_true(row)
 
-    def is_surprising(self) -> bool:
+    def is_surprising(self):
         """Whether the connector will say what it did not say before."""
         connector = self.scheduler.connector
         if connector is None:
@@ -330,7 +329,7 @@ class Run:
             if request.status in queued and not request.num_computed_tokens
         )
 
-    def tokens_are_true(self, row: Any) -> None:
+    def tokens_are_true(self, row):
         """In a step with room for all, unless it evicts what the row has counted on."""
         large = upstream_copy(self.scheduler)
         hashes = hashes_of(large)
@@ -342,16 +341,16 @@ class Run:
         self.said["tokens"] += bool(done)
 
 
-def loads_of(scheduler: Any) -> int:
+def loads_of(scheduler):
     loading = RequestStatus.WAITING_FOR_REMOTE_KVS
     return sum(each.status == loading for each in scheduler.requests.values())
 
 
-def hashes_of(scheduler: Any) -> list[Any]:
+def hashes_of(scheduler):
     return [block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks]
 
 
-def evicts(hashes: list[Any], scheduler: Any) -> bool:
+def evicts(hashes, scheduler):
     """Whether a block no longer has what it had."""
     now = hashes_of(scheduler)
     return any(
@@ -359,7 +358,7 @@ def evicts(hashes: list[Any], scheduler: Any) -> bool:
     )
 
 
-def check(model: Any, seeds: Iterable[int]) -> None:
+def check(model, seeds):
     """In most states something waits; in few only upstream knows what it would do."""
     said: Counter[Any] = Counter()
     for rng in map(random.Random, seeds):

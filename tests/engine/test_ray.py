@@ -1,7 +1,5 @@
 """The Ray data-parallel backend runs the same engine, and gate, in Ray's actors."""
 
-from collections.abc import Iterator
-
 import psutil
 import pytest
 import ray
@@ -17,7 +15,7 @@ RANKS = 2
 
 
 @pytest.fixture
-def ray_address() -> Iterator[str]:
+def ray_address():
     """The address of a Ray of this machine alone, with a device for each rank."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     context = ray.init(

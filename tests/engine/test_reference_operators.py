@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_balance.reference import operators  # noqa: F401 (registers them)
@@ -23,10 +23,10 @@ NONE = torch.empty(0)
 class Batch:
     """Random queries, keys and values of some requests, and where they are cached."""
 
-    def __init__(self, lengths: Lengths, heads: int, kv_heads: int, seed: int) -> None:
+    def __init__(self, lengths, heads, kv_heads, seed):
         draw = torch.Generator().manual_seed(seed)
 
-        def normal(*shape: int) -> torch.Tensor:
+        def normal(*shape):
             return torch.randn(*shape, generator=draw)
 
         self.new = [new for new, _ in lengths]
@@ -50,7 +50,7 @@ class Batch:
                 self.key_cache[block, :, offset] = self.keys[request][position]
                 self.value_cache[block, :, offset] = self.values[request][position]
 
-    def attend(self, causal: bool, *arguments: object) -> torch.Tensor:
+    def attend(self, causal, *arguments):
         """The operator's output, called by name as the engine does."""
         output = torch.full_like(self.query, math.nan)
         tensors = (self.query, self.key_cache, self.value_cache, output, self.starts)
@@ -59,14 +59,7 @@ class Batch:
         attend(*tensors, context, 0.3, causal, *arguments)
         return output
 
-    def expected(
-        self,
-        causal: bool = True,
-        window: tuple[int, int] = (-1, -1),
-        alibi: torch.Tensor | None = None,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def expected(self, causal, window, alibi=None, softcap=0.0, sinks=None):
         """The same, with a score for every query and key."""
         rows = []
         for request, new in enumerate(self.new):
@@ -107,7 +100,7 @@ def test_attention_with_one_window(causal, tokens, left):
     torch.testing.assert_close(found, batch.expected(causal, window))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     lengths=requests,
     group=st.sampled_from([1, 2, 3]),

@@ -1,7 +1,5 @@
 """The platform: when it is chosen, its defaults, and what it refuses."""
 
-from typing import Any
-
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -51,7 +49,7 @@ def test_what_was_asked_for_is_kept(moe_model):
     assert config.cache_config.kv_cache_memory_bytes == 2**20
 
 
-def parse(*options: str) -> Any:
+def parse(*options):
     parser = FlexibleArgumentParser()
     parser.add_argument("--api-server-count", type=int, default=None)
     return AsyncEngineArgs.add_cli_args(parser).parse_args(list(options))

@@ -25,7 +25,7 @@ def test_requests_end_while_the_group_shrinks_and_grows(
     ports = [free_port() for _ in range(3)]
 
     class Resized(CheckedEngine):
-        def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+        def _has_global_unfinished_reqs(self, local_unfinished):
             half, place = divmod(self.dp_rank, 2)
             if self.current_wave == 0 and self.step_counter == SPLITS_AT:
                 self._join(ports[half], place, 2)
@@ -33,12 +33,12 @@ def test_requests_end_while_the_group_shrinks_and_grows(
                 self._join(ports[2], self.dp_rank, RANKS)
             return super()._has_global_unfinished_reqs(local_unfinished)
 
-        def _record(self, output) -> None:
+        def _record(self, output):
             super()._record(output)
             decision = self.scheduler.balance_gate.decision
             self.trace.steps[-1] = (self.current_wave, self.step_counter, decision)
 
-        def _join(self, port: int, place: int, size: int) -> None:
+        def _join(self, port, place, size):
             self.dp_group = stateless_init_torch_distributed_process_group(
                 "127.0.0.1", port, place, size, "gloo"
             )
@@ -48,6 +48,7 @@ def test_requests_end_while_the_group_shrinks_and_grows(
     )
     rng = random.Random(3)
     with Ranks(RANKS, Resized, **arguments) as ranks:
+        ranks.running = True  # no start of a wave: each begins with its own request
         for rank in range(RANKS):  # so that no half ends before they join
             ranks.submit(rank, f"long-{rank}", 5, 240)
         for number in range(6):

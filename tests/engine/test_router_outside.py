@@ -6,11 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 import requests
 
 from hostile_clients import rank_pids
@@ -18,13 +16,13 @@ from test_greedy_equality import CAP, assert_equal
 from vllm_server import Server, free_port
 
 RANKS = 2
-START_S, END_S = 60, 60
+START_S, END_S = 120, 120
 PROGRAMS = Path(sys.executable).parent
 TIMEOUT = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}
 
 
 @contextlib.contextmanager
-def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
+def ranks(folder, model):
     """One server of two ranks, of which each has a port; the first owns it."""
     first = free_port()
     options = ["-dp", str(RANKS), "--data-parallel-size-local", str(RANKS)]
@@ -39,7 +37,7 @@ def ranks(folder: Path, model: Path) -> Iterator[list[Server]]:
 
 
 @contextlib.contextmanager
-def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
+def router(folder, servers):
     """The router before these servers, as if it were one of them."""
     front = Server(folder, servers[0].model)
     command = [str(PROGRAMS / "vllm-router"), "--port", str(front.port)]
@@ -55,7 +53,7 @@ def router(folder: Path, servers: list[Server]) -> Iterator[Server]:
         process.wait(END_S)
 
 
-def wait_for(url: str) -> None:
+def wait_for(url):
     for _ in range(10 * START_S):
         with contextlib.suppress(requests.ConnectionError):
             if requests.get(f"{url}/health", timeout=5).ok:
@@ -64,7 +62,7 @@ def wait_for(url: str) -> None:
     raise AssertionError(f"{url} does not answer")
 
 
-def doctor(pid: int) -> dict[str, str]:
+def doctor(pid):
     command = [PROGRAMS / "vllm-balance", "doctor", "--json", "--pid", str(pid)]
     done = subprocess.run(command, capture_output=True, text=True)
     return {line["what"]: line["found"] for line in json.loads(done.stdout)["lines"]}
@@ -102,17 +100,17 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
         servers[0].wait(END_S)
 
 
-def assert_loads_are_told(servers: list[Server]) -> None:
+def assert_loads_are_told(servers):
     """The first rank is full: what comes to it waits, and to the other is held."""
     names = ("unprefilled_tokens", "held_requests", "context_tokens")
 
-    def told(rank: int) -> list[float]:
+    def told(rank):
         found = servers[rank].metrics(*(f"vllm:dp_balance_{name}" for name in names))
         return [values[rank] for values in found]
 
     with contextlib.ExitStack() as clients:
 
-        def send(rank: int, prompt: int, answer: int) -> None:
+        def send(rank, prompt, answer):
             body = {"model": str(servers[rank].model), "prompt": [5] * prompt}
             body |= {"max_tokens": answer, "ignore_eos": True, "stream": True}
             url = f"{servers[rank].url}/v1/completions"
@@ -121,7 +119,7 @@ def assert_loads_are_told(servers: list[Server]) -> None:
             )
 
         for _ in range(2):
-            send(0, prompt=20, answer=3000)
+            send(0, prompt=20, answer=4000)  # until all has been looked at
         eventually(lambda: told(0)[2] > 40)
         send(0, prompt=30, answer=1)
         send(1, prompt=50, answer=1)
@@ -130,23 +128,9 @@ def assert_loads_are_told(servers: list[Server]) -> None:
     eventually(lambda: told(0) == told(1) == [0, 0, 0])
 
 
-def eventually(holds: Callable[[], bool]) -> None:
+def eventually(holds):
     for _ in range(10 * START_S):
         if holds():
             return
         time.sleep(0.1)
     assert holds()
-
-
-@pytest.mark.parametrize("rank", ["2", "-1"])
-def test_a_rank_that_is_not_there_is_refused(rank, moe_model, tmp_path):
-    options = ["-dp", str(RANKS), *CAP]
-    with Server(tmp_path, moe_model, *options) as server:
-        answer = requests.post(
-            f"{server.url}/v1/completions",
-            json={"model": str(moe_model), "prompt": [5], "max_tokens": 1},
-            headers={"X-data-parallel-rank": rank},
-            timeout=60,
-        )
-        assert answer.status_code == 400, answer.text
-        server.completion([5], 1)

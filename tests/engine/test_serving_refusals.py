@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from vllm_server import START_S, ServeProcess, free_port
 
 
-def refusal(*hosts: ServeProcess) -> str:
+def refusal(*hosts):
     """The log of the first of these hosts, which ends by itself."""
     with ExitStack() as stack:
         for host in hosts:

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
@@ -13,8 +12,6 @@ from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.v1.core.sched.balance.policies.registry import Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from real_ranks import simulate_real
 
@@ -34,7 +31,7 @@ LIMITED_CASES = (*range(32), 55, 129)
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
 
 
-def generated(case: int) -> tuple[Scenario, str]:
+def generated(case):
     """A scenario and a policy; together the cases have every policy and balancer."""
     rng = random.Random(case)
     ranks = rng.choice([2, 3, 4, 8])
@@ -71,7 +68,7 @@ def generated(case: int) -> tuple[Scenario, str]:
     return scenario, POLICIES[case % len(POLICIES)]
 
 
-def limited(case: int) -> tuple[Scenario, str]:
+def limited(case):
     """As `generated`, with a KV cache that is full most of the time."""
     scenario, _ = generated(case)
     rng = random.Random(f"limited {case}")
@@ -98,14 +95,12 @@ def limited(case: int) -> tuple[Scenario, str]:
     return scenario, LIMITED_POLICIES[case % len(LIMITED_POLICIES)]
 
 
-def trace(
-    monkeypatch: pytest.MonkeyPatch, simulated: Any, *arguments: Any
-) -> tuple[list[object], list[object]]:
+def trace(monkeypatch, simulated, *arguments):
     """Of `simulate` or `simulate_real` the steps, and what ranks tell after each."""
     rows: list[object] = []
     exchange = Engine.exchange
 
-    def spy(self: Engine, wave: int, step: int, now: float) -> Snapshot:
+    def spy(self, wave, step, now):
         snapshot = exchange(self, wave, step, now)
         rows.append((snapshot, self.backlogs(), self.contexts()))
         return snapshot
@@ -117,7 +112,7 @@ def trace(
     return steps, rows
 
 
-def _plain(step: StepRecord) -> StepRecord:
+def _plain(step):
     loads = step.loads._replace(
         **{name: tuple(getattr(step.loads, name)) for name in step.loads._fields}
     )
@@ -131,7 +126,7 @@ def test_same_with_a_full_kv_cache(case, monkeypatch):
     assert_same(*limited(case), case, monkeypatch)
 
 
-def attending(case: int) -> tuple[Scenario, str]:
+def attending(case):
     """As `generated` or `limited`, with long prompts and policies that learn of it."""
     is_limited = case % 4 == 3
     scenario, _ = (limited if is_limited else generated)(case)
@@ -149,7 +144,7 @@ def test_adaptive_learns_what_attention_costs_in_half_of_these(monkeypatch):
     decide, cases = Engine.decide, [case for case in range(12) if case % 3 < 2]
     for case in cases:
 
-        def spy(self: Engine, decision: Decision, case: int = case) -> None:
+        def spy(self, decision, case=case):
             found.update([case] * (decision.admit and decision.cost_per_attended > 0))
             decide(self, decision)
 
@@ -158,14 +153,14 @@ def test_adaptive_learns_what_attention_costs_in_half_of_these(monkeypatch):
     assert len(found) >= len(cases) / 2, found
 
 
-def drafted(case: int) -> tuple[Scenario, str]:
+def drafted(case):
     """As the others, with drafts."""
     kind = (generated, limited, reordered)[case % 3]
     scenario, policy = kind(case // 3)
     return speculating(scenario, case), policy
 
 
-def speculating(scenario: Scenario, case: int) -> Scenario:
+def speculating(scenario, case):
     """The same with drafts, of which a step has room for all."""
     rates = ((0.8,), (0.85, 0.65, 0.5), (1.0, 1.0), (0.0, 0.0, 0.0), (0.9,) * 7)
     limits = scenario.limits
@@ -175,7 +170,7 @@ def speculating(scenario: Scenario, case: int) -> Scenario:
     return replace(scenario, limits=limits, async_scheduling=case % 4 < 2)
 
 
-def reordered(case: int) -> tuple[Scenario, str]:
+def reordered(case):
     """As `generated` or `limited`, for any policy, and short prompts may pass."""
     scenario, policy = (limited if case % 2 else generated)(case + 5 * (case % 4))
     workload = replace(scenario.workload, input_len="lognormal:80:1:400")
@@ -195,9 +190,7 @@ def test_same_steps_and_rows(kind, case, monkeypatch):
     assert_same(*kind(case), case, monkeypatch)
 
 
-def assert_same(
-    scenario: Scenario, policy: str, case: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def assert_same(scenario, policy, case, monkeypatch):
     modelled = trace(monkeypatch, simulate, scenario, policy, case)
     real = trace(monkeypatch, simulate_real, scenario, policy, case)
     for number, (mine, theirs) in enumerate(zip(modelled[0], real[0], strict=False)):

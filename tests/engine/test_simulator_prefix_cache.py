@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.requests.traces import CountTokens
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.scenario import Workload
 from vllm.v1.core.block_pool import BlockPool
 
 from test_simulator_identity import LIMITED_POLICIES, assert_same, limited, speculating
@@ -33,9 +31,7 @@ class Texts(Workload):
 
     chunk_size: int = 16
 
-    def requests(
-        self, rng: random.Random, count_tokens: CountTokens | None = None
-    ) -> list[SimRequest]:
+    def requests(self, rng, count_tokens=None):
         requests = super().requests(rng, count_tokens)
         for request in requests:
             text = rng.randrange(self.num_prefixes)
@@ -47,7 +43,7 @@ class Texts(Workload):
         return requests
 
 
-def sharing(case: int) -> tuple[Scenario, str]:
+def sharing(case):
     """As `limited`, with prompts that share beginnings."""
     scenario, policy = limited(case)
     rng = random.Random(f"sharing {case}")
@@ -77,7 +73,7 @@ def sharing(case: int) -> tuple[Scenario, str]:
     return replace(scenario, limits=limits, workload=workload, traffic=traffic), policy
 
 
-def crowded(case: int) -> tuple[Scenario, str]:
+def crowded(case):
     """As `sharing`, with more requests that wait than are looked up at a time."""
     scenario, policy = sharing(case)
     sizes = {"max_num_seqs": 50, "max_num_batched_tokens": 64, "kv_blocks": 120}
@@ -88,7 +84,7 @@ def crowded(case: int) -> tuple[Scenario, str]:
     return replace(scenario, limits=limits, workload=workload, traffic=traffic), policy
 
 
-def drafted(case: int) -> tuple[Scenario, str]:
+def drafted(case):
     scenario, policy = sharing(case)
     return speculating(scenario, case // 2), policy
 

@@ -49,6 +49,6 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     assert growth <= GROWTH_MB
 
 
-def resident_mb() -> float:
+def resident_mb():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,14 @@ BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 """As the page says."""
 
 
-def rows() -> set[str]:
+def rows():
     """Who listens by the page's table, on one host."""
     section = PAGE.read_text().partition("## What listens where")[2]
     table = [line.split("|") for line in section.splitlines() if line.startswith("|")]
     return {cells[1].strip() for cells in table[2:]} - {SEVERAL_HOSTS}
 
 
-def sockets(server: Server) -> Iterator[tuple[str, str, str]]:
+def sockets(server):
     """Process, kind and local address of what `ss` shows of the server: TCP and UDP
     that listen, and Unix sockets that have a name or are datagrams."""
     owners = {each.pid: each.cmdline()[0] for each in server.processes()}
@@ -40,7 +39,7 @@ def sockets(server: Server) -> Iterator[tuple[str, str, str]]:
                     yield owners[pid], kind, address
 
 
-def row_of(process: str, kind: str, address: str, port: int) -> str | None:
+def row_of(process, kind, address, port):
     """Whose the page says it is."""
     if process.startswith("VLLM::APIServer") and (kind, address) == ("u_dgr", "*"):
         return "API servers of a host, from two on"

@@ -7,8 +7,6 @@ each draft is compared with that of an oracle that has no cache.
 import itertools
 import random
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.v1.core.sched.balance.policies.registry import POLICIES
@@ -37,7 +35,7 @@ class DraftingEngine(CheckedModelEngine):
     last token, and what is equal later reads that from the cache.
     """
 
-    def __init__(self, vllm_config: Any, trace: Any) -> None:
+    def __init__(self, vllm_config, trace):
         super().__init__(vllm_config, trace)
         trace.drafts, trace.hits = [], 0
         self._in_parts: set[int] = set()
@@ -47,12 +45,12 @@ class DraftingEngine(CheckedModelEngine):
         self._propose = self._runner.drafter.propose
         self._runner.drafter.propose = self._record_drafts
 
-    def _record(self, output: Any) -> None:
+    def _record(self, output):
         super()._record(output)
         new = output.scheduled_new_reqs
         self.trace.hits += sum(request.num_computed_tokens > 0 for request in new)
 
-    def _record_drafts(self, *args: Any, **kwargs: Any) -> Any:
+    def _record_drafts(self, *args, **kwargs):
         computed = kwargs["common_attn_metadata"].seq_lens.clone()
         rejected = kwargs["num_rejected_tokens_gpu"]
         if rejected is not None:
@@ -78,7 +76,7 @@ class DraftingEngine(CheckedModelEngine):
 
 
 @pytest.fixture(scope="module")
-def texts(drafting_models: Path) -> dict[int, tuple[int, ...]]:
+def texts(drafting_models):
     """The prompt of each length and what follows it, unless that is near a tie."""
     prompts = {n: tuple(prompt_of(n, SHARED)) for n in range(1, PROMPT + 1)}
     answers = continuations(drafting_models / "deepseek", prompts.values())
@@ -90,17 +88,17 @@ def texts(drafting_models: Path) -> dict[int, tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def drafter_of(drafting_models: Path) -> Any:
+def drafter_of(drafting_models):
     made: dict[str, Drafter] = {}
 
-    def drafter(method: str) -> Drafter:
+    def drafter(method):
         return made.setdefault(method, Drafter(method, drafting_models))
 
     return drafter
 
 
-def run(models: Path, method: str, count: int, policy: str, asynchronous: bool) -> Any:
-    speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": count}
+def run(models, method, count, policy, asynchronous):
+    speculation = {"method": method, "num_speculative_tokens": count}
     if method != "mtp":
         speculation["model"] = str(models / method.removesuffix("_model"))
     with ranks_with_the_model(

@@ -7,13 +7,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 import requests
 
-from vllm_server import Server
+from vllm_server import Server, is_alive
 
 HANG_S = 60
 """What still runs after that hangs; an idle machine needs two or three seconds."""
@@ -24,7 +23,7 @@ MANY = 4000
 class Stream(threading.Thread):
     """A client; `end` is "error" if it was told so, "abort" if that was the reason."""
 
-    def __init__(self, server: Server, prompt: int) -> None:
+    def __init__(self, server, prompt):
         super().__init__(daemon=True)
         self.end, self.ended_at = "", 0.0
         self.began = threading.Event()
@@ -40,7 +39,7 @@ class Stream(threading.Thread):
         )
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         self.end = "complete"
         try:
             with self._post() as answer:
@@ -51,7 +50,7 @@ class Stream(threading.Thread):
         self.ended_at = time.monotonic()
         self.began.set()
 
-    def _read(self, line: bytes) -> None:
+    def _read(self, line):
         if not line.startswith(b"data: {"):
             return
         event = json.loads(line.removeprefix(b"data: "))
@@ -62,28 +61,28 @@ class Stream(threading.Thread):
         self.began.set()
 
 
-def terminate(server: Server) -> None:
+def terminate(server):
     os.kill(front_end(server), signal.SIGTERM)
 
 
-def terminate_all(server: Server) -> None:
+def terminate_all(server):
     """As systemd and a terminal do."""
     for process in server.processes():
         process.terminate()
 
 
-def kill_front_end(server: Server) -> None:
+def kill_front_end(server):
     os.kill(front_end(server), signal.SIGKILL)
 
 
-def kill_coordinator(server: Server) -> None:
+def kill_coordinator(server):
     (pid,) = re.findall(
         r"DP Coordinator process \(PID: (\d+)\)", server.log.read_text()
     )
     os.kill(int(pid), signal.SIGKILL)
 
 
-def front_end(server: Server) -> int:
+def front_end(server):
     assert server._process is not None
     return server._process.pid
 
@@ -122,7 +121,7 @@ def test_a_server_that_stops_leaves_nothing(
     print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
-def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
+def stopped_in(server, stop):
     """Seconds from the stop to the end of the last process and stream."""
     processes = server.processes()
     try:
@@ -135,7 +134,7 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         stop(server)
         _, left = psutil.wait_procs(processes, timeout=HANG_S)
         ended = time.monotonic()
-        names = [f"{p.pid} {' '.join(p.cmdline())[:60]}" for p in left if alive(p)]
+        names = [f"{p.pid} {p.name()}" for p in left if is_alive(p.pid)]
         assert not names, f"{server.log}: left after {HANG_S} s: {names}"
         for stream in streams:
             stream.join(max(0.0, began + HANG_S - time.monotonic()))
@@ -149,13 +148,11 @@ def stopped_in(server: Server, stop: Callable[[Server], None]) -> float:
         server.print_log_tail()
         raise
     finally:
-        for process in processes:
-            if alive(process):
-                process.kill()
+        server.kill()
         server.stop()
 
 
-def ask_half_a_question(server: Server) -> socket.socket:
+def ask_half_a_question(server):
     """A client whose request is never complete, so that its connection stays busy."""
     client = socket.create_connection(("127.0.0.1", server.port))
     client.sendall(
@@ -163,10 +160,3 @@ def ask_half_a_question(server: Server) -> socket.socket:
         b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
     )
     return client
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -3,7 +3,6 @@
 import hashlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from hugging_face import NEW_TOKENS, Sample
 from vllm_balance.reference import tiny_models
 
 
-def digest(folder: Path) -> dict[str, str]:
+def digest(folder):
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())

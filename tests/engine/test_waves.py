@@ -7,14 +7,11 @@ The long run, about one wave a second::
 
 import random
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.v1.core.sched.balance.policies import adaptive
 
-from dp_loop import LoopEngine, ModelEngine, Trace, prompt_of
+from dp_loop import LoopEngine, ModelEngine, prompt_of
 from dp_ranks import Ranks, burst, loop_arguments
 from hugging_face import NEW_TOKENS, continuations
 
@@ -27,11 +24,11 @@ PREFILL_S_PER_TOKEN = 6e-4
 class CheckedEngine(LoopEngine):
     """Checks what was scheduled against the gate's decision, in short waves."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         adaptive._LONGEST_UNKNOWN = 0.05
 
-    def _record(self, output) -> None:
+    def _record(self, output):
         super()._record(output)
         decision = self.scheduler.balance_gate.decision
         new = {request.req_id for request in output.scheduled_new_reqs}
@@ -52,11 +49,11 @@ class CheckedEngine(LoopEngine):
             self._complain(f"{decision} at the start of a wave")
 
     @staticmethod
-    def _is_gated_prompt(request, tokens: int) -> bool:
+    def _is_gated_prompt(request, tokens):
         before = request.num_computed_tokens - tokens
         return before < request.num_prompt_tokens
 
-    def _complain(self, what: str) -> None:
+    def _complain(self, what):
         where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
         self.trace.violations.append(f"{where}: {what}")
 
@@ -68,13 +65,7 @@ class CheckedModelEngine(CheckedEngine, ModelEngine):
 PAUSES = ("keep", "keep", "wait", "abort")
 
 
-def stress(
-    ranks: Ranks,
-    rng: random.Random,
-    waves: int,
-    pauses: Sequence[str] = PAUSES,
-    **sizes: Any,
-) -> None:
+def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
     """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
     for wave in range(waves):
         aborts = rng.random() < 0.3
@@ -111,7 +102,7 @@ def test_waves(moe_model, policy, budget, asynchronous, pytestconfig):
     check(reports, waves)
 
 
-def check(reports: list[tuple[Trace, int]], waves: int) -> None:
+def check(reports, waves):
     """That the waves came to their end, and that there was something to see."""
     traces = [trace for trace, _ in reports]
     assert [leftover for _, leftover in reports] == [0, 0, 0]
@@ -132,9 +123,7 @@ BLOCK = SHARED = 32
 """Tokens that all prompts have in common where prefixes are shared."""
 
 
-def ranks_with_the_model(
-    engine_class: type, model: Path, policy: str, **arguments: Any
-) -> Ranks:
+def ranks_with_the_model(engine_class, model, policy, **arguments):
     """Three, each with a KV cache that two long requests fill."""
     defaults = {
         "max_model_len": 96,
@@ -150,7 +139,7 @@ def ranks_with_the_model(
 
 
 @pytest.fixture(scope="module")
-def answers_without_balance(moe_model: Path) -> dict[int, list[int]]:
+def answers_without_balance(moe_model):
     """The longest answer to the prompt of each length, unless it comes near a tie."""
     extra = {"kv_blocks": 100, "shared_prefix": SHARED}
     with ranks_with_the_model(
@@ -207,7 +196,7 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
     """Rank 0 is full when all stop, so that `cap` holds; nobody knows it afterwards."""
 
     class Witness(LoopEngine):
-        def _record(self, output) -> None:
+        def _record(self, output):
             new = [request.req_id for request in output.scheduled_new_reqs]
             admits = self.scheduler.balance_gate.decision.admit
             self.trace.steps.append((self.current_wave, self.step_counter, admits, new))
@@ -254,7 +243,7 @@ def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
     """`align` would wait for 50 steps for it if it counted as running something."""
 
     class Patient(LoopEngine):
-        def _record(self, output) -> None:
+        def _record(self, output):
             super()._record(output)
             held = self.scheduler.balance_gate._holds.longest
             self.trace.closed = max(self.trace.closed, held)

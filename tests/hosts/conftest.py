@@ -21,7 +21,6 @@ from netns import in_own_namespace, network
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The whole matrix."""
     parser.addoption(
         "--every", action="store_true", help="three hosts too, and restart every mode"
     )

@@ -1,13 +1,9 @@
 """Several hosts that serve one model together, as an operator starts them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import requests
 
@@ -40,7 +36,7 @@ class Group:
     the others run `--headless`.
     """
 
-    def __init__(self, mode: str, hosts: list[Host], model: Path, folder: Path) -> None:
+    def __init__(self, mode, hosts, model, folder):
         self.mode, self.hosts = mode, hosts
         self.ranks = RANKS * len(hosts)
         self.servers: list[Server] = []
@@ -74,7 +70,7 @@ class Group:
                     self.servers.append(process)
                 self.processes[host].append(process)
 
-    def __enter__(self) -> Group:
+    def __enter__(self):
         try:
             self.start()
         except BaseException:
@@ -83,41 +79,37 @@ class Group:
             raise
         return self
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         if error is not None:
             self._print_log_tails()
         left = self._stop()
         assert error is not None or not left, f"processes left behind: {left}"
 
-    def start(self) -> None:
+    def start(self):
         """Start all hosts at once and wait until every server answers."""
         for process in self._all():
             process.start()
         for server in self.servers:
             server.wait_until_ready()
 
-    def log(self, host: Host) -> str:
-        """What the processes of a host have written."""
+    def log(self, host):
         return "\n".join(process.log.read_text() for process in self.processes[host])
 
-    def wait(self, timeout: float) -> None:
-        """Wait until every process has ended by itself."""
+    def wait(self, timeout):
         for process in self._all():
             process.wait(timeout)
 
-    def kill(self, host: Host) -> None:
+    def kill(self, host):
         """End everything on a host at once, as its restart does."""
         for process in self.processes[host]:
             process.kill()
 
     @contextlib.contextmanager
-    def supervised(self) -> Iterator[None]:
+    def supervised(self):
         """Start again what ends, as the units in deploy/systemd do."""
         ended = threading.Event()
 
-        def supervise(process: ServeProcess) -> None:
+        def supervise(process):
             while not ended.wait(0.2):
                 if process.exit_status() is not None and not ended.wait(RESTART_S):
                     process.kill()  # what the first process has left behind
@@ -133,26 +125,25 @@ class Group:
             for thread in threads:
                 thread.join()
 
-    def wait_until_healthy(self, timeout: float) -> None:
+    def wait_until_healthy(self, timeout):
         """Wait until all servers answer at once; they may end and start meanwhile."""
         deadline = time.monotonic() + timeout
         while not all(map(_healthy, self.servers)):
             assert time.monotonic() < deadline, f"not healthy after {timeout:g} s"
             time.sleep(0.5)
 
-    def _all(self) -> list[ServeProcess]:
+    def _all(self):
         return [process for found in self.processes.values() for process in found]
 
-    def _stop(self) -> list[str]:
+    def _stop(self):
         return [name for process in self._all() for name in process.stop()]
 
-    def _print_log_tails(self) -> None:
+    def _print_log_tails(self):
         for process in self._all():
             process.print_log_tail()
 
 
-def environment(host: Host) -> dict[str, str]:
-    """What the processes of a host are told about it."""
+def environment(host):
     return os.environ | {
         "VLLM_HOST_IP": host.address,
         "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -160,15 +151,14 @@ def environment(host: Host) -> dict[str, str]:
     }
 
 
-def _healthy(server: Server) -> bool:
+def _healthy(server):
     try:
         return requests.get(f"{server.url}/health", timeout=5).ok
     except requests.RequestException:
         return False
 
 
-def _options(mode: str, number: int) -> list[tuple[str, ...]]:
-    """The options of each `vllm serve` of the host with this number."""
+def _options(mode, number):
     first = number * RANKS
     if mode == "external":
         ranks = range(first, first + RANKS)

@@ -45,11 +45,9 @@ class Host:
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--")
 
     def cut(self) -> None:
-        """Pull the cable."""
         _run("ip", "link", "set", self.name, "down")
 
     def join(self) -> None:
-        """Plug the cable in."""
         _run("ip", "link", "set", self.name, "up")
 
     def slow(self) -> None:

@@ -1,7 +1,5 @@
 """Clients that ask without a pause, and check every answer."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import threading
@@ -9,9 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import requests
-
-from hugging_face import Sample
-from vllm_server import Server
 
 CLIENTS = 4
 """For each rank."""
@@ -24,9 +19,7 @@ class Traffic:
     answers and errors are allowed, wrong ones never.
     """
 
-    def __init__(
-        self, servers: list[Server], samples: list[Sample], ranks: int
-    ) -> None:
+    def __init__(self, servers, samples, ranks):
         clients = CLIENTS * ranks
         self._pool = ThreadPoolExecutor(clients)
         self._changed = threading.Condition()
@@ -39,10 +32,10 @@ class Traffic:
             for first, server in zip(range(clients), itertools.cycle(servers))
         ]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self):
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind, *_):
         self._ended = True
         self._pool.shutdown()
         assert not self._wrong, "\n".join(self._wrong)
@@ -50,7 +43,7 @@ class Traffic:
             for client in self._clients:
                 client.result()
 
-    def more(self, answers: int, timeout: float) -> float:
+    def more(self, answers, timeout):
         """Wait for so many more answers; the seconds it took.
 
         AssertionError after `timeout` seconds.
@@ -63,7 +56,7 @@ class Traffic:
         assert not self._errors, self._errors[0]
         return time.monotonic() - start
 
-    def refused(self, timeout: float) -> dict[str, int]:
+    def refused(self, timeout):
         """Wait until every client has got an error; how many have which.
 
         AssertionError if one has none after `timeout` seconds.
@@ -75,7 +68,7 @@ class Traffic:
         assert not missing, f"{missing} clients have no error after {timeout:g} s"
         return dict(collections.Counter(self._errors))
 
-    def _ask(self, server: Server, samples: list[Sample]) -> None:
+    def _ask(self, server, samples):
         for turn, sample in enumerate(itertools.cycle(samples)):
             if self._ended:
                 return
@@ -93,7 +86,7 @@ class Traffic:
                 return
 
 
-def _answer(server: Server, sample: Sample, length: int) -> tuple[str, list[int]]:
+def _answer(server, sample, length):
     """An error, or the tokens."""
     body = {"prompt": list(sample.prompt), "max_tokens": length, "temperature": 0}
     try:

@@ -8,14 +8,12 @@ is a container with 3 GB of memory and 64 MB of /dev/shm.
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from containers import Podman
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWCOMER = 1000
@@ -32,13 +30,7 @@ COMMANDS = {
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("suite", COMMANDS)
-def test_a_newcomer_runs_the_commands(
-    suite: str,
-    podman: Podman,
-    debian: Callable[..., str],
-    pip_settings: tuple[Path, list[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_newcomer_runs_the_commands(suite, podman, debian, pip_settings, tmp_path):
     clone = tmp_path / "vllm balance"
     subprocess.run(
         ["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True

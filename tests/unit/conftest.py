@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +14,14 @@ from repo_samples import SampleRepo
 os.environ.pop("PYTHONPATH", None)
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart():
     """In the background a shell ignores SIGINT, and so would what a test interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[SampleIndex]:
+def index(monkeypatch):
     """A package index on this machine, empty at first: the only one that pip knows."""
     server = SampleIndex()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -37,12 +35,12 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[SampleIndex]:
 
 
 @pytest.fixture
-def repo(tmp_path: Path, index: SampleIndex) -> SampleRepo:
+def repo(tmp_path, index):
     """A git repository like ours, whose upstreams are tiny sdists on `index`."""
     return SampleRepo.make(tmp_path / "repo", index)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A repository like ours, whose series can be rebased."""
     return make_root(tmp_path)

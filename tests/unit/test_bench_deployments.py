@@ -5,9 +5,7 @@ import json
 import re
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomlkit
@@ -22,14 +20,14 @@ LOCKS = {
 Row = dict[str, str]
 
 
-def facts(plugin: str) -> list[Row]:
+def facts(plugin):
     """What is committed of a version, sorted."""
     with FACTS.open(encoding="utf-8") as file:
         rows = csv.DictReader(file, delimiter="\t")
         return sorted((row for row in rows if row["plugin"] == plugin), key=str)
 
 
-def documents(plugin: str) -> Iterator[tuple[str, Any]]:
+def documents(plugin):
     """The name and content of each configuration of its end-to-end tests."""
     lock = tomlkit.parse(LOCKS[plugin].read_text())["vllm_ascend"]
     assert lock["version"] == plugin
@@ -50,7 +48,7 @@ def documents(plugin: str) -> Iterator[tuple[str, Any]]:
                     assert "Qwen3_32b" in member.name, "the only one that is none"
 
 
-def servers(document: Any) -> Iterator[tuple[dict[str, str], Any, Any]]:
+def servers(document):
     """Options, environment and benchmarks of the servers that one describes."""
     if not isinstance(document, dict):
         return
@@ -69,7 +67,7 @@ def servers(document: Any) -> Iterator[tuple[dict[str, str], Any, Any]]:
         yield options(words), merged, case.get("benchmarks") or {}
 
 
-def options(words: list[str]) -> dict[str, str]:
+def options(words):
     found, name = {}, ""
     for word in words:
         if word.startswith("--"):
@@ -80,7 +78,7 @@ def options(words: list[str]) -> dict[str, str]:
     return found
 
 
-def is_switched_on(given: Mapping[str, str], environment: Mapping[str, Any]) -> bool:
+def is_switched_on(given, environment):
     more = json.loads(given.get("additional-config") or "{}")
     return (
         str(environment.get("VLLM_ASCEND_BALANCE_SCHEDULING")) == "1"
@@ -89,7 +87,7 @@ def is_switched_on(given: Mapping[str, str], environment: Mapping[str, Any]) -> 
     )
 
 
-def row(plugin: str, name: str, given: Mapping[str, str], benchmark: Any) -> Row:
+def row(plugin, name, given, benchmark):
     """As in the file of facts."""
     drafts = json.loads(given.get("speculative-config") or "{}")
     data = benchmark["dataset_path"]

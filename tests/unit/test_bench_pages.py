@@ -22,7 +22,7 @@ NAME = "synthetic"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """A copy of what the page is made of, in which it is up to date."""
     for name in NEEDED:
         target = tmp_path / name
@@ -33,27 +33,27 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def pages(tree: Path, *options: str) -> str:
+def pages(tree, *options):
     """Runs the command; returns its error, "" if it succeeds."""
     script = [sys.executable, str(tree / "bench" / "pages.py"), *options]
-    ended = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(script, capture_output=True, text=True)
     assert (ended.returncode == 0) == (ended.stderr == ""), ended.stderr
     return ended.stderr
 
 
-def edit(path: Path, pattern: str, replacement: str) -> None:
+def edit(path, pattern, replacement):
     text, count = re.subn(pattern, replacement, path.read_text(), count=1, flags=re.S)
     assert count == 1, pattern
     path.write_text(text)
 
 
-def result_of(tree: Path, name: str = NAME) -> Path:
+def result_of(tree, name=NAME):
     return tree / "bench" / "results" / f"{name}.json"
 
 
 def test_the_picture_can_be_drawn_and_has_its_marks(tree):
     script = tree / "bench" / "pictures.py"
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(script)], check=True)
     drawn = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
     assert drawn.count('id="PathCollection_') > 30
     rule = (tree / "docs" / "pictures" / "rent.svg").read_text()
@@ -93,7 +93,7 @@ def test_the_first_table_is_of_upstreams_deployments(tree):
 
 
 @pytest.fixture
-def renewed(tree: Path) -> Path:
+def renewed(tree):
     """The copy as if all results had been made with the policies of the code."""
     for path in (tree / "bench" / "results").glob("*.json"):
         set_policies(tree, path.stem, policies_fingerprint())
@@ -103,7 +103,7 @@ def renewed(tree: Path) -> Path:
     return tree
 
 
-def set_policies(tree: Path, name: str, policies: str) -> None:
+def set_policies(tree, name, policies):
     document = json.loads(result_of(tree, name).read_text())
     if "versions" in document:
         document["versions"]["balance"] = policies
@@ -112,7 +112,7 @@ def set_policies(tree: Path, name: str, policies: str) -> None:
     result_of(tree, name).write_text(json.dumps(document))
 
 
-def list_older(tree: Path, **entries: str) -> None:
+def list_older(tree, **entries):
     (tree / "bench" / "older_results.toml").write_text(tomlkit.dumps(entries))
 
 
@@ -172,11 +172,11 @@ print(before, len(runs._known), whole)
 """A grid of one cell: four runs, of which the first tells the rate of the others."""
 
 
-def make_small(tree: Path, minutes: float) -> tuple[int, int, bool]:
+def make_small(tree, minutes):
     """Runs known before and afterwards, and whether all are made."""
     command = [sys.executable, "-c", SMALL, str(minutes)]
     ended = subprocess.run(
-        command, cwd=tree, capture_output=True, text=True, timeout=100, check=True
+        command, cwd=tree, capture_output=True, text=True, check=True
     )
     before, after, whole = ended.stdout.splitlines()[-1].split()
     return int(before), int(after), whole == "True"

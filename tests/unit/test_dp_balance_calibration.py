@@ -1,8 +1,6 @@
 """Calibration recovers known constants, and says what the data cannot tell."""
 
-import argparse
 import gzip
-import json
 import math
 import random
 import re
@@ -22,6 +20,8 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.fit import Fit, fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs
+
+from test_dp_balance_input import run
 
 VARIED = Workload(300, "lognormal:600:1:4000", "lognormal:150:0.8:1000")
 
@@ -99,10 +99,18 @@ def server_log(steps: int, step_ms: float, period_s: float) -> str:
     )
 
 
-def test_server_log_is_read(tmp_path):
+@pytest.fixture
+def read(tmp_path):
+    def read(log, ranks=2):
+        (path := tmp_path / "server.log").write_text(log)
+        return read_server_logs([path], ranks)
+
+    return read
+
+
+def test_server_log_is_read(read):
     text = server_log(3, 30.0, 0.03)
-    (path := tmp_path / "server.log").write_text(text.rpartition("\n")[0])
-    assert read_server_logs([path], 2).samples == [
+    assert read(text.rpartition("\n")[0]).samples == [
         StepSample(0.030, (0.0, 10.0), (0.0, 0.0)),
         StepSample(0.030, (0.0, 10.0), (1.0, 1.0)),
     ], "the third step was not logged by both ranks"
@@ -119,15 +127,14 @@ RANK = "(EngineCore_DP{} pid=7) ".format
     ],
     ids=["of later releases", "that ranks write at once"],
 )
-def test_lines_are_read(tmp_path, changes):
+def test_lines_are_read(read, changes):
     text = server_log(3, 30.0, 0.03)
     for old, new in changes.items():
         text = text.replace(old, new)
-    (path := tmp_path / "server.log").write_text(text)
-    assert len(read_server_logs([path], 2).samples) == 3
+    assert len(read(text).samples) == 3
 
 
-def test_torn_lines_are_left_out_and_counted(tmp_path, capsys):
+def test_torn_lines_are_left_out_and_counted(read, capsys):
     text = server_log(9, 30.0, 0.03) + "\n12-31 10:00:00 Iteration(9"
     for whole, torn in (
         ("12-31", "13-31"),
@@ -136,8 +143,7 @@ def test_torn_lines_are_left_out_and_counted(tmp_path, capsys):
         ("30.00 ms", "0.00 ms"),  # of the next
     ):
         text = text.replace(whole, torn, 1)
-    (path := tmp_path / "server.log").write_text(text)
-    assert len(read_server_logs([path], 2).samples) == 6
+    assert len(read(text).samples) == 6
     said = capsys.readouterr().err
     assert "left out 4 lines that are torn" in said
     assert "left out 1 steps that were not logged by 2 ranks" in said
@@ -151,15 +157,14 @@ def test_a_log_that_gzip_compressed(tmp_path):
     assert len(read_server_logs([path], 2).samples) == 3
 
 
-def test_another_number_of_ranks_is_refused(tmp_path):
-    (path := tmp_path / "server.log").write_text(server_log(9, 30.0, 0.03))
+def test_another_number_of_ranks_is_refused(read):
     with pytest.raises(UsageError, match="most steps were logged by 2 ranks, not by 4"):
-        read_server_logs([path], 4)
+        read(server_log(9, 30.0, 0.03), 4)
 
 
-def test_time_of_the_host_between_steps_is_measured(tmp_path):
-    (path := tmp_path / "server.log").write_text(server_log(2000, 30.0, 0.037))
-    assert read_server_logs([path], 2).host_seconds == pytest.approx(0.007, rel=0.1)
+def test_time_of_the_host_between_steps_is_measured(read):
+    found = read(server_log(2000, 30.0, 0.037)).host_seconds
+    assert found == pytest.approx(0.007, rel=0.1)
 
 
 CLOCK = re.compile(r"12-31 10:(\d\d):(\d\d)")
@@ -177,16 +182,13 @@ def shifted(text: str, at: int, jump: timedelta) -> str:
 
 
 @pytest.mark.parametrize(("jump", "steps"), [(0, 450), (-3600, 2000), (3600, 2000)])
-def test_time_of_the_host_where_clocks_jump(jump, steps, tmp_path):
+def test_time_of_the_host_where_clocks_jump(jump, steps, read):
     text = shifted(server_log(steps, 30.0, 0.037), 15, timedelta(seconds=jump))
-    (path := tmp_path / "server.log").write_text(text)
-    found = read_server_logs([path], 2).host_seconds
-    assert found == pytest.approx(0.007, abs=1.5 / steps)
+    assert read(text).host_seconds == pytest.approx(0.007, abs=1.5 / steps)
 
 
-def test_a_short_log_tells_no_time_of_the_host_and_says_so(tmp_path, capsys):
-    (path := tmp_path / "server.log").write_text(server_log(150, 30.0, 0.037))
-    assert read_server_logs([path], 2).host_seconds == 0.0
+def test_a_short_log_tells_no_time_of_the_host_and_says_so(read, capsys):
+    assert read(server_log(150, 30.0, 0.037)).host_seconds == 0.0
     assert "the time between steps is not known" in capsys.readouterr().err
 
 
@@ -237,26 +239,19 @@ def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
     document = {"format": "dp-balance calibrate", "format_version": 1}
     write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
     options = f"--num-prompts 40 --output-len 9 -dp 4 --policy off --calibration {path}"
-    parser = argparse.ArgumentParser()
-    simulate_command.add_cli_args(parser)
     with pytest.raises(UsageError, match=f"{name} is not known .no step"):
-        simulate_command.main(parser.parse_args(options.split()))
-    given = [*options.split(), "--cost", f"{name}=1e-4"]
-    simulate_command.main(parser.parse_args(given))
+        run(simulate_command, *options.split())
+    run(simulate_command, *options.split(), "--cost", f"{name}=1e-4")
 
 
 def test_recommend_shows_the_range_and_warns(tmp_path, capsys):
     found = lone("uniform:100:900")
-    path = tmp_path / "mine.json"
     document = {"format": "dp-balance calibrate", "format_version": 1}
-    path.write_text(json.dumps(document | {"fit": asdict(found)}))
+    write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
     assert len(Calibration.read(path).costs) == 2
-    parser = argparse.ArgumentParser()
-    recommend.add_cli_args(parser)
     options = "--policy align --num-prompts 150 --num-seeds 1 --output-len 100 -dp 4 "
     options += "--max-num-seqs 8"
-    arguments = [*options.split(), "--calibration", str(path)]
-    recommend.main(parser.parse_args(arguments))
+    run(recommend, *options.split(), "--calibration", str(path))
     printed = capsys.readouterr()
     low, high = map(
         float, re.findall(r"align: ([+-][\d.]+)% to ([+-][\d.]+)%", printed.out)[0]

@@ -2,13 +2,11 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BEYOND,
-    LoadBalancer,
     make_load_balancers,
 )
 from vllm.benchmarks.dp_balance.rank.engine import Engine
@@ -21,18 +19,18 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, simulate
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 
-def request(index: int = 0, server: int = 0) -> SimRequest:
+def request(index=0, server=0):
     made = SimRequest(index, 10, 10)
     made.server = server
     return made
 
 
-def balancer(name: str, ranks: int) -> LoadBalancer:
+def balancer(name, ranks):
     (one,) = make_load_balancers(name, ranks, random.Random(0))
     return one
 
 
-def choices(load_balancer: LoadBalancer, count: int) -> list[int]:
+def choices(load_balancer, count):
     ranks = []
     for index in range(count):
         sent = request(index)
@@ -74,7 +72,7 @@ def test_skewed_routing_is_uneven():
     assert numbers[-1] > 1.5 * numbers[0]
 
 
-def sessions(folder: Path, shares: bool) -> Workload:
+def sessions(folder, shares):
     """A trace of 12 sessions whose prompts grow, in blocks of 64 tokens."""
     rows = []
     for turn in range(8):
@@ -91,9 +89,7 @@ def sessions(folder: Path, shares: bool) -> Workload:
     return Workload(len(rows), trace=path, timed_trace=timed)
 
 
-def computed(
-    workload: Workload, load_balancer: str, **limits: int
-) -> tuple[int, float]:
+def computed(workload, load_balancer, **limits):
     """Prompt tokens that were computed, and when the last request ended."""
     scenario = Scenario(
         RankLimits(4, 8, 2048, **limits),
@@ -144,7 +140,7 @@ def test_tpu_inference_weighs_what_is_left_to_compute():
 def test_trtllm_weighs_prefixes_against_load():
     """Where the prefix is, unless that rank has its share twice; not for a little."""
 
-    def ranks(cached_tokens: int, waiting: int, first: int = 0) -> list[int]:
+    def ranks(cached_tokens, waiting, first=0):
         (tested,) = make_load_balancers(
             *("trtllm-kv-aware", 3, random.Random(0)),
             slots=16,

@@ -114,16 +114,10 @@ def test_advice_holds_for_a_longer_run(capsys):
 
 
 def test_prompts_follow_what_is_in_flight(capsys, tmp_path):
-    options = "--output-len 1 --input-len 9 --policy off --save-result --result-dir"
+    options = "--output-len 1 --input-len 9 --policy off --save-result"
+    options += f" --result-dir {tmp_path} --result-filename r"
     for more, wanted in (("", 2048), (" -dp 8 --max-num-seqs 64", 4096)):
-        run(
-            simulate,
-            *options.split(),
-            str(tmp_path),
-            "--result-filename",
-            "r",
-            *more.split(),
-        )
+        run(simulate, *(options + more).split())
         document = read_json(tmp_path / "r", "simulate")
         assert document["results"][0]["runs"][0]["completed"] == wanted  # type: ignore[index]
 
@@ -176,10 +170,3 @@ def test_recommend_advises_for_a_role(role, rate, said, capsys):
     assert said in last
     assert ("TPOT" in last) == (role == "decode")
     assert not any("nan" in line for line in table)
-
-
-def test_recommend_ends_with_one_sentence(capsys):
-    run(recommend, *SMALL, "--policy", "cap", "--num-seeds", "1")
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(("Use --data-parallel-balance cap", "Leave it off"))
-    assert last.endswith(".")

@@ -40,7 +40,7 @@ PUBLISHED = Scenario(
 )
 
 
-def snapshot(**columns: tuple[int, ...]) -> Snapshot:
+def snapshot(**columns):
     ranks = len(next(iter(columns.values())))
     zeros = dict.fromkeys(Snapshot._fields, (0,) * ranks)
     return Snapshot(**zeros | {"max_running": (4,) * ranks} | columns)
@@ -98,7 +98,7 @@ def test_impossible_constants_are_refused(field):
         replace(DEEPSEEK_V3_1, **{field: IMPOSSIBLE.get(field, math.nan)})
 
 
-def closed_loop(requests: list[SimRequest], clients: int) -> Clients:
+def closed_loop(requests, clients):
     traffic = ClientTraffic(max_concurrency=clients)
     return Clients(requests, traffic, Frontend(), random.Random(0))
 

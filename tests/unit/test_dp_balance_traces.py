@@ -18,6 +18,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:04.0319600,3180,8
 2023-11-16 18:17:33.4590290,1555,19
 """
+OF_AZURE = [(4808, 10), (3180, 8), (1555, 19)]
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.009930+00:00,2162,5
 2024-05-10 00:00:01+00:00,2399,6
@@ -50,7 +51,7 @@ def written(tmp_path: Path, content: object) -> Path:
 
 def test_azure(tmp_path):
     rows = read_trace(written(tmp_path, AZURE)).rows
-    assert [row[:2] for row in rows] == [(4808, 10), (3180, 8), (1555, 19)]
+    assert [row[:2] for row in rows] == OF_AZURE
     assert [row.time for row in rows] == pytest.approx([0, 0.052, 29.479069])
     later = read_trace(written(tmp_path, AZURE_2024)).rows  # with a zone
     assert later[1].time == pytest.approx(0.99007)
@@ -127,11 +128,7 @@ def as_written(text: str, how: str) -> bytes:
 )
 def test_files_as_people_have_them(how, tmp_path):
     (path := tmp_path / "trace").write_bytes(as_written(AZURE, how))
-    assert [row[:2] for row in read_trace(path).rows] == [
-        (4808, 10),
-        (3180, 8),
-        (1555, 19),
-    ]
+    assert [row[:2] for row in read_trace(path).rows] == OF_AZURE
 
 
 @pytest.mark.parametrize(

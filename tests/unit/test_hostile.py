@@ -6,7 +6,6 @@
 import pytest
 from vllm.benchmarks.dp_balance.policies import OWN
 from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
 import hostile
@@ -93,13 +92,13 @@ class Controller:
 
     learned = None
 
-    def __init__(self, admit: bool, reason: str | None = None) -> None:
+    def __init__(self, admit, reason=None):
         self.decision = Decision(admit, None, reason or str(id(self)))
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def decide(self, snapshot):
         return self.decision
 
-    def reset(self) -> None:
+    def reset(self):
         pass
 
 

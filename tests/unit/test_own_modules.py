@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from balance_tools.run import listed_by_git
@@ -19,7 +18,7 @@ FIELDS = re.compile(
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def deviations(text: str) -> Iterator[str]:
+def deviations(text):
     """What is too long, or has exceptions or fields in a docstring's prose."""
     if (lines := len(text.splitlines())) > MODULE_LINES:
         yield f"{lines} lines"

@@ -5,7 +5,6 @@ Of release 0.5.23, by a run of both on these states; what they decided is record
 
 import hashlib
 import random
-from collections.abc import Iterator
 
 from vllm.benchmarks.dp_balance.rivals.sglang_delayer import (
     RankState,
@@ -16,7 +15,7 @@ RECORDED = "b22eb9f56959aa89577a7e43d28728743bf558a128a7a0f6fc8fd30aa05001f2"
 """SHA-256 of all decisions, a 1 for each pass in which ranks may prefill."""
 
 
-def generated(rng: random.Random, ranks: int, slots: int) -> Iterator[list[RankState]]:
+def generated(rng, ranks, slots):
     """States in phases in which all, some or no ranks have something to prefill."""
     for _ in range(30):
         share = rng.choice([0.0, 0.5, 0.9, 1.0, 1.0])

@@ -3,7 +3,6 @@
 import re
 import subprocess
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +24,7 @@ EXEMPT = {
 }
 
 
-def tracked() -> list[str]:
+def tracked():
     return listed_by_git(PATHS.root)
 
 
@@ -38,7 +37,7 @@ def test_no_line_ending_is_changed_by_git():
     assert [line for line in lines if not line.endswith(": text: unset")] == []
 
 
-def non_trivial_lines(path: Path) -> Iterator[str]:
+def non_trivial_lines(path):
     """Lines with at least three letters or digits, without indentation."""
     for line in path.read_bytes().decode(errors="replace").splitlines():
         stripped = line.strip()
@@ -46,7 +45,7 @@ def non_trivial_lines(path: Path) -> Iterator[str]:
             yield stripped
 
 
-def windows(path: Path) -> Iterator[tuple[int, ...]]:
+def windows(path):
     recent: deque[int] = deque(maxlen=WINDOW)
     for line in non_trivial_lines(path):
         recent.append(hash(line))
@@ -54,7 +53,7 @@ def windows(path: Path) -> Iterator[tuple[int, ...]]:
             yield tuple(recent)
 
 
-def copied(ours: dict[str, Path], theirs: list[Path]) -> dict[str, Path]:
+def copied(ours, theirs):
     """Our files that share a window of lines with, or equal, one of theirs."""
     origin = {window: name for name, path in ours.items() for window in windows(path)}
     contents = {path.read_bytes(): name for name, path in ours.items()}
@@ -68,7 +67,7 @@ def copied(ours: dict[str, Path], theirs: list[Path]) -> dict[str, Path]:
     return found
 
 
-def our_texts() -> dict[str, Path]:
+def our_texts():
     return {
         name: PATHS.root / name
         for name in tracked()
@@ -78,14 +77,14 @@ def our_texts() -> dict[str, Path]:
     }
 
 
-def pristine_trees() -> dict[str, Path]:
+def pristine_trees():
     return {
         name: ensure_pristine(artifact, PATHS)
         for name, artifact in load_lock(PATHS.lock).packages.items()
     }
 
 
-def upstream_texts() -> list[Path]:
+def upstream_texts():
     return [
         path
         for tree in pristine_trees().values()

@@ -9,14 +9,11 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.attention_cost import tokens_within
 from vllm.v1.core.sched.balance.policies.registry import OPEN, create_policy
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from test_dp_balance_simulation import snapshot
 
 
-def state(
-    decoding: tuple[int, ...], pending: tuple[int, ...], slots: int = 4
-) -> Snapshot:
+def state(decoding, pending, slots=4):
     """Ranks on which so many requests decode, and so many wait that could start."""
     limits = (slots,) * len(decoding)
     columns = {"decoding": decoding, "running": decoding, "pending": pending}
@@ -75,7 +72,7 @@ def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
     ] == [8192, 8192, 4487, 2305]
 
 
-def prefill_parts(policy: str) -> int:
+def prefill_parts(policy):
     """In how many parts eight prompts of 8000 tokens are computed, in steps of 1024."""
     loads: list[int] = []
     workload, traffic = Workload(8, "8000", "4"), ClientTraffic(max_concurrency=8)

@@ -38,7 +38,6 @@ Build = Callable[[Choice], Path]
 
 @pytest.fixture(scope="session")
 def paths() -> Paths:
-    """The repository."""
     return Paths(ROOT)
 
 
@@ -57,7 +56,6 @@ def build(paths: Paths, pytestconfig: pytest.Config) -> Build:
 
 @pytest.fixture(scope="session")
 def reference_wheel(build: Build) -> Path:
-    """The wheel for target `reference`."""
     return build(Choice())
 
 

@@ -14,19 +14,15 @@ class Environment:
     folder: Path
 
     @property
-    def python(self) -> Path:
-        """Its interpreter."""
+    def python(self):
         return self.folder / "bin" / "python"
 
     @property
-    def packages(self) -> Path:
-        """Its site-packages."""
+    def packages(self):
         (found,) = self.folder.glob("lib/python*/site-packages")
         return found
 
-    def run(
-        self, *command: str, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *command, check=True):
         """Run a program of its bin folder, in no folder of ours."""
         result = subprocess.run(
             [str(self.folder / "bin" / command[0]), *command[1:]],
@@ -39,18 +35,15 @@ class Environment:
             assert result.returncode == 0, result.stdout + result.stderr
         return result
 
-    def pip(
-        self, *arguments: str, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run its pip."""
+    def pip(self, *arguments, check=True):
         return self.run("python", "-m", "pip", *arguments, check=check)
 
-    def install(self, *wheels: Path | str, compiled: bool = False) -> None:
+    def install(self, *wheels, compiled=False):
         """Install without requirements, and without byte code unless `compiled`."""
         byte_code = "--compile" if compiled else "--no-compile"
         self.pip("install", "--quiet", "--no-deps", byte_code, *map(str, wheels))
 
-    def listing(self) -> set[str]:
+    def listing(self):
         """Every file and folder in it, byte code of other packages left out."""
         return {
             path.relative_to(self.folder).as_posix()
@@ -58,12 +51,12 @@ class Environment:
             if "__pycache__" not in path.parts or "vllm" in str(path)
         }
 
-    def python_says(self, code: str) -> str:
+    def python_says(self, code):
         """What a line of Python prints in it."""
         return self.run("python", "-c", code).stdout.strip()
 
 
-def make_environment(folder: Path, pip: str | None = None) -> Environment:
+def make_environment(folder, pip=None):
     """Create an environment; `pip` is a requirement such as `pip==23.2.1`."""
     venv.create(folder, with_pip=True)
     environment = Environment(folder)
@@ -72,7 +65,7 @@ def make_environment(folder: Path, pip: str | None = None) -> Environment:
     return environment
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment():
     """The variables of this process without those that lead Python elsewhere."""
     return {
         key: value

@@ -4,10 +4,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cmake
 
@@ -39,16 +37,14 @@ MODULES = {
 
 @dataclass(frozen=True)
 class StandIn:
-    """A folder with the stand-ins."""
-
     folder: Path
 
     @property
-    def record(self) -> Path:
+    def record(self):
         """What cmake was asked, a line of JSON each."""
         return self.folder / "record.jsonl"
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """The environment in which they are found, as after sourcing set_env.sh."""
         path = [self.folder / "bin", Path(sys.executable).parent, "/usr/bin", "/bin"]
         return {
@@ -61,16 +57,14 @@ class StandIn:
             "STAND_IN_RECORD": str(self.record),
         }
 
-    def calls(self) -> list[dict[str, Any]]:
+    def calls(self):
         """The recorded calls, in order; the record is emptied."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         self.record.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]
 
 
-def make_stand_in(
-    folder: Path, versions: Mapping[str, str] = VERSIONS, cann: str = "9.1.0"
-) -> StandIn:
+def make_stand_in(folder, versions=VERSIONS, cann="9.1.0"):
     """Write a complete toolchain into `folder`."""
     for name in ("bin", "home", "site"):
         (folder / name).mkdir(parents=True)
@@ -95,11 +89,11 @@ def make_stand_in(
     return StandIn(folder)
 
 
-def _file(path: Path, text: str = "") -> None:
+def _file(path, text=""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def _program(path: Path, text: str) -> None:
+def _program(path, text):
     path.write_text(text)
     path.chmod(0o755)

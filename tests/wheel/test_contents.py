@@ -12,7 +12,6 @@ from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
 from balance_tools.kernels.prebuilt import fetch_kernels
-from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, VERSION, Build
@@ -25,14 +24,12 @@ AI_CORE = 0x1029
 
 @pytest.fixture(params=EVERY, ids=lambda choice: choice.name)
 def choice(request: pytest.FixtureRequest) -> Choice:
-    """Each of the seven wheels in turn."""
     chosen: Choice = request.param
     return chosen
 
 
 @pytest.fixture
 def archive(choice: Choice, build: Build) -> zipfile.ZipFile:
-    """The wheel, opened."""
     return zipfile.ZipFile(build(choice))
 
 
@@ -40,9 +37,7 @@ def packages(choice: Choice) -> list[str]:
     return ["vllm"] if choice.target == "reference" else ["vllm", "vllm_ascend"]
 
 
-def test_has_every_file_that_upstream_has(
-    choice: Choice, archive: zipfile.ZipFile, paths: Paths
-) -> None:
+def test_has_every_file_that_upstream_has(choice, archive, paths):
     lock = load_lock(paths.lock)
     for package in packages(choice):
         artifact = lock.packages[package]
@@ -66,9 +61,7 @@ def test_has_every_file_that_upstream_has(
         assert changed == patched & set(upstream)
 
 
-def test_has_nothing_that_nobody_asked_for(
-    choice: Choice, archive: zipfile.ZipFile
-) -> None:
+def test_has_nothing_that_nobody_asked_for(choice, archive):
     tops = {name.split("/")[0] for name in archive.namelist()}
     version = parse_wheel_filename(Path(archive.filename or "").name)[1]
     info = f"vllm-{version}.dist-info"
@@ -78,9 +71,7 @@ def test_has_nothing_that_nobody_asked_for(
     assert has_platform == (choice.target == "reference")
 
 
-def test_scripts_can_be_executed_and_nothing_depends_on_a_umask(
-    archive: zipfile.ZipFile,
-) -> None:
+def test_scripts_can_be_executed_and_nothing_depends_on_a_umask(archive):
     modes = {i.filename: i.external_attr >> 16 & 0o777 for i in archive.infolist()}
     assert modes["vllm/utils/numa_wrapper.sh"] == 0o755
     assert modes["vllm/envs.py"] == 0o644
@@ -90,7 +81,7 @@ def test_scripts_can_be_executed_and_nothing_depends_on_a_umask(
     assert set(modes.values()) == {0o644, 0o755}
 
 
-def test_the_tag_is_that_of_the_kernels(choice: Choice, build: Build) -> None:
+def test_the_tag_is_that_of_the_kernels(choice, build):
     name, version, _, tags = parse_wheel_filename(build(choice).name)
     (tag,) = tags
     assert name == "vllm"
@@ -102,9 +93,7 @@ def test_the_tag_is_that_of_the_kernels(choice: Choice, build: Build) -> None:
         assert tag.platform == f"manylinux_2_34_{choice.arch}"
 
 
-def test_every_binary_is_for_the_machine_of_the_tag(
-    choice: Choice, archive: zipfile.ZipFile
-) -> None:
+def test_every_binary_is_for_the_machine_of_the_tag(choice, archive):
     host, device = set(), set()
     for name in archive.namelist():
         header = archive.open(name).read(20)
@@ -119,9 +108,7 @@ def test_every_binary_is_for_the_machine_of_the_tag(
         assert device == {(".o", AI_CORE), (".so", MACHINES["aarch64"])}
 
 
-def test_has_every_compiled_file_of_the_kernel_wheel(
-    choice: Choice, archive: zipfile.ZipFile, paths: Paths
-) -> None:
+def test_has_every_compiled_file_of_the_kernel_wheel(choice, archive, paths):
     if choice.target == "reference":
         assert not [name for name in archive.namelist() if name.endswith(".so")]
         return
@@ -140,7 +127,7 @@ def test_has_every_compiled_file_of_the_kernel_wheel(
             assert archive.read(name) == upstream.read(name), name
 
 
-def test_licences_are_named_and_there(choice: Choice, archive: zipfile.ZipFile) -> None:
+def test_licences_are_named_and_there(choice, archive):
     (name,) = [n for n in archive.namelist() if n.count("/") == 1 and "METADATA" in n]
     metadata = email.message_from_bytes(archive.read(name))
     named = metadata.get_all("License-File")
@@ -157,9 +144,7 @@ def test_licences_are_named_and_there(choice: Choice, archive: zipfile.ZipFile) 
         assert "CANN-Open-Software-License-2.0" in str(metadata["License-Expression"])
 
 
-def test_entry_points_are_those_of_both_upstreams_and_ours(
-    choice: Choice, archive: zipfile.ZipFile, paths: Paths
-) -> None:
+def test_entry_points_are_those_of_both_upstreams_and_ours(choice, archive, paths):
     (own,) = [n for n in archive.namelist() if n.count("/") == 1 and "entry_poi" in n]
     text = archive.read(own).decode()
     assert "vllm = vllm.entrypoints.cli.main:main" in text
@@ -183,7 +168,7 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(
         assert others == []
 
 
-def test_only_the_first_dist_info_lists_code(archive: zipfile.ZipFile) -> None:
+def test_only_the_first_dist_info_lists_code(archive):
     """What removes one of the others, as `uv pip sync` does, leaves the code."""
     first, *others = sorted(
         (n for n in archive.namelist() if n.endswith(".dist-info/RECORD")),
@@ -197,9 +182,7 @@ def test_only_the_first_dist_info_lists_code(archive: zipfile.ZipFile) -> None:
         assert [row for row in rows if not row.startswith(f"{folder}/")] == []
 
 
-def test_record_says_what_the_wheel_was_built_from(
-    choice: Choice, archive: zipfile.ZipFile, paths: Paths
-) -> None:
+def test_record_says_what_the_wheel_was_built_from(choice, archive, paths):
     record = json.loads(archive.read("vllm_balance/build.json"))
     lock = paths.lock.read_bytes()
     assert record["lock"] == lock.decode()

@@ -17,12 +17,11 @@ PLUGIN_VERSION = f"{VERSION}.a2".replace("+", ".post1+")
 
 @pytest.fixture(scope="session")
 def ascend_wheel(build: Build) -> Path:
-    """The Ascend wheel for this Python on x86_64."""
     return build(HERE)
 
 
 @pytest.mark.timeout(900)  # it waits for the one full install
-def test_reference_wheel_with_all_its_requirements(installed: Environment) -> None:
+def test_reference_wheel_with_all_its_requirements(installed):
     check = installed.pip("check")
     assert "No broken requirements found" in check.stdout
     version = installed.run("vllm", "--version").stdout.split()[-1]
@@ -30,7 +29,7 @@ def test_reference_wheel_with_all_its_requirements(installed: Environment) -> No
     assert installed.python_says("import vllm; print(vllm.__version__)") == "0.23.0"
 
 
-def test_reference_wheel_is_intact_and_says_what_it_is(installed: Environment) -> None:
+def test_reference_wheel_is_intact_and_says_what_it_is(installed):
     assert "installed as it was built" in installed.run("vllm-balance", "verify").stdout
     info = json.loads(installed.run("vllm-balance", "info", "--json").stdout)
     assert info["distributions"] == {
@@ -43,9 +42,7 @@ def test_reference_wheel_is_intact_and_says_what_it_is(installed: Environment) -
     assert info["series_sha256"]["vllm"] in text
 
 
-def test_ascend_wheel_is_three_distributions(
-    bare: Environment, ascend_wheel: Path
-) -> None:
+def test_ascend_wheel_is_three_distributions(bare, ascend_wheel):
     bare.install(ascend_wheel)
     versions = bare.python_says(
         "from importlib.metadata import version as v;"
@@ -57,9 +54,7 @@ def test_ascend_wheel_is_three_distributions(
     assert "installed as it was built" in bare.run("vllm-balance", "verify").stdout
 
 
-def test_uninstalling_vllm_leaves_nothing(
-    bare: Environment, ascend_wheel: Path
-) -> None:
+def test_uninstalling_vllm_leaves_nothing(bare, ascend_wheel):
     before = bare.listing()
     bare.install(ascend_wheel, compiled=True)
     assert len(bare.listing() - before) > 3000
@@ -68,9 +63,7 @@ def test_uninstalling_vllm_leaves_nothing(
     assert bare.listing() == before
 
 
-def test_removing_the_other_names_leaves_the_code(
-    bare: Environment, ascend_wheel: Path
-) -> None:
+def test_removing_the_other_names_leaves_the_code(bare, ascend_wheel):
     """pip-sync removes what a lock file does not name, by these commands."""
     before = bare.listing()
     bare.install(ascend_wheel, compiled=True)
@@ -98,8 +91,8 @@ def assert_whole_without_names(environment: Environment, wheel: Path) -> None:
 
 
 def test_reinstalling_repairs_and_another_target_replaces(
-    bare: Environment, ascend_wheel: Path, reference_wheel: Path
-) -> None:
+    bare, ascend_wheel, reference_wheel
+):
     before = bare.listing()
     bare.install(ascend_wheel)
     (bare.packages / "vllm_ascend" / "envs.py").unlink()
@@ -113,8 +106,8 @@ def test_reinstalling_repairs_and_another_target_replaces(
 
 
 def test_uv_installs_syncs_upgrades_and_uninstalls_too(
-    ascend_wheel: Path, reference_wheel: Path, tmp_path: Path
-) -> None:
+    ascend_wheel, reference_wheel, tmp_path
+):
     environment = make_environment(tmp_path / "env")
     before = environment.listing()
     lock = tmp_path / "lock.txt"
@@ -144,9 +137,7 @@ def test_uv_installs_syncs_upgrades_and_uninstalls_too(
     assert environment.listing() - before == {".lock"}  # uv's own
 
 
-def test_an_editable_install_runs_from_the_checkout(
-    reference_wheel: Path, tmp_path: Path
-) -> None:
+def test_an_editable_install_runs_from_the_checkout(reference_wheel, tmp_path):
     assert reference_wheel.is_file()  # the trees are up to date
     environment = make_environment(tmp_path / "env")
     # What builds it is here already; pip would fetch it into an environment of its own.

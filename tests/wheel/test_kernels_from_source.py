@@ -72,7 +72,6 @@ def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def our_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What our build copies of it."""
     folder = tmp_path_factory.mktemp("ours") / "source"
     folder.mkdir()
     for name in COPIED:
@@ -136,13 +135,8 @@ def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]
     [(A2, {}), (A3, {}), (P310, {}), (A5, {}), (A2, OPTIONS)],  # others differ by name
 )
 def test_asks_what_upstreams_setup_asks(
-    soc: str,
-    options: dict[str, str],
-    stand_in: StandIn,
-    upstream_tree: Path,
-    our_tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    soc, options, stand_in, upstream_tree, our_tree, monkeypatch
+):
     """By every variable that upstream reads."""
     for name, value in options.items():
         monkeypatch.setenv(name, value)
@@ -165,9 +159,7 @@ def refusal(choice: Choice = SOURCE) -> str:
     return str(caught.value)
 
 
-def test_all_that_is_missing_is_named_in_one_error(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_is_missing_is_named_in_one_error(stand_in, monkeypatch):
     monkeypatch.delenv("ASCEND_HOME_PATH")
     monkeypatch.delenv("ATB_HOME_PATH")
     monkeypatch.delenv("PYTHONPATH")
@@ -194,7 +186,7 @@ def test_all_that_is_missing_is_named_in_one_error(
     assert f"found {len(numbers)} things missing" in message
 
 
-def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
+def test_other_versions_are_refused(tmp_path, stand_in):
     versions = {**VERSIONS, "torch": "2.9.0", "torch-npu": "2.10.0"}
     other = make_stand_in(tmp_path / "other", versions, cann="8.5.0")
     os.environ.update(other.environment())
@@ -206,8 +198,8 @@ def test_other_versions_are_refused(tmp_path: Path, stand_in: StandIn) -> None:
 
 
 def test_a_short_name_is_refused_for_upstream_builds_no_operators(
-    stand_in: StandIn, upstream_tree: Path
-) -> None:
+    stand_in, upstream_tree
+):
     theirs, _ = asked_by_upstream(stand_in, upstream_tree, "910b")
     assert not [call for call in theirs if "package" in call["argv"]]
     with pytest.raises(ToolError, match="found '910b'; choose the chip"):
@@ -216,7 +208,6 @@ def test_a_short_name_is_refused_for_upstream_builds_no_operators(
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Paths:
-    """A repository whose build folder is the test's own."""
     root = tmp_path / "repository"
     root.mkdir()
     for name in ("CMakeLists.txt", "upstream.toml"):
@@ -226,9 +217,7 @@ def repository(tmp_path: Path) -> Paths:
     return Paths(root)
 
 
-def test_a_failed_build_is_one_sentence_and_goes_on(
-    repository: Paths, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_is_one_sentence_and_goes_on(repository, stand_in, monkeypatch):
     lock = load_lock(repository.lock)
     monkeypatch.setenv("STAND_IN_FAILS", "--target=vllm_ascend_C")
     with pytest.raises(ToolError, match="stand-in: told to fail") as caught:
@@ -254,9 +243,7 @@ def vendored(paths: Paths) -> None:
     vendor(paths, load_lock(paths.lock), ("vllm", "vllm_ascend"))
 
 
-def test_a_wheel_says_which_chip_it_is_for(
-    vendored: None, stand_in: StandIn, tmp_path: Path
-) -> None:
+def test_a_wheel_says_which_chip_it_is_for(vendored, stand_in, tmp_path):
     root = copy_sources(tmp_path / "copy", linked=("vllm", "vllm_ascend"))
     (root / "build" / "kernels").unlink(missing_ok=True)
     build_kernels(Paths(root), load_lock(Paths(root).lock), SOURCE)

@@ -8,7 +8,7 @@ import pytest
 
 from balance_tools.distribution import Choice
 from balance_tools.paths import Paths
-from conftest import HERE, VERSION, Build
+from conftest import HERE, VERSION
 from environments import Environment
 from stub_wheels import write_stub
 
@@ -92,9 +92,7 @@ def assert_refused_and_repaired(
 @pytest.mark.parametrize(
     ("choice", "version"), [(Choice(), "0.24.0"), (HERE, "0.23.0")]
 )
-def test_stock_vllm_laid_over_ours(
-    bare: Environment, build: Build, stock: Stock, choice: Choice, version: str
-) -> None:
+def test_stock_vllm_laid_over_ours(bare, build, stock, choice, version):
     wheel = build(choice)
     bare.install(wheel)
     assert starts(bare)
@@ -107,9 +105,7 @@ def test_stock_vllm_laid_over_ours(
     )
 
 
-def test_stock_vllm_under_ours(
-    bare: Environment, reference_wheel: Path, stock: Stock
-) -> None:
+def test_stock_vllm_under_ours(bare, reference_wheel, stock):
     bare.install(stock("vllm", "0.23.0"))
     bare.install("--ignore-installed", reference_wheel)
     assert_refused_and_repaired(
@@ -119,9 +115,7 @@ def test_stock_vllm_under_ours(
     )
 
 
-def test_stock_files_copied_over_ours(
-    bare: Environment, reference_wheel: Path, paths: Paths
-) -> None:
+def test_stock_files_copied_over_ours(bare, reference_wheel, paths):
     """As by a line of a Dockerfile: no metadata tells of it."""
     bare.install(reference_wheel)
     stock = paths.pristine / "vllm-0.23.0" / "vllm" / "v1" / "core" / "sched"
@@ -131,9 +125,7 @@ def test_stock_files_copied_over_ours(
     assert_refused_and_repaired(bare, reference_wheel, "/scheduler.py: expected the")
 
 
-def test_a_mend_of_a_patched_file_is_the_operators_business(
-    bare: Environment, reference_wheel: Path
-) -> None:
+def test_a_mend_of_a_patched_file_is_the_operators_business(bare, reference_wheel):
     bare.install(reference_wheel)
     with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
         file.write("# a fix\n")
@@ -143,9 +135,7 @@ def test_a_mend_of_a_patched_file_is_the_operators_business(
 
 @pytest.mark.parametrize("version", ["0.23.0.post1", "0.24.0"])
 @pytest.mark.parametrize("order", ["over", "under"])
-def test_stock_plugin(
-    bare: Environment, build: Build, stock: Stock, order: str, version: str
-) -> None:
+def test_stock_plugin(bare, build, stock, order, version):
     """By plain pip: only the same version is taken for already installed."""
     wheel, other = build(HERE), stock("vllm-ascend", version)
     for path in [wheel, other] if order == "over" else [other, wheel]:
@@ -153,16 +143,12 @@ def test_stock_plugin(
     assert_refused_and_repaired(bare, wheel, f"found vllm-ascend {version}")
 
 
-def test_stock_plugin_beside_the_reference_wheel(
-    bare: Environment, reference_wheel: Path, stock: Stock
-) -> None:
+def test_stock_plugin_beside_the_reference_wheel(bare, reference_wheel, stock):
     bare.install(reference_wheel, stock("vllm-ascend", "0.23.0.post1"))
     assert_refused_and_repaired(bare, reference_wheel, "expected no vllm-ascend beside")
 
 
-def test_the_server_itself_refuses(
-    installed: Environment, paths: Paths, tmp_path: Path
-) -> None:
+def test_the_server_itself_refuses(installed, paths, tmp_path):
     """`vllm serve` with a stock vllm before ours on the path ends in one line."""
     pristine = paths.pristine / "vllm-0.23.0" / "vllm"
     (tmp_path / "vllm").symlink_to(pristine)

@@ -40,12 +40,12 @@ def refusal(root: Path, choice: Choice = REFERENCE) -> str:
     return line
 
 
-def test_without_the_vendored_tree(copy: Path) -> None:
+def test_without_the_vendored_tree(copy):
     (copy / "vllm").unlink()
     assert "make vendor" in refusal(copy)
 
 
-def test_with_an_edited_upstream_file(copy: Path) -> None:
+def test_with_an_edited_upstream_file(copy):
     (copy / "vllm").unlink()
     shutil.copytree(ROOT / "vllm", copy / "vllm")
     with (copy / "vllm" / "envs.py").open("a") as file:
@@ -53,7 +53,7 @@ def test_with_an_edited_upstream_file(copy: Path) -> None:
     assert "vllm/envs.py: expected what `make vendor` wrote" in refusal(copy)
 
 
-def test_with_a_patch_that_is_not_applied(copy: Path) -> None:
+def test_with_a_patch_that_is_not_applied(copy):
     series = copy / "patches" / "vllm" / "series"
     last = series.read_text().split()[-1]
     with (series.parent / last).open("a") as file:
@@ -61,16 +61,16 @@ def test_with_a_patch_that_is_not_applied(copy: Path) -> None:
     assert "found none or those of another; run `make vendor`" in refusal(copy)
 
 
-def test_without_a_licence_of_upstream(copy: Path) -> None:
+def test_without_a_licence_of_upstream(copy):
     (copy / "NOTICE").unlink()
     assert "NOTICE: expected a licence file" in refusal(copy)
 
 
-def test_without_kernels(copy: Path) -> None:
+def test_without_kernels(copy):
     (copy / "build" / "kernels").unlink(missing_ok=True)
     assert "expected the kernels of" in refusal(copy, HERE)
 
 
-def test_without_a_chip_for_kernels_from_source(copy: Path) -> None:
+def test_without_a_chip_for_kernels_from_source(copy):
     source = Choice("ascend", "cp311", "x86_64", kernels="source")
     assert "SOC: expected one of ascend910b1, " in refusal(copy, source)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, VERSION
-from environments import Environment
 from try_out import try_out
 
 STUB = """#!/bin/sh
@@ -56,7 +55,7 @@ def make_release(root: Path, *options: str, **variables: str) -> str:
     return run.stderr
 
 
-def test_a_release_is_made_once_and_whole(repository: Path) -> None:
+def test_a_release_is_made_once_and_whole(repository):
     dist = repository / "dist"
     with pytest.raises(AssertionError):
         make_release(repository, INSPECTION="1")
@@ -70,7 +69,7 @@ def test_a_release_is_made_once_and_whole(repository: Path) -> None:
     assert (folder / "SHA256SUMS").read_text() == "others"
 
 
-def test_what_is_checked_before_the_build(repository: Path) -> None:
+def test_what_is_checked_before_the_build(repository):
     changelog = repository / "CHANGELOG.md"
     changelog.write_text(changelog.read_text() + "- y\n")
     assert "expected no changes against commit" in make_release(repository)
@@ -94,8 +93,8 @@ def short() -> Iterator[Path]:
 
 
 def test_the_reference_wheel_serves_and_leaves_nothing(
-    reference_wheel: Path, installed: Environment, short: Path
-) -> None:
+    reference_wheel, installed, short
+):
     """With nothing but Python: no other program is found, and home is empty."""
     left = try_out(reference_wheel, short, installed.packages)
     assert not list((short / "env").rglob("*vllm*"))

@@ -13,10 +13,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
-from balance_tools.paths import Paths
 from balance_tools.upstream.index import pip_options, sources_of
 from balance_tools.upstream.lock import load_lock
-from conftest import ASCEND, ROOT, Build
+from conftest import ASCEND, ROOT
 from pinned import PYTHONS, misfits
 from stub_wheels import write_stub
 
@@ -76,9 +75,7 @@ def index_variables() -> dict[str, str]:
 
 @pytest.mark.slow  # asks the index
 @pytest.mark.parametrize("choice", ASCEND, ids=lambda choice: choice.name)
-def test_one_set_pleases_both_upstreams(
-    choice: Choice, build: Build, stand_ins: dict[str, Path], paths: Paths
-) -> None:
+def test_one_set_pleases_both_upstreams(choice, build, stand_ins, paths):
     chosen = resolve(choice, build(choice), stand_ins[choice.arch])
     assert len(chosen) > 150
     drops = load_settings(paths.root / SETTINGS_NAME).targets["ascend"].drops
@@ -107,9 +104,7 @@ def test_one_set_pleases_both_upstreams(
 @pytest.mark.parametrize(
     "choice", [c for c in ASCEND if c.python == "cp312"], ids=lambda choice: choice.name
 )
-def test_the_constraints_of_the_image_name_every_version(
-    choice: Choice, build: Build, stand_ins: dict[str, Path]
-) -> None:
+def test_the_constraints_of_the_image_name_every_version(choice, build, stand_ins):
     """Of the Python in the base images, with what the image has beside the wheel."""
     constraints = ROOT / "docker" / "constraints-ascend.txt"
     beside = ROOT / "docker" / "requirements-ascend.txt"
@@ -129,9 +124,7 @@ def test_the_constraints_of_the_image_name_every_version(
     } == set()
 
 
-def test_reference_wheel_asks_for_what_upstream_asks_and_torch(
-    reference_wheel: Path, paths: Paths
-) -> None:
+def test_reference_wheel_asks_for_what_upstream_asks_and_torch(reference_wheel, paths):
     with zipfile.ZipFile(reference_wheel) as archive:
         names = [n for n in archive.namelist() if n.count("/") == 1 and "METADATA" in n]
         metadata = email.message_from_bytes(archive.read(names[0]))

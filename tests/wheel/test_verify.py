@@ -42,7 +42,7 @@ def findings(environment: Environment) -> list[str]:
     return lines
 
 
-def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> None:
+def test_intact_when_byte_code_was_written_or_cleaned(tampered):
     module = tampered.packages / "vllm" / "envs.py"
     tampered.run("python", "-O", "-m", "py_compile", str(module))
     assert list((module.parent / "__pycache__").glob("envs.*.opt-1.pyc"))
@@ -61,7 +61,7 @@ def test_intact_when_byte_code_was_written_or_cleaned(tampered: Environment) -> 
         ("vllm/py.typed", "missing"),
     ],
 )
-def test_modified_or_missing(tampered: Environment, name: str, found: str) -> None:
+def test_modified_or_missing(tampered, name, found):
     path = tampered.packages / name
     content = path.read_bytes()
     path.unlink()
@@ -76,7 +76,7 @@ def test_modified_or_missing(tampered: Environment, name: str, found: str) -> No
 @pytest.mark.parametrize(
     "name", ["vllm/extra.py", "vllm_ascend/x.so", "vllm/__pycache__/gone.cpython-1.pyc"]
 )
-def test_foreign(tampered: Environment, name: str) -> None:
+def test_foreign(tampered, name):
     path = tampered.packages / name
     path.parent.mkdir(exist_ok=True)
     path.touch()
@@ -85,7 +85,7 @@ def test_foreign(tampered: Environment, name: str) -> None:
     assert line.endswith(f"rm '{path}'")
 
 
-def test_not_a_wheel(tampered: Environment) -> None:
+def test_not_a_wheel(tampered):
     (tampered.packages / "vllm_balance" / "build.json").unlink()
     result = tampered.run("vllm-balance", "verify", check=False)
     assert result.returncode == 1

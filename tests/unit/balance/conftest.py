@@ -3,15 +3,14 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FOLDER = Path(__file__).parents[3] / "vllm/v1/core/sched/balance"
 
 
-def _load() -> None:
-    spec: Any = importlib.util.spec_from_file_location(
+def _load():
+    spec = importlib.util.spec_from_file_location(
         "balance", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
     )
     module = importlib.util.module_from_spec(spec)
@@ -21,5 +20,6 @@ def _load() -> None:
 
 _load()
 # A busy machine is no failure.
-settings.register_profile("untimed", deadline=None)
+slow = [HealthCheck.too_slow]
+settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
 settings.load_profile("untimed")

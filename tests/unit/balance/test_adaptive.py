@@ -235,15 +235,6 @@ def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch
     assert not about_to_end(monkeypatch, ending=0.1, queued=4, replaced=True)
 
 
-def test_decodes_first_is_a_reason_of_its_own(monkeypatch):
-    policy = learned()
-    monkeypatch.setattr(Decodes, "ending", 0.5)
-    monkeypatch.setattr(Decodes, "replaced", False)
-    rows = [running(6, pending=1, pending_age_us=10**9)] * 4
-    reasons = [policy.decide(snapshot(rows)).reason for _ in range(50)]
-    assert reasons[-1] == "decodes_first"
-
-
 @pytest.mark.parametrize(("size", "reason"), [(0.01, "short"), (100, "waiting_cost")])
 def test_nobody_waits_a_step_for_prompts_that_take_less(size, reason, monkeypatch):
     """However few or many come: a step costs all that wait more than it saves."""

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import Backlog
 
 
-def send(dispatch: ContextDispatch, request: int, prompt_tokens: int) -> int:
+def send(dispatch, request, prompt_tokens):
     rank = dispatch.choose([b"any"])
     dispatch.sent(request, rank, prompt_tokens, [b"any"])
     return rank
@@ -16,10 +16,7 @@ def send(dispatch: ContextDispatch, request: int, prompt_tokens: int) -> int:
 
 def test_the_least_context_wins_answers_included():
     dispatch = ContextDispatch(2, slots=8)
-    assert [send(dispatch, i, tokens) for i, tokens in enumerate((5000, 4000))] == [
-        0,
-        1,
-    ]
+    assert (send(dispatch, 0, 5000), send(dispatch, 1, 4000)) == (0, 1)
     assert dispatch.choose() == 1
     assert dispatch.first_token(1) is None
     for _ in range(1001):

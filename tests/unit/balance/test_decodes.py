@@ -77,12 +77,6 @@ def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
         came = 2 if closed and step % 8 != 1 else 16 * (step % 8 == 1)
         decoding += joined - 2
         requests += came - 2
-        observe(
-            decodes,
-            decoding,
-            900 * prefill,
-            0.5 if prefill else DECODE,
-            DECODE,
-            requests,
-        )
+        seconds = 0.5 if prefill else DECODE
+        observe(decodes, decoding, 900 * prefill, seconds, requests=requests)
     assert decodes.replaced is closed

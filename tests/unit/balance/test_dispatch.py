@@ -15,7 +15,7 @@ from vllm.v1.core.sched.balance.dispatch import (
 )
 
 
-def send(dispatch: TokenDispatch, request: int, prompt_tokens: int) -> int:
+def send(dispatch, request, prompt_tokens):
     rank = dispatch.choose()
     dispatch.sent(request, rank, prompt_tokens)
     return rank
@@ -60,15 +60,11 @@ def test_a_front_end_takes_the_others_to_send_as_much_as_itself():
 CHUNK = 100
 
 
-def with_prefixes(
-    ranks: int = 2, slots: int = 8, chunks: int = 10_000, servers: int = 1
-) -> TokenDispatch:
+def with_prefixes(ranks=2, slots=8, chunks=10_000, servers=1):
     return TokenDispatch(ranks, slots, servers, 0, chunks, CHUNK)
 
 
-def send_text(
-    dispatch: TokenDispatch, request: int, text: str, pin: int | None = None
-) -> int:
+def send_text(dispatch, request, text, pin=None):
     """A prompt of so many words, a chunk each."""
     keys = list(accumulate(text.split(), "{} {}".format))
     rank = dispatch.choose(keys) if pin is None else pin
@@ -76,7 +72,7 @@ def send_text(
     return rank
 
 
-def session(number: int, words: int, shared: int = 0) -> str:
+def session(number, words, shared=0):
     return " ".join(
         f"shared{word}" if word < shared else f"{number}-{word}"
         for word in range(words)

@@ -5,7 +5,6 @@ from itertools import accumulate
 
 import pytest
 from vllm.v1.core.sched.balance.prefix_memory import (
-    Keys,
     PrefixMemory,
     SentPrefix,
     chunk_tokens,
@@ -14,20 +13,20 @@ from vllm.v1.core.sched.balance.prefix_memory import (
 TOKENS = 100
 
 
-def keys(text: str) -> Keys:
+def keys(text):
     """A chunk for each letter, with all before it."""
     return list(accumulate(text))
 
 
-def memory(chunks: int = 1000) -> PrefixMemory:
+def memory(chunks=1000):
     return PrefixMemory(chunks, TOKENS)
 
 
-def serve(remembers: PrefixMemory, text: str) -> None:
+def serve(remembers, text):
     remembers.computed(remembers.sent(keys(text)))
 
 
-def has(remembers: PrefixMemory, text: str) -> int:
+def has(remembers, text):
     return remembers.found(keys(text)) // TOKENS
 
 

@@ -18,7 +18,8 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda path: path.stem)
-def test_imports_only_pure_modules(path):
+def test_all_is_pure_and_the_same_on_every_host(path):
+    """C libraries differ in powers and exponentials; IEEE 754 fixes roots."""
     siblings = {each.stem for each in PURE}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -27,15 +28,9 @@ def test_imports_only_pure_modules(path):
             assert node.level <= 1, ast.unparse(node)
             allowed = siblings if node.level else ALLOWED
             assert node.module in allowed, ast.unparse(node)
-
-
-@pytest.mark.parametrize("path", PURE, ids=lambda path: path.stem)
-def test_computes_with_what_is_the_same_on_every_host(path):
-    """C libraries differ in powers and exponentials; IEEE 754 fixes roots."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        assert not isinstance(node, ast.Pow), path
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "math":
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "math":
             assert node.attr in {"ceil", "fsum", "inf", "sqrt"}
+        assert not isinstance(node, ast.Pow), path
 
 
 def whole_sum(numbers):

@@ -1,18 +1,10 @@
 """The rows that the ranks exchange."""
 
 import pytest
-from balance.policies.rows import Row, Snapshot
+from balance.policies.rows import Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import IDLE, rows
-
-
-@given(st.lists(rows(), min_size=1, max_size=6))
-def test_a_snapshot_has_one_column_per_field(ranks):
-    snapshot = Snapshot.from_rows(ranks)
-    assert snapshot._fields == Row._fields
-    for rank, row in enumerate(ranks):
-        assert row == tuple(column[rank] for column in snapshot)
 
 
 @given(

@@ -1,7 +1,6 @@
 """The differences between the releases of vLLM that our files serve."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from balance.measure.vllm_compat import (
@@ -13,7 +12,7 @@ from balance.measure.vllm_compat import (
 
 def test_admission_may_stop_below_the_slots_of_the_model_runner():
     streams = {"num_waiting_for_streaming_input": 2}
-    scheduler: Any = SimpleNamespace(max_num_running_reqs=8, **streams)
+    scheduler = SimpleNamespace(max_num_running_reqs=8, **streams)
     assert max_admitted(scheduler) == 8
     scheduler.max_num_active_reqs = 5
     assert max_admitted(scheduler) == 5
@@ -37,7 +36,7 @@ def test_the_limit_of_long_prompts(requests, adaptive, threshold):
     config = SimpleNamespace(
         long_prefill_token_threshold=40, max_num_batched_tokens=800
     )
-    scheduler: Any = SimpleNamespace(
+    scheduler = SimpleNamespace(
         scheduler_config=config, get_request_counts=lambda: requests
     )
     if adaptive is not None:

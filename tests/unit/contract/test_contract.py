@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from balance_tools.contract.check import missing, vanished_symbols
-from balance_tools.contract.fit import Pin, findings, read_pin
+from balance_tools.contract.fit import findings, read_pin
 from balance_tools.contract.used_words import Use, words_of
 from balance_tools.drift.symbols import Modules
 from balance_tools.paths import Paths
@@ -23,7 +23,7 @@ OTHERS = {"max_num_running_reqs", "execute_dummy_batch", "ray_device_key"}
 
 
 @pytest.fixture(scope="module")
-def pin() -> Pin:
+def pin():
     found = read_pin(Paths.find())
     assert found is not None
     return found

@@ -16,7 +16,7 @@ BALANCE = METRICS.parent
 PAGE = ROOT / "docs/operations.md"
 
 
-def rules() -> list[dict]:
+def rules():
     (group,) = yaml.safe_load(ALERTS.read_text())["spec"]["groups"]
     return group["rules"]
 
@@ -28,7 +28,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
     command = ["promtool", "test", "rules", "cases.yaml"]
     shutil.copy(CASES, tmp_path / "cases.yaml")
 
-    def promtool(text: str) -> subprocess.CompletedProcess[str]:
+    def promtool(text):
         (tmp_path / "rules.yaml").write_text(text)
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
@@ -68,7 +68,7 @@ def test_as_many_ranks_are_expected_as_a_group_has(variant):
     assert int("".join(hosts)) * int(ranks) == int(expected)
 
 
-def reasons() -> set[str]:
+def reasons():
     text = "".join(path.read_text() for path in BALANCE.rglob("*.py"))
     found = re.findall(r'reason="(\w+)"(?: if \w+ else "(\w+)")?', text)
     found += re.findall(r'^(?:BOUND_REACHED|LOSING) = "(\w+)"()', text, re.M)

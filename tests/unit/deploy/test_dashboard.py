@@ -19,11 +19,11 @@ UPSTREAM = {
 }
 
 
-def names() -> list[str]:
+def names():
     return re.findall(NAME, METRICS.read_text())
 
 
-def samples() -> set[str]:
+def samples():
     text = METRICS.read_text()
     made = re.findall(r'(counter|gauge)\(\s*name="(vllm:[a-z_]+)"', text)
     kinds = dict.fromkeys(names(), "histogram") | {name: kind for kind, name in made}
@@ -32,7 +32,7 @@ def samples() -> set[str]:
     return {name + suffix for name, kind in kinds.items() for suffix in SUFFIXES[kind]}
 
 
-def expressions(dashboard: dict) -> list[str]:
+def expressions(dashboard):
     targets = [t for panel in dashboard["panels"] for t in panel["targets"]]
     return [target["expr"] for target in targets]
 

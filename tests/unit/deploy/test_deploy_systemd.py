@@ -15,7 +15,7 @@ TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """The files of a machine, as docs/deployment.md says how to install them."""
     units = tmp_path / "etc/systemd/system"
     programs = (tmp_path / "usr/local/lib/vllm", tmp_path / "opt/vllm/bin")
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def complaints(root: Path) -> str:
+def complaints(root):
     command = ["systemd-analyze", "verify", f"--root={root}", *INSTANCES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
@@ -55,7 +55,7 @@ def test_the_wrapper_sources_what_is_there_and_keeps_the_arguments(tmp_path):
         (tmp_path / folder / "set_env.sh").write_text(script)
     program = ["sh", "-c", 'echo "$FOUND|$0|$1"', "a b", "c"]
 
-    def run(home: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(home, **more):
         command = [str(SYSTEMD / "with-cann"), *program]
         environment = os.environ | {"ASCEND_HOME": str(home)} | more
         return subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -42,7 +42,7 @@ MISSING = {
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A root with all that an Ascend container has."""
     for name, text in FILES.items():
         path = tmp_path / name
@@ -51,19 +51,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def variables(root: Path, image: str = "ascend", **more: str) -> dict[str, str]:
+def variables(root, image="ascend", **more):
     own = {"VLLM_BALANCE_IMAGE": image, "VLLM_BALANCE_ROOT": str(root)}
     return {"PATH": os.environ["PATH"], **own, **more}
 
 
-def start(
-    root: Path,
-    *command: str,
-    image: str = "ascend",
-    user: int | None = None,
-    script: Path = SCRIPT,
-    **more: str,
-) -> subprocess.CompletedProcess[str]:
+def start(root, *command, image="ascend", user=None, script=SCRIPT, **more):
     return subprocess.run(
         [str(script), *command],
         env=variables(root, image, **more),
@@ -73,7 +66,7 @@ def start(
     )
 
 
-def refusal(result: subprocess.CompletedProcess[str]) -> str:
+def refusal(result):
     """The one line that is said, and nothing else."""
     assert result.returncode == 1
     assert result.stdout == ""

@@ -20,7 +20,7 @@ ALWAYS_OURS = {"--enable-expert-parallel": True}
 Options = dict[str, str | bool]
 
 
-def flags(words: list[str]) -> Options:
+def flags(words):
     """Options by name, those in JSON with a name for each field."""
     found: Options = {}
     for word, after in zip(words, [*words[1:], "--"], strict=True):
@@ -34,7 +34,7 @@ def flags(words: list[str]) -> Options:
     return {n: v for n, v in found.items() if not OF_THE_SITE.fullmatch(n[2:])}
 
 
-def recipes() -> list[tuple[dict[str, str], Options]]:
+def recipes():
     """Variables and options of upstream's commands that have four ranks of 16 slots."""
     version = load_lock(PATHS.lock).vllm_ascend.version
     text = (PATHS.unpacked("vllm-ascend", version) / PAGE).read_text()

@@ -17,7 +17,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 SIMULATOR = "vllm bench dp-balance "
 
 
-def commands(page: Path) -> list[str]:
+def commands(page):
     """The commands of the blocks that show a console, continuation lines joined."""
     blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S)
     text = "\n".join(blocks).replace("\\\n", " ")

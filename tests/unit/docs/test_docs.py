@@ -3,8 +3,6 @@
 import json
 import re
 import statistics
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TESTS = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-def tracked_and_vendored() -> Iterator[Path]:
+def tracked_and_vendored():
     """Files and folders that git tracks, and those of the patched upstream trees."""
     for name in listed_by_git(ROOT):
         yield from (ROOT / name, *(ROOT / name).parents[: name.count("/")])
@@ -49,7 +47,7 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in anchors(target), f"{page.name}: {file}#{heading}"
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """What a link can point to in a page: its headings, as GitHub names them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     kept = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
@@ -68,7 +66,7 @@ def test_the_readme_tells_of_the_run_that_its_picture_is_of():
         assert f"{ratios[name]['mean']:.2f} {unit}" in readme
 
 
-def results(name: str) -> list[dict[str, Any]]:
+def results(name):
     text = (ROOT / "bench/results" / f"{name}.json").read_text()
     cells: list[dict[str, Any]] = json.loads(text)["cells"]
     return cells
@@ -109,31 +107,6 @@ def test_the_readme_says_what_light_load_costs():
             for name in ("off", "adaptive")
         )
         assert f"{verb} from {off:.0f} to {adaptive:.0f} %" in readme
-
-
-def test_the_rooms_of_balance_use_each_other_as_drawn():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.split("## The rooms of balance scheduling")[1].split("```")[1]
-    drawn: dict[str, set[str]] = {}
-    for line in re.sub(r'\["[^"]*"\]', "", section).splitlines():
-        for one, other in pairwise(line.split("-->")):
-            drawn.setdefault(one.strip(), set()).add(other.strip())
-            drawn.setdefault(other.strip(), set())
-    real = {room: set(used_by(room)) & drawn.keys() - {room} for room in drawn}
-    assert len(real) > 10
-    for room, used in real.items():
-        assert drawn[room] <= used <= reachable(drawn, room), room
-
-
-def used_by(room: str) -> Iterator[str]:
-    folder = ROOT / "vllm/v1/core/sched/balance"
-    for path in [*folder.glob(f"{room}.py"), *folder.glob(f"{room}/*.py")]:
-        prefix = r"^\s*from (?:vllm\.v1\.core\.sched\.balance\.|\.+)(\w+)"
-        yield from re.findall(prefix, path.read_text(), re.M)
-
-
-def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
-    return graph[room].union(*(reachable(graph, other) for other in graph[room]))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_public_workflow_runs_what_a_newcomer_and_ci_run():
     assert workflow["permissions"] == {"contents": "read"}
 
 
-def said_by_upstream(name: str) -> str:
+def said_by_upstream(name):
     """The text of a file of the plugin's sdist; of a table of releases, our line."""
     folder = PATHS.pristine / f"vllm-ascend-{LOCK.vllm_ascend.version}"
     text = Path(folder, name).read_text(encoding="utf-8")

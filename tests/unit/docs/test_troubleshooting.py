@@ -5,7 +5,6 @@ import ast
 import ctypes
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pip._internal.resolution.resolvelib.factory as pip_factory
@@ -42,7 +41,7 @@ MOST_UNKNOWN = 2
 
 
 @pytest.fixture(scope="module")
-def said() -> str:
+def said():
     """What the sources above, pip and Python can say; a zero stands for a value."""
     root = PATHS.root
     files = [root / name for name in OF_UPSTREAM]
@@ -64,7 +63,7 @@ def said() -> str:
     return "\0".join(found)
 
 
-def texts(tree: ast.Module, constants: dict[str, object]) -> Iterator[str]:
+def texts(tree, constants):
     """Every string of a module; a constant of a module is put into its place."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -79,7 +78,7 @@ def texts(tree: ast.Module, constants: dict[str, object]) -> Iterator[str]:
             )
 
 
-def unknown(message: str, said: str) -> str:
+def unknown(message, said):
     """What of a message, its gaps left out, is in no piece that can be said."""
     left = [character.isalnum() for character in message]
     for start in range(len(message) - PIECE + 1):

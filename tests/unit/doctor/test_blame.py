@@ -56,6 +56,7 @@ FORWARD = f"{COLLECTIVE} < forward(layers/moe.py:1)"
 IN_STEP = BARRIER.replace("resume_scheduler", "_has_global_unfinished_reqs")
 RESUMES = rank(0, doing="idle", since=NOW - 900, stack=BARRIER)
 STOOD = {"stood": {10: 6.0, 11: 6.0}}
+CROSSED = "rank 0 (pid 10) in resume_scheduler and rank 1 (pid 11) in _has_global_unfin"
 
 CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "stopped": ([rank(0, **AHEAD), rank(1, "T")], {}, "rank 1 (pid 11), stopped"),
@@ -70,13 +71,9 @@ CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "starts": ([], {}, "no rank is there (yet)"),
     "workers": ([rank(0, stack="a(v1/shm_broadcast.py:4)"), rank(1)], {}, "its worker"),
     "deaf": (IDLE, {"answer": "is deaf"}, "the front-end is de"),
-    "resumes": (
-        *([RESUMES, rank(1, stack=IN_STEP)], STOOD),
-        "rank 0 (pid 10) in resume_scheduler and rank 1 (pid 11) in _has_global_unfin",
-    ),
+    "resumes": ([RESUMES, rank(1, stack=IN_STEP)], STOOD, CROSSED),
     "resumes, both idle": (
-        *([RESUMES, rank(1, doing="idle", stack=IN_STEP)], STOOD),
-        "rank 0 (pid 10) in resume_scheduler and rank 1 (pid 11) in _has_global_unfin",
+        *([RESUMES, rank(1, doing="idle", stack=IN_STEP)], STOOD, CROSSED),
     ),
     "resumes alone": ([RESUMES, RESTS[1]], STOOD, "rank 1 (pid 11) at rest"),
     "a wave that one was not told of": (
@@ -84,13 +81,7 @@ CASES: dict[str, tuple[list[Process], dict[str, Any], str]] = {
         "rank 0 (pid 10) in one and rank 1 (pid 11) at rest",
     ),
     "two calls of a step": (
-        *(
-            [
-                rank(0, stack=f"{COLLECTIVE} < forward(layers/moe.py:1)"),
-                rank(1, stack=IN_STEP),
-            ],
-            {},
-        ),
+        *([rank(0, stack=FORWARD), rank(1, stack=IN_STEP)], {}),
         "rank 0 (pid 10) in forward and rank 1 (pid 11) in _has_global_unfinished_reqs",
     ),
     "loads weights": (
@@ -164,10 +155,12 @@ def test_roles_are_read_from_names_that_may_be_cut():
 
 
 def test_a_process_that_computes_is_told_from_one_that_sleeps():
-    sleeps = "import time; time.sleep(9)"
+    started, sleeps = "print('started', flush=True)", "import time; time.sleep(600)"
     for code, least, most in (("while True: 0", 0.5, 9), (sleeps, 0, 0.3)):
-        with subprocess.Popen([sys.executable, "-c", code]) as child:
-            time.sleep(0.3)
+        command = [sys.executable, "-c", f"{started}\n{code}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            assert child.stdout.readline()
             before, began = look_at(child.pid), time.monotonic()
             time.sleep(0.5)
             after = look_at(child.pid)
@@ -186,5 +179,7 @@ def test_what_is_not_known_is_no_success(capsys):
     """A script that asks only for the status must not take it for health."""
     ask = ["doctor", "--pid", str(os.getpid())]
     assert main(ask) == 1
-    assert "unknown  pid" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "unknown  pid" in said
+    assert "another program" in said
     assert main([*ask, "--fail-on", "bad"]) == 0

@@ -3,8 +3,6 @@
 Machines are made of files, and the command runs as it is installed: `doctor_roots`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,46 +21,46 @@ CANN_INFO = f"{CANN}/aarch64-linux/ascend_toolkit_install.info"
 ATB = f"{ASCEND}/nnal/atb/latest/atb/cxx_abi_1/lib"
 
 
-def variable(name: str, value: str) -> Break:
+def variable(name, value):
     return lambda m: m.variables.update({name: value})
 
 
-def unset(name: str) -> Break:
+def unset(name):
     return lambda m: m.variables.pop(name)
 
 
-def written(name: str, text: str) -> Break:
+def written(name, text):
     return lambda m: m.write(name, text)
 
 
-def gone(name: str) -> Break:
+def gone(name):
     return lambda m: (m.folder / "root" / name.lstrip("/")).unlink()
 
 
-def other(name: str, version: str) -> Break:
-    def change(machine: FakeMachine) -> None:
+def other(name, version):
+    def change(machine):
         machine.remove(name)
         machine.install(name, version)
 
     return change
 
 
-def under(machine: FakeMachine) -> None:
+def under(machine):
     machine.install("torch", "2.9.0", below="below")
     machine.variables["PYTHONPATH"] = f"{machine.packages}:{machine.packages}/below"
 
 
-def unbound(machine: FakeMachine) -> None:
+def unbound(machine):
     """A function that no library has, in a library that Python imports."""
     built = machine.library("/built.so", (b"__assert_fail\0", b"__assert_fooo\0"))
     built.rename(machine.packages / "vllm_ascend/vllm_ascend_C.so")
 
 
-def without_libz(machine: FakeMachine) -> None:
+def without_libz(machine):
     machine.library(f"{CANN}/lib64/libhccl.so", (b"libc.so.6\0", b"libz.so.0\0"))
 
 
-def without(package: str) -> Break:
+def without(package):
     return lambda m: (m.packages / package).rename(m.packages / f"not_{package}")
 
 
@@ -210,7 +208,7 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> FakeMachine:
+def machine(tmp_path):
     return FakeMachine(tmp_path)
 
 

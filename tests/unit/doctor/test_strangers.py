@@ -109,7 +109,7 @@ def test_an_answer_without_end_is_not_waited_for(monkeypatch):
 def test_it_needs_nothing_but_the_standard_library():
     """Also where torch or vllm cannot be imported."""
     program = (
-        "import sys; from vllm_balance.doctor import command;"
+        "import sys; from vllm_balance.doctor import command, hang;"
         "print({'torch', 'vllm', 'numpy', 'packaging'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)

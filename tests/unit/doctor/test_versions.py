@@ -1,7 +1,5 @@
 """The table of versions is what the locked sources say, and what the page shows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,6 @@
 """Drift is read from the trees."""
 
 import ast
-from pathlib import Path
 
 from balance_tools.drift.report import drift, normalised
 from balance_tools.drift.symbols import Modules
@@ -15,7 +14,7 @@ UPSTREAM = {
 }
 
 
-def modules(folder: Path, files: dict[str, bytes]) -> Modules:
+def modules(folder, files):
     return Modules(write_tree(folder, files))
 
 

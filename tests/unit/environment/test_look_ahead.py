@@ -9,7 +9,6 @@ import pytest
 from balance_tools.environment import reference
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from index_samples import SampleIndex
 from pinned import CONSTRAINTS
 from stub_wheels import write_stub
 
@@ -18,7 +17,7 @@ SIZE = 50_000
 """Of the library that torch brings for GPUs here, in bytes."""
 
 
-def add(index: SampleIndex, name: str, version: str, *requires: str, size: int = 0):
+def add(index, name, version, *requires, size=0):
     """A wheel of this package, on the index."""
     with tempfile.TemporaryDirectory() as folder:
         files = {f"{name}.bin": "0" * size}
@@ -27,7 +26,7 @@ def add(index: SampleIndex, name: str, version: str, *requires: str, size: int =
 
 
 @pytest.fixture(params=["", "triton==3.7.1", "triton==3.9.0"])
-def index_with_torch(request: pytest.FixtureRequest, index: SampleIndex) -> SampleIndex:
+def index_with_torch(request, index):
     """Builds of torch: for CPUs, and for GPUs with the triton that each wants."""
     brings = filter(None, [request.param])
     add(index, "torch", "2.13.0", *brings, size=SIZE)
@@ -37,7 +36,7 @@ def index_with_torch(request: pytest.FixtureRequest, index: SampleIndex) -> Samp
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
+def python(tmp_path):
     """Of an empty environment."""
     venv.create(tmp_path / "env")
     return tmp_path / "env" / "bin" / "python"

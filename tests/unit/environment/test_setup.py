@@ -20,7 +20,7 @@ exec '{python}' -c 'import sys; sys.version_info = {version}; exec(sys.argv[2])'
 """
 
 
-def make(folder: Path, version: tuple[int, ...]) -> subprocess.CompletedProcess[str]:
+def make(folder, version):
     """`make lint` as a newcomer, whose python3 has this version."""
     for name in FILES:
         (folder / name).parent.mkdir(exist_ok=True)

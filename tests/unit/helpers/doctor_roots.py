@@ -11,8 +11,6 @@ and that of the driver's version.info with its range of firmware is in the
 guides of CANN 8.5 to 9.1.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -73,13 +71,7 @@ PACKAGES = {
 }
 
 
-def table(
-    device: str = "A2",
-    version: str = "25.5.1",
-    used: int = 3406,
-    health: str = "OK",
-    processes: tuple[tuple[int, str, int], ...] = (),
-) -> str:
+def table(device="A2", version="25.5.1", used=3406, health="OK", processes=()):
     """What `npu-smi info` prints of two chips; `processes` are of the first."""
     name = CHIPS[device][0]
     total = {"A2": 65536, "A3": 65536, "310P": 44280, "A5": 131072}[device]
@@ -109,18 +101,18 @@ class FakeMachine:
     cann: str = "9.1.0"
     variables: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._make_root()
         self._make_packages()
         self._make_programs()
 
-    def write(self, name: str, text: str) -> Path:
+    def write(self, name, text):
         path = self.folder / "root" / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
-    def library(self, name: str, *renamed: tuple[bytes, bytes]) -> Path:
+    def library(self, name, *renamed):
         """A small real library, with names of what it needs or imports replaced."""
         maps = Path("/proc/self/maps").read_text()
         (real,) = set(re.findall(r"(/\S+/libm[.-]\S+)", maps)) or {"/lib/libm.so.6"}
@@ -133,7 +125,7 @@ class FakeMachine:
         path.write_bytes(data)
         return path
 
-    def _make_root(self) -> None:
+    def _make_root(self):
         for name, text in PROC.items():
             self.write(f"/proc/self/{name}", text)
         self.write("/proc/net/fib_trie", TRIE)
@@ -181,10 +173,10 @@ class FakeMachine:
         }
 
     @property
-    def packages(self) -> Path:
+    def packages(self):
         return self.folder / "site"
 
-    def install(self, name: str, version: str, *requires: str, below: str = "") -> Path:
+    def install(self, name, version, *requires, below=""):
         """A distribution that has a metadata file and nothing else."""
         folder = self.packages / below
         info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -194,11 +186,11 @@ class FakeMachine:
         (info / "METADATA").write_text("\n".join(lines) + "\n")
         return info
 
-    def remove(self, name: str) -> None:
+    def remove(self, name):
         for info in self.packages.glob(f"{name.replace('-', '_')}-*.dist-info"):
             shutil.rmtree(info)
 
-    def _make_packages(self) -> None:
+    def _make_packages(self):
         ours = self.packages / "vllm_balance"
         for path in (ROOT / "vllm_balance").rglob("*.py"):
             link = ours / path.relative_to(ROOT / "vllm_balance")
@@ -231,7 +223,7 @@ class FakeMachine:
         (self.packages / "triton/backends/ascend").mkdir(parents=True)
         (self.packages / "vllm_ascend/envs.py").symlink_to(ENVS)
 
-    def _make_programs(self) -> None:
+    def _make_programs(self):
         self.programs.mkdir()
         for name in ("lscpu", "taskset", "ps"):
             (self.programs / name).symlink_to("/bin/true")
@@ -239,10 +231,10 @@ class FakeMachine:
         self.npu_smi(table(self.device, self.hdk))
 
     @property
-    def programs(self) -> Path:
+    def programs(self):
         return self.folder / "bin"
 
-    def npu_smi(self, info: str, device: str = "", status: int = 0) -> None:
+    def npu_smi(self, info, device="", status=0):
         """What it prints, of which device's board, and how it ends."""
         (self.folder / "info").write_text(info)
         (self.folder / "board").write_text(CHIPS[device or self.device][1])
@@ -255,20 +247,18 @@ class FakeMachine:
         script.chmod(0o755)
 
     @property
-    def environ(self) -> dict[str, str]:
+    def environ(self):
         found = {"PYTHONPATH": str(self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
         return found | {"PATH": str(self.programs), "LANG": "C.UTF-8"} | self.variables
 
-    def command(self, *arguments: str, user: int | None = None) -> list[str]:
+    def command(self, *arguments, user=None):
         """The command, as another user if one is given; `doctor` runs it."""
         become = f"import os; os.setuid({user}); " if user else ""
         program = f"from vllm_balance.cli import main; {become}raise SystemExit(main())"
         command = [sys.executable, "-S", "-c", program, "doctor", "--json"]
         return [*command, "--root", str(self.folder / "root"), *arguments]
 
-    def doctor(
-        self, *arguments: str, user: int | None = None
-    ) -> tuple[int, list[dict[str, str]]]:
+    def doctor(self, *arguments, user=None):
         """The status and the lines of the real command; no package of ours is near."""
         done = subprocess.run(
             self.command(*arguments, user=user),
@@ -276,7 +266,6 @@ class FakeMachine:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
         )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)["lines"]

@@ -61,10 +61,10 @@ class World:
     concurrency: int | None = None
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.seed}:{'+'.join(self.troubles)}"
 
-    def requests(self, noise: int = 0) -> list[SimRequest]:
+    def requests(self, noise=0):
         """What is sent; with noise, clients that wait for answers begin elsewhere."""
         rng, found, start = random.Random(f"requests {self.seed}"), [], 0.0
         for phase in self.phases:
@@ -83,7 +83,7 @@ class World:
         begin = random.Random(f"begin {noise}").randrange(max(1, len(found)))
         return found[begin:] + found[:begin] if self.concurrency and noise else found
 
-    def leaving(self) -> dict[int, float]:
+    def leaving(self):
         """Of the requests whose clients go away, after how many seconds."""
         rng = random.Random(f"patience {self.seed}")
         return {
@@ -93,9 +93,7 @@ class World:
         }
 
 
-def phases(
-    world: World, rate: float = 1.0, seconds: float = 1.0, **lengths: str
-) -> list[Phase]:
+def phases(world, rate=1.0, seconds=1.0, **lengths):
     """The phases, with so many times the rate and the seconds, and other lengths."""
     return [
         p._replace(rate=p.rate * rate, seconds=p.seconds * seconds, **lengths)
@@ -103,7 +101,7 @@ def phases(
     ]
 
 
-def review(world: World, rng: random.Random) -> Changes:
+def review(world, rng):
     """Quiet with slow decodes, quiet with faster ones, then many requests."""
     lengths = ("lognormal:600:0.8", "lognormal:200:0.8")
     return {
@@ -114,61 +112,61 @@ def review(world: World, rng: random.Random) -> Changes:
     }
 
 
-def night(world: World, rng: random.Random) -> Changes:
+def night(world, rng):
     """A sixteenth of the requests before, and again between."""
     quiet = phases(world, 1 / 16)[0]._replace(seconds=rng.uniform(60, 240))
     return {"phases": 2 * [quiet, *world.phases]}
 
 
-def long_prompts(world: World, rng: random.Random) -> Changes:
+def long_prompts(world, rng):
     """Prompts of 100 tokens, then of 100,000."""
     few = phases(world, 1 / 50, prompt="100000", output="lognormal:50:0.5:400")
     return {"phases": [*phases(world, prompt="100"), *few]}
 
 
-def lone(world: World, rng: random.Random) -> Changes:
+def lone(world, rng):
     """Short answers are remembered, it gets quiet, and few requests come, alone."""
     silence = Phase(rng.choice([5, 900]), 0.0)
     few = Phase(30, 0.5, "4000", "600")
     return {"phases": [*phases(world, output="2"), silence, few]}
 
 
-def kv_full(world: World, rng: random.Random) -> Changes:
+def kv_full(world, rng):
     """The KV cache holds little more than the longest request."""
     longest = max(r.prompt_len + r.output_len for r in world.requests())
     return {"limits": replace(world.limits, kv_blocks=longest // 16 + 500)}
 
 
-def drift(world: World, rng: random.Random) -> Changes:
+def drift(world, rng):
     """Steps take half as long again in the end."""
     at, seconds = moment(world, rng), rng.uniform(20, 300)
     return {"speed": lambda now: 1 + min(0.5, max(0.0, (now - at) / seconds))}
 
 
-def modes(world: World, rng: random.Random) -> Changes:
+def modes(world, rng):
     """Decodes take either of two times, in turn."""
     period, slow = rng.uniform(5, 60), rng.uniform(1.5, 3)
     return {"decode_speed": lambda now: slow if now // period % 2 else 1.0}
 
 
-def faster(world: World, rng: random.Random) -> Changes:
+def faster(world, rng):
     """Decodes take less time from some moment on."""
     at, factor = moment(world, rng), rng.uniform(0.3, 0.7)
     return {"decode_speed": lambda now: factor if now > at else 1.0}
 
 
-def pauses(world: World, rng: random.Random) -> Changes:
+def pauses(world, rng):
     """Some rank stops for 2 to 60 s, up to three times."""
     times = sorted(moment(world, rng) for _ in range(rng.randint(1, 3)))
     return {"pauses": [(time, 2 * 30 ** rng.random()) for time in times]}
 
 
-def moment(world: World, rng: random.Random) -> float:
+def moment(world, rng):
     """Some time in the first part of the world, in seconds."""
     return rng.uniform(0.1, 0.6) * sum(phase.seconds for phase in world.phases)
 
 
-def cost(world: World, **fields: float) -> Changes:
+def cost(world, **fields):
     return {"cost": replace(world.cost, **fields)}
 
 
@@ -217,7 +215,7 @@ TROUBLES: dict[str, Callable[[World, random.Random], Changes]] = {
 }
 
 
-def make(troubles: Sequence[str], seed: int) -> World:
+def make(troubles, seed):
     """The world with these troubles; what else there is to choose is drawn."""
     rng = random.Random(f"world {seed}")
     ranks, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
@@ -235,11 +233,11 @@ def make(troubles: Sequence[str], seed: int) -> World:
     return world
 
 
-def parse(name: str) -> World:
+def parse(name):
     seed, _, troubles = name.partition(":")
     return make([trouble for trouble in troubles.split("+") if trouble], int(seed))
 
 
-def draw(seed: int) -> World:
+def draw(seed):
     rng = random.Random(f"draw {seed}")
     return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)

@@ -6,28 +6,27 @@ import io
 import tarfile
 import threading
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from balance_tools.upstream.lock import Artifact, release_of
 
 
-def make_sdist(top: str, files: Mapping[str, str | bytes]) -> bytes:
+def make_sdist(top, files):
     return make_tar([file_member(f"{top}/{path}", files[path]) for path in files])
 
 
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def file_member(name: str, content: str | bytes) -> Member:
+def file_member(name, content):
     data = content.encode() if isinstance(content, str) else content
     info = tarfile.TarInfo(name)
     info.size = len(data)
     return info, data
 
 
-def special_member(name: str, kind: bytes, target: str = "") -> Member:
+def special_member(name, kind, target=""):
     """A link (SYMTYPE, LNKTYPE) or a device."""
     info = tarfile.TarInfo(name)
     info.type = kind
@@ -35,7 +34,7 @@ def special_member(name: str, kind: bytes, target: str = "") -> Member:
     return info, b""
 
 
-def make_tar(members: list[Member]) -> bytes:
+def make_tar(members):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for info, data in members:
@@ -43,7 +42,7 @@ def make_tar(members: list[Member]) -> bytes:
     return gzip.compress(buffer.getvalue(), mtime=0)
 
 
-def make_wheel(files: Mapping[str, str | bytes]) -> bytes:
+def make_wheel(files):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as wheel:
         for name, content in files.items():
@@ -51,7 +50,7 @@ def make_wheel(files: Mapping[str, str | bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def artifact_of(filename: str, data: bytes) -> Artifact:
+def artifact_of(filename, data):
     """What the lock says of a file."""
     release = release_of(filename)
     assert release is not None
@@ -94,14 +93,14 @@ class SampleIndex:
     served: threading.Event = field(default_factory=threading.Event)
     """Set whenever a part of a body was sent before a stall."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         index = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 index.answer(self)
 
-            def log_message(self, *args: object) -> None:
+            def log_message(self, *args):
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -111,25 +110,25 @@ class SampleIndex:
         ).start()
 
     @property
-    def port(self) -> int:
+    def port(self):
         return self._server.server_port
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.port}/simple"
 
-    def stop(self) -> None:
+    def stop(self):
         self._server.shutdown()
         self._server.server_close()
 
-    def add(self, filename: str, data: bytes) -> Artifact:
+    def add(self, filename, data):
         self.files[filename] = data
         return artifact_of(filename, data)
 
-    def downloads(self, filename: str) -> list[Request]:
+    def downloads(self, filename):
         return [r for r in self.requests if r.path == f"/files/{filename}"]
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler):
         headers = handler.headers
         self.requests.append(Request(handler.path, headers["Authorization"]))
         _, kind, name, *_ = handler.path.split("/")
@@ -140,7 +139,7 @@ class SampleIndex:
         else:
             handler.send_error(404)
 
-    def page(self, project: str) -> bytes:
+    def page(self, project):
         links = ""
         for name, data in self.files.items():
             release = release_of(name)
@@ -152,7 +151,7 @@ class SampleIndex:
                 links += f'<a href="../../files/{place}"{yanked}>{name}</a>'
         return f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
 
-    def _send_file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+    def _send_file(self, handler, name):
         faults = self.faults.get(name, [])
         fault = faults.pop(0) if faults else Fault()
         if fault.status is not None:
@@ -163,13 +162,7 @@ class SampleIndex:
             self.served.set()
             fault.stall.wait()
 
-    def _send(
-        self,
-        handler: BaseHTTPRequestHandler,
-        body: bytes,
-        kind: str,
-        most: int | None = None,
-    ) -> None:
+    def _send(self, handler, body, kind, most=None):
         handler.send_response(200)
         handler.send_header("Content-Type", kind)
         handler.send_header("Content-Length", str(len(body)))

@@ -204,11 +204,11 @@ def tracked(root: Path) -> Files:
     return files
 
 
-def patched_engine(series: Path, upstream: Path, path: str = "vllm/engine.py") -> bytes:
+def patched_engine(series: Path, upstream: Path) -> bytes:
     copy = upstream.with_name(upstream.name + ".patched")
     shutil.copytree(upstream, copy, symlinks=True)
     apply_series(load_series(series), copy)
-    return (copy / path).read_bytes()
+    return (copy / "vllm/engine.py").read_bytes()
 
 
 HOOKS_STAND = {

@@ -112,20 +112,17 @@ class SampleRepo:
     def vendor(self, **options: bool) -> list[str]:
         return vendor(self.paths, self.lock, ["vllm"], **options)
 
-    def start(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
-        """Start the real command line; `limits` is a shell command to run before."""
-        return self.python("-m", "balance_tools", *args, limits=limits)
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start the real command line."""
+        return self.python("-m", "balance_tools", *args)
 
-    def python(self, *args: str, limits: str = "") -> subprocess.Popen[str]:
+    def python(self, *args: str) -> subprocess.Popen[str]:
         skip = shutil.ignore_patterns("__pycache__")
         for package in ("tools/balance_tools", "vllm_balance"):
             if not (self.root / package).exists():
                 shutil.copytree(ROOT / package, self.root / package, ignore=skip)
-        command = [sys.executable, *args]
-        if limits:
-            command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
         return subprocess.Popen(
-            command,
+            [sys.executable, *args],
             env={**os.environ, "PYTHONPATH": str(self.root / "tools"), **self.env},
             cwd=self.root,
             stdout=subprocess.PIPE,
@@ -133,8 +130,8 @@ class SampleRepo:
             text=True,
         )
 
-    def run(self, *args: str, limits: str = "") -> tuple[int, str, str]:
-        process = self.start(*args, limits=limits)
+    def run(self, *args: str) -> tuple[int, str, str]:
+        process = self.start(*args)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.series.apply import Series, patched_files
+from balance_tools.series.apply import patched_files
 
 ROOT = Path(__file__).resolve().parents[3]
 QUILTRC = ROOT / "tools" / "quiltrc"
@@ -26,9 +26,7 @@ Removal-Plan: when the sample is no longer needed
 """
 
 
-def quilt(
-    patches: Path, tree: Path, *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def quilt(patches, tree, *arguments):
     """Run real quilt with the project's settings, or skip the test without it."""
     if shutil.which("quilt") is None:
         pytest.skip("no quilt: install Debian's quilt")
@@ -37,7 +35,7 @@ def quilt(
     return run(["quilt", *arguments], cwd=tree, env=os.environ | own)
 
 
-def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) -> None:
+def make_patch(patches, tree, name, changes):
     patches.mkdir(parents=True, exist_ok=True)
     quilt(patches, tree, "new", name)
     for path, content in changes.items():
@@ -48,17 +46,17 @@ def make_patch(patches: Path, tree: Path, name: str, changes: dict[str, bytes]) 
     patch.write_bytes(HEADER.encode() + patch.read_bytes())
 
 
-def pristine(tree: Path, patches: Path) -> None:
+def pristine(tree, patches):
     quilt(patches, tree, "pop", "-a")
     shutil.rmtree(tree / ".pc")
 
 
-def apply_series(series: Series, tree: Path) -> None:
+def apply_series(series, tree):
     for path, content in patched_files(series, tree).items():
         (tree / path).write_bytes(content)
 
 
-def contents(tree: Path) -> dict[str, bytes]:
+def contents(tree):
     return {
         str(path.relative_to(tree)): path.read_bytes()
         for path in sorted(tree.rglob("*"))

@@ -1,19 +1,9 @@
 """Tiny wheels that stand for somebody else's: a stock release, a vendor's package."""
 
 import zipfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 
-def write_stub(
-    folder: Path,
-    name: str,
-    version: str,
-    *,
-    requires: Iterable[str] = (),
-    files: Mapping[str, str] | None = None,
-) -> Path:
-    """Write a pure wheel with this metadata and these files; returns its path."""
+def write_stub(folder, name, version, *, requires=(), files=None):
     stem = f"{name.replace('-', '_')}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem}-py3-none-any.whl"

@@ -6,7 +6,6 @@ As a program, prints who pays: `python tests/unit/helpers/tenants.py --seeds 0..
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,9 +46,7 @@ class Tenant(NamedTuple):
     duty: float = 1.0
     """Share of each minute in which any comes."""
 
-    def requests(
-        self, rng: random.Random, limits: RankLimits, cost: CostModel
-    ) -> list[tuple[float, int, int]]:
+    def requests(self, rng, limits, cost):
         """When they come, and tokens of prompts and answers."""
         prompt, answer = (parse_lengths("", text) for text in self[:2])
         drawn = [(prompt(rng), answer(rng)) for _ in range(200)]
@@ -85,7 +82,7 @@ TINY = World(
 """One sends many tiny requests at a time, whose answers take long."""
 
 
-def draw(seed: int) -> World:
+def draw(seed):
     rng = random.Random(f"tenants {seed}")
     limits = RankLimits(
         rng.choice([2, 4, 8]),
@@ -107,7 +104,7 @@ def draw(seed: int) -> World:
 class Sent:
     """The requests of both, in place of a workload, as `others` and `tenant`."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world, seed):
         rows = [
             (*row, who)
             for who in ("others", "tenant")
@@ -118,7 +115,7 @@ class Sent:
         self.rows = sorted(rows)
         self.num_prompts = len(rows)
 
-    def requests(self, rng: random.Random, count_tokens=None) -> list[SimRequest]:
+    def requests(self, rng, count_tokens=None):
         return [
             SimRequest(number, prompt, answer, due=due)
             for number, (due, prompt, answer, _) in enumerate(self.rows)
@@ -137,7 +134,7 @@ class Figures(NamedTuple):
     count: int
 
 
-def serve(world: World, policy: str, seed: int = 0) -> dict[str, Figures]:
+def serve(world, policy, seed=0):
     """The figures of each, and of all."""
     sent = Sent(world, seed)
     scenario = Scenario(
@@ -159,7 +156,7 @@ def serve(world: World, policy: str, seed: int = 0) -> dict[str, Figures]:
     return found
 
 
-def who_pays(off: dict[str, Figures], policy: dict[str, Figures]) -> list[str]:
+def who_pays(off, policy):
     """Who is served worse than may be."""
     return [
         who
@@ -172,13 +169,13 @@ def who_pays(off: dict[str, Figures], policy: dict[str, Figures]) -> list[str]:
     ]
 
 
-def judge(seed: int, policy: str = "adaptive") -> list[str]:
+def judge(seed, policy="adaptive"):
     """Who pays in a random world."""
     world = draw(seed)
     return who_pays(serve(world, "off", seed), serve(world, policy, seed))
 
 
-def main(arguments: Sequence[str] | None = None, show: Callable = tqdm.write) -> None:
+def main(arguments=None, show=tqdm.write):
     """Prints who pays."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seeds", default="0..100", help="FIRST..END")

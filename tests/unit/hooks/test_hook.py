@@ -13,9 +13,7 @@ from rebase_samples import EXCHANGE as HOOK
 HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
 
 
-def moved(
-    upstream: bytes, base: bytes = ENGINE, patched: bytes = HOOKED
-) -> tuple[Status, bytes, str]:
+def moved(upstream, base=ENGINE, patched=HOOKED):
     """What becomes of a patch on `upstream`: status, new content, first reason."""
     (file,) = parse_patch("a.patch", diff_file("m.py", base, patched)).files
     verdict = decide(file, Sides(base, patched, upstream, "new", "old", "a.patch"))
@@ -70,6 +68,7 @@ def test_a_keyword_argument_is_placed_among_new_ones():
     [
         ENGINE.replace(b"self.wave += 1", b"self.wave += 2"),
         HOOKED.replace(b"# 3) All-reduce.", b"# 3) All-reduce.\n            # Why."),
+        ENGINE.replace(b"            scheduled.append(request)\n", b""),
     ],
 )
 def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):

@@ -21,7 +21,7 @@ CONFLICTING = "0.16.0"
 
 
 @pytest.fixture(scope="module")
-def pinned() -> dict[str, bytes]:
+def pinned():
     tree = ensure_pristine(load_lock(PATHS.lock).vllm, PATHS)
     files = patched_files(load_series(PATHS.patches("vllm")), tree)
     return {path: files[path] or b"" for path in (CORE, SCHEDULER)}

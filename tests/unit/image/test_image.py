@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A repository with an empty dist/, and upstream's files that name the bases."""
     (tmp_path / "dist").mkdir()
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
@@ -35,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add_wheel(root: Path, label: str, tag: str, **record: Any) -> str:
+def add_wheel(root, label, tag, **record):
     version = f"{VERSION}.{label}"
     path = f"dist/vllm-{version}-{tag}.whl"
     defaults = {"commit": COMMIT, "dirty": False, "arch": None, "device": None}
@@ -45,13 +44,13 @@ def add_wheel(root: Path, label: str, tag: str, **record: Any) -> str:
     return path
 
 
-def add_ascend(root: Path, device: str = "A2", python: str = "cp312") -> str:
+def add_ascend(root, device="A2", python="cp312"):
     record = {"target": "ascend", "device": device, "arch": "aarch64"}
     tag = f"{python}-{python}-linux_aarch64"
     return add_wheel(root, device.strip("_").lower(), tag, **record)
 
 
-def build(root: Path, *arguments: str, **variables: str) -> tuple[str, str]:
+def build(root, *arguments, **variables):
     """What it would run, and the name of the image; or its complaint, and ""."""
     ended = subprocess.run(
         [root / "docker" / "build.sh", *arguments],

@@ -9,7 +9,7 @@ def test_the_hash_of_a_series_depends_on_order_and_bytes_alone(tmp_path):
     (patches / "gate.patch").write_text("one\n")
     (patches / "exchange.patch").write_text("two\n")
 
-    def listed(series: str) -> str:
+    def listed(series):
         (patches / "series").write_text(series)
         return series_sha256(tmp_path, "vllm")
 

@@ -1,12 +1,10 @@
-from pathlib import Path
-
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.kernels.prebuilt import KernelWheel, extract_kernels, fetch_kernels
+from balance_tools.kernels.prebuilt import extract_kernels, fetch_kernels
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import Lock
-from index_samples import SampleIndex, make_sdist, make_wheel
+from index_samples import make_sdist, make_wheel
 
 CSRC = {"csrc/op.cpp": "op\n", "csrc/include/op.h": "h\n"}
 PYTHON = {
@@ -29,12 +27,12 @@ POST = {**CSRC, **PYTHON, "vllm_ascend/ops/op.py": "fixed\n"}
 class Release:
     """A pinned post-release, the release with the kernels, and its wheel."""
 
-    def __init__(self, index: SampleIndex, paths: Paths) -> None:
+    def __init__(self, index, paths):
         self.index, self.paths, self.post = index, paths, POST
         self.sdist = {**CSRC, **PYTHON}
         self.wheel = {**PYTHON, **COMPILED, **GENERATED, **METADATA}
 
-    def lock(self) -> Lock:
+    def lock(self):
         top = "vllm_ascend-1.0"
         add = self.index.add
         name = f"{top}-cp311-cp311-manylinux_2_34_x86_64.whl"
@@ -45,12 +43,12 @@ class Release:
             kernel_wheels=(add(name, make_wheel(self.wheel)),),
         )
 
-    def fetch(self) -> KernelWheel:
+    def fetch(self):
         return fetch_kernels(self.paths, self.lock(), "cp311", "x86_64")
 
 
 @pytest.fixture
-def release(index: SampleIndex, tmp_path: Path) -> Release:
+def release(index, tmp_path):
     return Release(index, Paths(tmp_path))
 
 

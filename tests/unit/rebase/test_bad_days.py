@@ -15,7 +15,6 @@ from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
 from balance_tools.rebase.scan import releases, scan
 from balance_tools.upstream.lock import load_lock
-from index_samples import SampleIndex
 from killed import ALL, killer
 from rebase_samples import ENGINE, UPSTREAM, Files, make_sdist, rebase, tracked
 
@@ -23,13 +22,13 @@ NEWER = ENGINE.replace(b"class Engine", b"LIMIT = 8\n\n\nclass Engine")
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def archive(tmp_path):
     files: Files = {**UPSTREAM, "vllm/engine.py": NEWER}
     return make_sdist(tmp_path, "vllm-2.0", files)
 
 
 @pytest.fixture
-def index(index: SampleIndex, archive: Path, tmp_path: Path) -> SampleIndex:
+def index(index, archive, tmp_path):
     """It has two releases of vLLM, one of another layout, and a plugin."""
     files: Files = {f"src/{path}": content for path, content in UPSTREAM.items()}
     for path in (archive, make_sdist(tmp_path, "vllm-3.0", files)):
@@ -78,7 +77,7 @@ def test_diff_is_asked_for_and_git_and_quilt_are_not(
 
 
 def test_the_disk_is_full_in_the_middle(root, archive, monkeypatch, capsys):
-    def fill_the_disk(*said: object) -> None:
+    def fill_the_disk(*said):
         # The device /dev/full answers every write as a full disk does.
         Path("/dev/full").write_text("x")
 

@@ -1,7 +1,6 @@
 """A line keeps only what differs from the pin, and the rest follows from it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ OWN = "patches/vllm/exchange.patch"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A repository with the line `next`, whose exchange.patch a person placed."""
     root = make_root(tmp_path)
     archive = make_sdist(tmp_path, "vllm-2.0", {**UPSTREAM, "vllm/engine.py": NEWER})
@@ -45,11 +44,11 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def line_file(root: Path, name: str = OWN) -> Path:
+def line_file(root, name=OWN):
     return root / "lines" / "next" / name
 
 
-def refusal(root: Path) -> str:
+def refusal(root):
     with pytest.raises(ToolError) as caught:
         derive(Paths(root), find_line(Paths(root), "next"))
     return str(caught.value)

@@ -1,20 +1,18 @@
 """The rules for patches, each broken once."""
 
-from pathlib import Path
-
 import pytest
 
 from balance_tools.series.apply import load_series
-from balance_tools.series.lint import Limits, lint_series
+from balance_tools.series.lint import lint_series
 from balance_tools.series.patchfile import ADDED, REMOVED
 from rebase_samples import edit, sample
 
 
-def lint(patches: Path, tree: Path, limits: Limits | None = None) -> list[str]:
+def lint(patches, tree, limits=None):
     return lint_series(load_series(patches), limits or {}, tree)
 
 
-def only_first(patches: Path) -> Path:
+def only_first(patches):
     (patches / "series").write_text("gate.patch\n")
     for name in ("hold", "exchange"):
         (patches / f"{name}.patch").unlink()
@@ -22,7 +20,7 @@ def only_first(patches: Path) -> Path:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[Path, Path]:
+def made(tmp_path):
     return sample(tmp_path)
 
 

@@ -16,7 +16,7 @@ Made = tuple[Series, Path, Path]
 
 
 @pytest.fixture(params=sorted(LIMITS))
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+def made(request, tmp_path):
     """(series, copy of the patches, copy of the pristine files that they touch)."""
     name: str = request.param
     paths = Paths.find()

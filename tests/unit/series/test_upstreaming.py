@@ -12,7 +12,7 @@ PATCH = ROOT / "docs" / "upstreaming" / "extensible-scheduler.patch"
 PRISTINE = ROOT / "build" / "pristine" / "vllm-0.33.0"
 
 
-def git_apply(*options: str, cwd: Path = ROOT) -> str:
+def git_apply(*options, cwd=ROOT):
     """Its output; CalledProcessError if the patch is malformed or does not apply."""
     command = ["git", "apply", *options, str(PATCH)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)

@@ -1,18 +1,16 @@
 """A Server fails loudly, and leaves no process behind."""
 
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
 
-from vllm_server import Server
+from vllm_server import Server, is_alive
 
 
 class Imposter(Server):
     """A Server that runs a Python program in the place of vLLM."""
 
-    def __init__(self, folder: Path, program: str) -> None:
+    def __init__(self, folder, program):
         super().__init__(folder, folder)
         self._command = [sys.executable, "-c", program, str(self.port)]
 
@@ -66,11 +64,4 @@ def test_orphans_are_ended_and_reported(tmp_path):
     with pytest.raises(AssertionError, match="left processes behind"), server:
         pass
     child = int(server.log.read_text().split()[1])
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
-
-
-def test_the_log_is_shown_when_the_body_fails(tmp_path, capsys):
-    program = "print('up and running', flush=True)" + WEB_SERVER
-    with pytest.raises(ZeroDivisionError), Imposter(tmp_path, program):
-        _ = 1 / 0
-    assert "up and running" in capsys.readouterr().err
+    assert not is_alive(child)

@@ -2,20 +2,18 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from threading import Thread
-from typing import Any
 
-import psutil
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
+
+from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
 PROGRAM = """
@@ -33,20 +31,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 ARGS = Namespace(header=None, insecure=False)
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+port = pytest.fixture(free_port)
 
 
-def server(folder: Path, program: str, *arguments: object) -> Server:
+def server(folder, program, *arguments):
     words = [sys.executable, "-c", program, *map(str, arguments)]
     return Server(words, folder / "server.log", {})
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 
 
 def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
@@ -54,20 +44,20 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
     children = []
 
-    def turn(started: Server) -> None:
+    def turn(started):
         started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
         started.refuse_ended()
         children.append(int((tmp_path / "server.log").read_text().split()[1]))
-        assert not is_gone(children[0])
+        assert is_alive(children[0])
         _ = 1 / 0
 
     with pytest.raises(ZeroDivisionError), server(tmp_path, PROGRAM, port) as started:
         turn(started)
     (child,) = children
-    assert is_gone(child)
+    assert not is_alive(child)
     assert not endpoint.answers()
     assert signal.getsignal(signal.SIGINT) is before
     assert f"child {child}" in capfd.readouterr().err, "the end of its log"
@@ -83,7 +73,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
     endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
 
-    def turn() -> None:
+    def turn():
         with server(tmp_path, program) as started:
             started.start()
             started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
@@ -97,7 +87,7 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
     start = subprocess.Popen.__init__
     begun: list[int] = []
 
-    def interrupted(self: Any, *words: Any, **more: Any) -> None:
+    def interrupted(self, *words, **more):
         start(self, *words, **more)
         begun.append(self.pid)
         signal.raise_signal(signal.SIGINT)
@@ -105,13 +95,13 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
     started = server(tmp_path, "import time; time.sleep(600)")
 
-    def turn() -> None:
+    def turn():
         with started:
             started.start()
 
     with pytest.raises(KeyboardInterrupt):
         turn()
-    assert is_gone(begun[0])
+    assert not is_alive(begun[0])
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -141,7 +131,7 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
             self.end_headers()
             self.wfile.write((text if "metrics" in self.path else models).encode())
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, *_): ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as served:
         Thread(target=served.serve_forever, daemon=True).start()

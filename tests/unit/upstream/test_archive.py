@@ -1,6 +1,5 @@
 import os
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -10,16 +9,16 @@ from index_samples import Member, file_member, make_sdist, make_tar, special_mem
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def archive(tmp_path):
     return tmp_path / "vllm-1.tar.gz"
 
 
 @pytest.fixture
-def dest(tmp_path: Path) -> Path:
+def dest(tmp_path):
     return tmp_path / "pristine" / "vllm-1"
 
 
-def contents(folder: Path) -> list[str]:
+def contents(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 

@@ -1,7 +1,6 @@
 import base64
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -24,41 +23,41 @@ class Case:
     paths: Paths
     patch: pytest.MonkeyPatch
 
-    def get(self, **changed: object) -> bytes:
+    def get(self, **changed):
         """Fetch it, or as another one is locked."""
         wanted = replace(self.artifact, **changed)  # type: ignore[arg-type]
         return fetch(wanted, self.paths).read_bytes()
 
-    def refusal(self, **changed: object) -> str:
+    def refusal(self, **changed):
         """Why it is not fetched; nothing is left in the cache."""
         with pytest.raises(ToolError) as caught:
             self.get(**changed)
         assert self.left() == set()
         return str(caught.value)
 
-    def pip(self, **settings: str) -> None:
+    def pip(self, **settings):
         for name, value in settings.items():
             self.patch.setenv(f"PIP_{name.upper()}", value)
 
-    def left(self) -> set[str]:
+    def left(self):
         """What lies in the cache, lock files left out."""
         files = (path for path in self.paths.cache.rglob("*") if path.is_file())
         return {path.name for path in files} - {".lock"}
 
     @property
-    def cached(self) -> Path:
+    def cached(self):
         return self.paths.cached(self.artifact.sha256, NAME)
 
-    def fails(self, *faults: Fault) -> None:
+    def fails(self, *faults):
         self.index.faults[NAME] = list(faults)
 
     @property
-    def downloads(self) -> int:
+    def downloads(self):
         return len(self.index.downloads(NAME))
 
 
 @pytest.fixture
-def case(index: SampleIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+def case(index, tmp_path, monkeypatch):
     return Case(index, index.add(NAME, DATA), Paths(tmp_path), monkeypatch)
 
 

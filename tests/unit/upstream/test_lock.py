@@ -10,7 +10,7 @@ SDIST = Artifact("vllm", "0.23.0", "vllm-0.23.0.tar.gz", "0a" * 32, 5)
 ASCEND = Artifact("vllm-ascend", "0.23.0", "vllm_ascend-0.23.0.tar.gz", "0b" * 32, 6)
 
 
-def wheel(tags: str) -> Artifact:
+def wheel(tags):
     return replace(ASCEND, filename=f"vllm_ascend-0.23.0-{tags}.whl")
 
 

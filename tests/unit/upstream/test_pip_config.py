@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from balance_tools.errors import ToolError
@@ -12,7 +10,7 @@ from balance_tools.upstream.index import (
 
 
 @pytest.fixture
-def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def pip(monkeypatch, tmp_path):
     """A configuration file of pip, beside the machine's own (/etc/pip.conf)."""
     file = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
@@ -21,7 +19,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
-def locations() -> list[tuple[str, str]]:
+def locations():
     return [(one.setting, one.location) for one in sources_of(pip_options())]
 
 

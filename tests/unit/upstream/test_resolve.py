@@ -6,7 +6,6 @@ from balance_tools.errors import ToolError
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.resolve import resolve
-from index_samples import SampleIndex
 
 WHEELS = [
     f"vllm_ascend-0.23.0-{python}-{python}-manylinux_2_34_{arch}.whl"
@@ -16,7 +15,7 @@ WHEELS = [
 
 
 @pytest.fixture
-def releases(index: SampleIndex) -> Lock:
+def releases(index):
     """An index with some releases; what it has of the pinned ones."""
     index.add("vllm-0.22.0.tar.gz", b"older")
     index.add("vllm-0.23.0-cp38-abi3-manylinux_2_28_x86_64.whl", b"not wanted")

@@ -7,7 +7,7 @@ from balance_tools.errors import ToolError
 from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM
 
 
-def times(folder: Path) -> dict[str, int]:
+def times(folder):
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from index_samples import Fault
 from killed import COPIES, killer
-from repo_samples import NEXT, OURS, PATCHED, SampleRepo
+from repo_samples import NEXT, OURS, PATCHED
 
 MINE = "vllm/mine.py"
 COMMAND = ("vendor", "--only", "vllm")
 
 
 @pytest.fixture
-def upgrade(repo: SampleRepo) -> SampleRepo:
+def upgrade(repo):
     """A repository whose tree is of one release and whose lock names the next."""
     repo.vendor()
     repo.write(MINE, "mine\n")
@@ -23,7 +23,7 @@ def upgrade(repo: SampleRepo) -> SampleRepo:
     return repo
 
 
-def check_new(repo: SampleRepo) -> None:
+def check_new(repo):
     assert repo.tree() == {
         "__init__.py": "",
         "version.py": PATCHED,
@@ -34,7 +34,7 @@ def check_new(repo: SampleRepo) -> None:
     assert repo.git("status", "--porcelain", OURS) == ""
 
 
-def killed(repo: SampleRepo, at: int) -> tuple[int, str]:
+def killed(repo, at):
     child = repo.python("-c", killer(COPIES), str(at), *COMMAND)
     out, _ = child.communicate()
     return child.returncode, out

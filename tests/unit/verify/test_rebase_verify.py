@@ -21,6 +21,7 @@ from balance_tools.verify.upstream_tests import (
 )
 from balance_tools.verify.verify import once
 from rebase_samples import write_tree
+from vllm_server import is_alive
 
 SAMPLE = b"""\
 import os, pytest
@@ -44,7 +45,7 @@ def test_skipped():
 """
 
 
-def setup(root: Path) -> Setup:
+def setup(root):
     return Setup("one, two", Path(sys.executable), root, (), {"WHERE": "here"})
 
 
@@ -108,20 +109,19 @@ def test_a_terminated_run_ends_what_it_started(tmp_path):
     environment = os.environ | {"PYTHONPATH": tools}
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    while not (tmp_path / "pid").is_file():
+    pid = tmp_path / "pid"
+    while not pid.is_file() or not pid.read_text():
         assert child.poll() is None
         time.sleep(0.05)
-    time.sleep(0.05)
     child.send_signal(signal.SIGTERM)
     child.communicate()
-    started = int((tmp_path / "pid").read_text())
-    assert not Path(f"/proc/{started}").exists()
+    assert not is_alive(int(pid.read_text()))
 
 
 def test_what_ran_on_the_same_is_not_run_again(tmp_path):
     runs: list[str] = []
 
-    def run() -> dict[str, str]:
+    def run():
         runs.append("run")
         return {"test": PASSED}
 

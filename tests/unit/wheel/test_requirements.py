@@ -4,14 +4,13 @@ import pytest
 
 from balance_tools.errors import ToolError
 from balance_tools.wheel.requirements import (
-    Wanted,
     parse_requirement,
     read_requirements,
     reconcile,
 )
 
 
-def wanted(one: str, other: str) -> list[Wanted]:
+def wanted(one, other):
     """A requirement of each of two upstreams."""
     return [
         parse_requirement(one, "vllm common.txt"),
