@@ -60,20 +60,20 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
+	$(call twice,.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile)
 
 test-python: vendor wheel  ## what another Python can change: .ci/run does this on several
-	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
+	$(call twice,.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile)
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
-	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
+	$(call twice,.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist)
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	PYTEST="$$($(TOOL) env)"/bin/pytest && $(call twice,"$$PYTEST" tests/engine -n 3 --dist loadfile)
 
 test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for more
-	.venv/bin/python -m pytest tests/unit -m slow -n 2
-	.venv/bin/python -m pytest tests/wheel -m slow
+	$(call twice,.venv/bin/python -m pytest tests/unit -m slow -n 2)
+	$(call twice,.venv/bin/python -m pytest tests/wheel -m slow)
 
 test-slow-engine: $(VENV)
 	PYTEST="$$($(TOOL) env)"/bin/pytest && \
