@@ -17,7 +17,13 @@ from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.workload import Workload
 from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
+from vllm.benchmarks.dp_balance.trial import (
+    command,
+    device,
+    picture,
+    report,
+    turns,
+)
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
 from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
@@ -54,6 +60,9 @@ def test_a_folder_goes_on_with_its_own_trial_only(tmp_path):
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(UsageError, match="has something else"):
         turns.Folder(tmp_path / "mine").prepare({})
+    (tmp_path / "out" / "trial.json").write_bytes(b"")  # the disk was full
+    with pytest.raises(UsageError, match="has something else"):
+        folder.prepare({"load": ["a"]})
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
@@ -110,9 +119,10 @@ def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
     results = turns.run(folder, order, lambda _: serve, found, False)
     assert found.sent == [0, 0, 1, 1, 1]
     assert [result.saved["ttfts"] for result in results] == [SAVED["ttfts"]] * 4
-    folder.file(order[0]).write_text("{}")
-    with pytest.raises(UsageError, match="is no result of a turn; delete it"):
-        turns.run(folder, order, lambda _: serve, found, False)
+    for torn in ("{}", "null"):
+        folder.file(order[0]).write_text(torn)
+        with pytest.raises(UsageError, match="is no result of a turn; delete it"):
+            turns.run(folder, order, lambda _: serve, found, False)
 
 
 # ---- The command line
@@ -136,7 +146,7 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         ("--deployment off=http://h:1", "two or more different ones"),
         (f"--policy off off {SERVE}", "two or more different ones"),
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
-        (f"--policy off sglang-8 {SERVE}", "--policy sglang-8: a server has"),
+        (f"--policy off cap:margin=3 {SERVE}", "--policy cap:margin=3: a server has"),
         (
             f"--rounds 0 {SERVE}",
             "argument --rounds: 0: give a whole number from 1 to 1000",
@@ -144,6 +154,11 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
         (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
+        (f"{TRACE} --burstiness 2 {SERVE}", "--burstiness 2.0: would change nothing"),
+        (
+            f"{TRACE} --request-rate 9 --timed-trace-rate-multiplier 2 {SERVE}",
+            "--timed-trace-rate-multiplier 2.0: would change nothing",
+        ),
         (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
         (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
     ],
@@ -346,6 +361,21 @@ def test_overlapping_steps_last_from_end_to_end():
     assert len(spaced(idle, 2)) == 1
 
 
+def test_constants_that_the_logs_do_not_tell_are_none(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    (turn,) = turns.order(["off"], 1)
+    steps = (
+        LINE.format(number=n, prefill=0, decodes=n % 9, ms=40 + n % 9)
+        for n in range(150)
+        for _ in range(2)
+    )
+    lines = (f"12-31 10:00:00 [core.py:1] {step}" for step in steps)
+    folder.file(turn, ".server.log").write_text("\n".join(lines))
+    said = device.constants(folder, [turn], Plan(ranks=2))
+    assert said == "the logs do not tell b (no step prefills)"
+
+
 def result(turn: turns.Turn, seconds: float) -> turns.Result:
     """Five requests at once that take so long."""
     saved = {
@@ -360,8 +390,9 @@ def result(turn: turns.Turn, seconds: float) -> turns.Result:
         "vllm:prefix_cache_hits_total": {"0": 50.0, "1": 0.0},
     }
     if turn.policy != "off":
-        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = {"0": 3.0, "1": 1.0}
-        of_ranks["vllm:dp_balance_exchange_seconds_count"] = {"0": 1e3, "1": 1e3}
+        sums, counts = {"0": 3.0, "1": 1.0, "2": 0.0}, {"0": 1e3, "1": 1e3, "2": 0.0}
+        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = sums
+        of_ranks["vllm:dp_balance_exchange_seconds_count"] = counts
     counters = {name: of_ranks.get(name, {}) for name in COUNTERS}
     return turns.Result(saved, counters, {}, {})
 

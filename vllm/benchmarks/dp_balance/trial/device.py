@@ -3,6 +3,7 @@
 """What the turns tell of the device, and what the simulator makes of it."""
 
 import contextlib
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from ..errors import UsageError
 from ..rank.limits import BLOCK_SIZE, RankLimits
 from ..requests.arrivals import Frontend
 from ..scenario import Scenario, simulate_and_measure
-from ..step_time.fit import Fit, fit
+from ..step_time.fit import NEEDED, Fit, fit
 from ..step_time.steps import read_server_logs
 from .endpoint import EXCHANGE_SUM, EXCHANGES
 from .figures import SIMULATED
@@ -30,9 +31,8 @@ def exchange_us(results: Sequence[Result]) -> float | None:
     for result in results:
         counts = result.counters[EXCHANGES]
         sums = result.counters[EXCHANGE_SUM]
-        found += (
-            [min(sums[x] / counts[x] for x in counts)] if any(counts.values()) else []
-        )
+        if each := [sums[x] / count for x, count in counts.items() if count]:
+            found.append(min(each))
     return 1e6 * statistics.fmean(found) if found else None
 
 
@@ -53,7 +53,11 @@ def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
             host.append(found.host_seconds)
     if len(samples) < MIN_STEPS:
         return "the logs have too few steps of all ranks"
-    return fit(samples, statistics.fmean(host))
+    found = fit(samples, statistics.fmean(host))
+    for name in NEEDED:
+        if math.isnan((estimate := getattr(found, name)).value):
+            return f"the logs do not tell {name} ({estimate.note})"
+    return found
 
 
 def forecast(
