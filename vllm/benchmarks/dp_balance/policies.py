@@ -90,7 +90,7 @@ BALANCE = "--data-parallel-balance"
 """The option of `vllm serve`."""
 
 
-def served(text: str) -> list[str]:
+def server_options(text: str) -> list[str]:
     """The options of `vllm serve` that make a policy that is named as in `PolicySpec`.
 
     Raises:

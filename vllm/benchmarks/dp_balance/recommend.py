@@ -15,7 +15,7 @@ from .options import (
     add_scenario_args,
     policies_from,
 )
-from .policies import OWN, served
+from .policies import OWN, server_options
 from .results import PolicyResult, unsteady
 from .simulate import compare_from
 
@@ -70,7 +70,7 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
     tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     return (
-        f"Use {' '.join(served(best.policy))}: requests end {gain:.0%} earlier "
+        f"Use {' '.join(server_options(best.policy))}: requests end {gain:.0%} earlier "
         f"on average (±{margin:.0%} between seeds){rate}{tpot}, median TTFT "
         f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
     )
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> None:
     """Compares the policies, prints the table and the advice."""
     policies = policies_from(args)
     for policy in policies:
-        served(policy)
+        server_options(policy)
     if set(policies) == {"off"}:
         raise UsageError("--policy off: name a policy to compare it with.")
     if args.role == "decode":  # where nothing is held: they differ by the dispatch

@@ -122,8 +122,8 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
         )
         for step in complete
     ]
-    clock = [step[0].clock for step in complete]
-    return ServerLog(samples, _host_seconds(paths, samples, clock))
+    first_clocks = [step[0].clock for step in complete]
+    return ServerLog(samples, _host_seconds(paths, samples, first_clocks))
 
 
 def _say(paths: Sequence[Path], what: str) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..arguments import real, whole
 from ..errors import UsageError
-from ..policies import BALANCE, PolicySpec, served
+from ..policies import BALANCE, PolicySpec, server_options
 from ..results import versions
 from . import report
 from .endpoint import Endpoint
@@ -148,7 +148,7 @@ def trial(given: Given) -> None:
         steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
         steps.unlink(missing_ok=True)
         folder.write(config, json.dumps(logging_config(steps)))
-        command = [*given.serve, DETAILS, *served(turn.policy)]
+        command = [*given.serve, DETAILS, *server_options(turn.policy)]
         variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
             server.start()
@@ -173,7 +173,7 @@ def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[
     policies = args.policy or list(deployments) or ["off", "adaptive"]
     names = [PolicySpec.parse(policy).name for policy in policies]
     for policy in policies:
-        served(policy)
+        server_options(policy)
     if len(set(names)) < max(2, len(names)):
         raise UsageError(
             f"--policy {' '.join(policies)}: give two or more different ones."
@@ -208,7 +208,7 @@ def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
             raise UsageError(f"{name}: leave it out; the policies could not be seen.")
     print("looking at the command", file=sys.stderr, flush=True)
     active = next(policy for policy in policies if policy != "off")
-    return plan_of([*serve, *served(active)])
+    return plan_of([*serve, *server_options(active)])
 
 
 PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")

@@ -53,11 +53,11 @@ def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
             host.append(found.host_seconds)
     if len(samples) < MIN_STEPS:
         return "the logs have too few steps of all ranks"
-    found = fit(samples, statistics.fmean(host))
+    fitted = fit(samples, statistics.fmean(host))
     for name in NEEDED:
-        if math.isnan((estimate := getattr(found, name)).value):
+        if math.isnan((estimate := getattr(fitted, name)).value):
             return f"the logs do not tell {name} ({estimate.note})"
-    return found
+    return fitted
 
 
 def forecast(
