@@ -66,9 +66,9 @@ def trial_ratios(report: Document) -> Rows:
 def trial_sentence(name: str, report: Document) -> str:
     """What was sent in a trial, how often, and on what."""
     turns = len(report["policies"]["off"]["runs"]["mean_e2el_ms"])
-    fit = report["fit"]
-    host = "" if isinstance(fit, str) else f"{1e3 * fit['host_seconds']:.1f}"
-    lost = f"; they lost {host} ms between two steps" if host else ""
+    hosts = report["host_seconds"].items()
+    host = ", ".join(f"{1e3 * s:.1f} ms with `{policy}`" for policy, s in hosts)
+    lost = f"; between two steps the host took {host}" if host else ""
     return (
         f"{TRIALS[name].format(requests=report['requests'])} {turns} turns of each "
         f"policy on a machine with {report['cores']} cores, which servers and clients "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,16 @@ class BuildInfo:
 
 
 def load_build_info(record: Path = BUILD_RECORD) -> BuildInfo | None:
-    """Read the record; None when this package does not come from a built wheel."""
+    """Read the record; None when this package does not come from a built wheel.
+
+    Exits if it is torn. An exception would be dropped at the start of a server.
+    """
     try:
         return BuildInfo(**json.loads(record.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+    except (TypeError, ValueError) as error:
+        sys.exit(
+            f"error: {record}: expected the build record of a wheel, found something "
+            f"else ({error}); install the wheel again with --force-reinstall"
+        )

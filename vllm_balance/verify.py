@@ -67,6 +67,10 @@ def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
 def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     """Findings for single files; `main` is the distribution whose RECORD has them."""
     files = main.files
+    if not files:
+        there = f"{main.folder}: expected the RECORD of {main.name} there, found none"
+        yield f"{there}; repair: {_reinstall(info)}"
+        return
     # Byte code has no hash in RECORD and anybody may clean it away.
     hashes = {path: sha256 for path, sha256 in files.items() if sha256}
     missing = [path for path in hashes if not path.is_file()]

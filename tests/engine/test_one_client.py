@@ -7,18 +7,21 @@ from vllm_server import Server
 GOOD = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0, "ignore_eos": False}
 OUT = [10**6]
 """A token that no model has."""
+DEEP = '{"items":' * 900 + "{}" + "}" * 900
+"""Half a minute of the front-end, in which it answers nobody."""
 REQUESTS = [
     # The first grammar chooses the compiler of all.
     ({"structured_outputs": {"regex": "[ab]c"}}, 200),
     ({"structured_outputs": {"grammar": 'start: %json {"type": "object"}'}}, 500),
     ({"structured_outputs": {"json_object": False}}, 400),
     ({"structured_outputs": {"json": ""}}, 400),
+    ({"structured_outputs": {"json": DEEP}}, 400),
     ({"stop_token_ids": OUT, "min_tokens": 2}, 400),
     ({"stop_token_ids": [-1], "min_tokens": 2}, 400),
     ({"allowed_token_ids": OUT}, 400),
     ({"vllm_xargs": {"a": 2**64}}, 500),  # no message to a rank can say it
 ]
-"""Upstream accepts each, and most end its engines."""
+"""Upstream accepts each; most end its engines."""
 
 
 @pytest.mark.parametrize("policy", [pytest.param("off", marks=pytest.mark.slow), "cap"])

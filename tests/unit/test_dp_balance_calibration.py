@@ -124,8 +124,9 @@ RANK = "(EngineCore_DP{} pid=7) ".format
     [
         {"Iteration(": "Engine 001: Iteration(", " ms": " ms, KV cache"},
         {RANK(1): "", RANK(0): RANK(0) + RANK(1)},
+        {" [": "\x1b[0m \x1b[90m[", "]": "]\x1b[0m", "12-31": "\x1b[90m12-31"},
     ],
-    ids=["of later releases", "that ranks write at once"],
+    ids=["of later releases", "that ranks write at once", "in colours"],
 )
 def test_lines_are_read(read, changes):
     text = server_log(3, 30.0, 0.03)
@@ -150,6 +151,23 @@ def test_torn_lines_are_left_out_and_counted(read, capsys):
     assert "left out 1 steps that took 0 ms" in said
 
 
+def test_lines_of_another_format_are_counted(tmp_path):
+    (path := tmp_path / "server.log").write_text(server_log(3, 30, 0.03)[:-9])
+    path.write_text(path.read_text().replace("12-31", "2025-12-31T"))
+    with pytest.raises(UsageError, match="by 0 ranks, not by 2; 6 lines of steps are"):
+        read_server_logs([path], 2)
+
+
+def test_logs_of_several_days_are_told_by_their_clocks(tmp_path, capsys):
+    lines = server_log(300, 30.0, 0.037).splitlines()
+    for day, told in (("01-05", True), ("12-31", False)):
+        (path := tmp_path / "server.log").write_text(
+            "\n".join([*lines[::2], *(x.replace("12-31", day) for x in lines[1::2])])
+        )
+        assert len(read_server_logs([path], 2).samples) == 300
+        assert ("up to 5 days, 0:00:00 apart" in capsys.readouterr().err) is told
+
+
 def test_a_log_that_gzip_compressed(tmp_path):
     (path := tmp_path / "server.log").write_bytes(
         gzip.compress(server_log(3, 30.0, 0.03).encode())
@@ -165,6 +183,13 @@ def test_another_number_of_ranks_is_refused(read):
 def test_time_of_the_host_between_steps_is_measured(read):
     found = read(server_log(2000, 30.0, 0.037)).host_seconds
     assert found == pytest.approx(0.007, rel=0.1)
+
+
+def test_steps_that_overlap_are_refused(tmp_path):
+    """As they do with asynchronous scheduling: each is logged from its request on."""
+    (path := tmp_path / "server.log").write_text(server_log(2000, 70.0, 0.037))
+    with pytest.raises(UsageError, match=r"140 s in 7[34] s overlap; log"):
+        read_server_logs([path], 2)
 
 
 CLOCK = re.compile(r"12-31 10:(\d\d):(\d\d)")
@@ -228,8 +253,10 @@ def test_what_is_not_identified_has_a_range_and_the_cautious_end_is_used():
 DROPPED = {"a": "decodes", "b": "prefill"}
 
 
+# JSON has no NaN; some write it.
+@pytest.mark.parametrize("null", ["null", "NaN"])
 @pytest.mark.parametrize("name", DROPPED)
-def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
+def test_what_no_step_tells_is_unknown_and_not_used(name, null, tmp_path, capsys):
     samples = samples_of(scenario(cost(0.3)))
     without = [one._replace(**{DROPPED[name]: (0.0,) * 4}) for one in samples]
     found = fit(without)
@@ -238,6 +265,7 @@ def test_what_no_step_tells_is_unknown_and_not_used(name, tmp_path, capsys):
     assert re.search(rf"^{name} +- +\?", capsys.readouterr().out, re.M)
     document = {"format": "dp-balance calibrate", "format_version": 1}
     write_json(path := tmp_path / "mine.json", document | {"fit": asdict(found)})
+    path.write_text(path.read_text().replace("null", null))
     options = f"--num-prompts 40 --output-len 9 -dp 4 --policy off --calibration {path}"
     with pytest.raises(UsageError, match=f"{name} is not known .no step"):
         run(simulate_command, *options.split())

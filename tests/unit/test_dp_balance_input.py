@@ -97,7 +97,9 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
         *((given, given) for given in NAMED),
         ("--policy best", "--policy best: unknown; choose from off, cap"),
         ("--policy interval-0", "--policy interval-0: unknown"),
-        ("--policy cap:margin", "--policy cap:margin: margin is not PARAMETER=NUMBER"),
+        ("--policy cap:margin", "--policy cap:margin: 'margin' is not PARAMETER=NUMB"),
+        ("--policy off:", "--policy off:: '' is not PARAMETER=NUMBER"),
+        ("--policy cap:margin=1,margin=2", "'margin=2' is not .*, each once"),
         ("--policy cap:x=1", "--policy cap:x=1: 'x' is not a parameter of balance"),
         ("--policy cap:margin=-1", "--policy cap:margin=-1: .* 0 to 1000000"),
         ("--policy cap:margin=1.5", "margin must be a whole number, not 1.5"),
@@ -125,10 +127,12 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
         ),
         ("--input-len many", "--input-len many: not a distribution"),
         ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
+        ("--cost t0=1,t0=2", "--cost t0=2: give NAME=NUMBER, each once"),
         ("--cost t0=-1", "cost model: t0 is -1.0"),
         ("--cost b=1e308", "cost model: b is 1e.308"),
         ("--cost noise=3", "cost model: noise is 3.0"),
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
+        ("--request-rate 1e-6", "requests are sent for .*e.09 s; at most 1e.09 can be"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
         ("--self-timed", "only supported with --dataset-name timed_trace"),
         ("--calibration missing.json", "missing.json: cannot be read"),
@@ -147,7 +151,7 @@ def test_option(arguments, message):
         ('{"prompt": [1], "output_tokens": 3}\n[]', "line 2: not a JSON object"),
         ('{"output_tokens": 3}', "line 1: has no prompt"),
         ('{"prompt": "hello", "output_tokens": 3}', "give --tokenizer"),
-        ('{"prompt": [1], "output_tokens": 0}', "both must be whole numbers"),
+        ('{"prompt": [1], "output_tokens": 0}', "no request with an answer"),
         ('{"prompt": [1]}', "None output tokens"),
         ('{"prompt_tokens": "3", "output_tokens": 1}', "'3' prompt tokens"),
         ('{"total_input_tokens": 9}', "--save-detailed"),
@@ -161,10 +165,10 @@ def test_trace(lines, message, tmp_path):
 
 def test_traces_that_vllm_bench_serve_accepts(tmp_path):
     (path := tmp_path / "trace.jsonl").write_text(
-        '{"prompt": "a b c", "output_tokens": 7}\n\n'
+        '{"prompt": "a b \\ud83d", "output_tokens": 7}\n\n'
         '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
     )
-    rows = read_trace(path, lambda text: len(text.split())).rows
+    rows = read_trace(path, lambda text: len(text.encode().split())).rows
     assert rows == [TraceRow(3, 7), TraceRow(5, 2)]
     path.write_text(json.dumps({"input_lens": [4, 5], "output_lens": [1, 2]}))
     assert read_trace(path).rows == [TraceRow(4, 1), TraceRow(5, 2)]
@@ -179,11 +183,21 @@ def test_file_of_another_version_or_kind(tmp_path):
         read_json(path, "simulate")
 
 
-@pytest.mark.parametrize("fit", [None, {"costs": []}, {"costs": [{"t0": "1"}]}])
-def test_calibration_without_constants(fit, tmp_path):
+COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("fit", "message"),
+    [
+        *((each, "has no cost model") for each in (None, {"costs": []}, {"costs": 3})),
+        ({"costs": [COST | {"phi": 7}]}, "result.json: cost model: phi is 7"),
+        ({"costs": [COST | {"a": True}]}, "result.json: cost model: a is True"),
+    ],
+)
+def test_calibration_without_constants(fit, message, tmp_path):
     said = {"format": "dp-balance calibrate", "format_version": 1, "fit": fit}
     (path := tmp_path / "result.json").write_text(json.dumps(said))
-    with pytest.raises(UsageError, match="has no cost model"):
+    with pytest.raises(UsageError, match=message):
         run(simulate, "--calibration", str(path))
 
 
@@ -194,7 +208,8 @@ def test_calibrate(tmp_path):
 
 
 def test_recommend():
-    with pytest.raises(UsageError, match="--policy interval-2: a server does not"):
-        run(recommend, "--policy", "interval-2")
+    for policy in ("interval-2", "cap:margin=3"):
+        with pytest.raises(UsageError, match=f"--policy {policy}: a server has off, c"):
+            run(recommend, "--policy", policy)
     with pytest.raises(UsageError, match="name a policy to compare it with"):
         run(recommend, "--policy", "off")

@@ -35,9 +35,17 @@ def result(policy: str, *e2e_ms: float, **figures: float | None) -> PolicyResult
 OFF = result("off", 100.0, 102.0)
 
 
-def test_advice_names_the_policy_with_the_shortest_requests():
-    advice = advise([OFF, result("cap", 90.0, 92.0), result("x", 80.0, 81.0)], None)
-    assert advice.startswith("Use --data-parallel-balance x: requests end 20% earlier")
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("align", "align"),
+        ("adaptive:ttft_budget=2.5", "adaptive --data-parallel-balance-ttft 2.5"),
+    ],
+)
+def test_advice_names_the_policy_with_the_shortest_requests(policy, options):
+    advice = advise([OFF, result("cap", 90.0, 92.0), result(policy, 80.0, 81.0)], None)
+    expected = f"Use --data-parallel-balance {options}: requests end 20% earlier"
+    assert advice.startswith(expected)
 
 
 def test_advice_is_to_leave_it_off_when_the_gain_is_small_or_chance():
@@ -48,20 +56,22 @@ def test_advice_is_to_leave_it_off_when_the_gain_is_small_or_chance():
 
 
 def test_advice_respects_the_ttft_budget():
-    slow_start = result("x", 50.0, 50.0, steady_p99_ttft_ms=9000)
+    slow_start = result("align", 50.0, 50.0, steady_p99_ttft_ms=9000)
     assert "balance cap" in advise([OFF, slow_start, result("cap", 90.0, 90.0)], 2000)
     assert advise([OFF, slow_start], 2000).startswith("Leave it off: every policy")
 
 
 def test_no_advice_from_sessions_that_all_begin_or_end_the_run():
-    few = result("x", 50.0, 50.0, first_turn=2, steady_duration=1e9)
+    few = result("align", 50.0, 50.0, first_turn=2, steady_duration=1e9)
     assert "Use" in advise([OFF, few], None)
     without = replace(few.runs[0], steady_mean_e2el_ms=None)
-    assert advise([OFF, PolicyResult("x", [without] * 2)], None).startswith("No advice")
+    assert advise([OFF, PolicyResult("align", [without] * 2)], None).startswith(
+        "No advice"
+    )
 
 
 def test_no_policy_is_advised_whose_throughput_falls():
-    fewer = result("x", 50.0, 50.0, steady_output_throughput=90.0)
+    fewer = result("align", 50.0, 50.0, steady_output_throughput=90.0)
     assert "balance cap" in advise([OFF, fewer, result("cap", 90.0, 90.0)], None)
     assert advise([OFF, fewer], None).startswith("Leave it off: with every policy")
 
@@ -70,11 +80,11 @@ def test_throughput_of_an_open_loop_is_that_of_the_whole_run():
     """Requests may be sent in a short part of it."""
     opened = {"first_turn": 0, "steady_output_throughput": 1.0}
     off = result("off", 100.0, **opened)
-    best = result("x", 50.0, **opened | {"steady_output_throughput": 2.2})
+    best = result("align", 50.0, **opened | {"steady_output_throughput": 2.2})
     assert "tok/s" not in advise([off, best], None)
     assert table_rows([off, best])[2][-1] == "+0.0%"
     assert table_rows([off, best])[2][2] == "-"
-    closed = result("x", 50.0, 50.0, steady_output_throughput=250.0)
+    closed = result("align", 50.0, 50.0, steady_output_throughput=250.0)
     assert "output tok/s +150%" in advise([OFF, closed], None)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,19 +114,24 @@ def test_stamps_with_zones_and_fractions(first, second, seconds, tmp_path):
     assert rows[1].prompt_len == 3
 
 
+HOW = {
+    "crlf": ("\n", "\r\n"),
+    "cr": ("\n", "\r"),
+    "quotes": ("4808", '"4808"'),
+    "quotes after spaces": (",ContextTokens", ', "ContextTokens"'),
+    "empty rows": ("10\n", "10\n,,\n"),
+}
+
+
 def as_written(text: str, how: str) -> bytes:
     if how == "gzip":
         return gzip.compress(text.encode())
     if how in ("utf-16", "utf-8-sig"):
         return text.encode(how)
-    return text.replace(*{"crlf": ("\n", "\r\n"), "quotes": ("4808", '"4808"')}.get(
-        how, (",", how)
-    )).encode()  # fmt: skip
+    return text.replace(*HOW.get(how, (",", how))).encode()
 
 
-@pytest.mark.parametrize(
-    "how", ["gzip", "utf-16", "utf-8-sig", "crlf", "quotes", ";", "\t"]
-)
+@pytest.mark.parametrize("how", ["gzip", "utf-16", "utf-8-sig", ";", "\t", *HOW])
 def test_files_as_people_have_them(how, tmp_path):
     (path := tmp_path / "trace").write_bytes(as_written(AZURE, how))
     assert [row[:2] for row in read_trace(path).rows] == OF_AZURE
@@ -137,6 +143,7 @@ def test_files_as_people_have_them(how, tmp_path):
         (AZURE.encode("utf-16-le"), "UTF-16 without a byte order mark"),
         (gzip.compress(AZURE.encode())[:-9], "cannot be read"),
         (b"PK\x03\x04more", "is a zip file; unpack it"),
+        (AZURE.replace("Gen", '"Gen').encode(), "line 4: no CSV .unexpected end"),
         (bytes(range(256)), "cannot be read|is no text"),
     ],
 )
@@ -144,6 +151,15 @@ def test_files_that_are_no_text(data, message, tmp_path):
     (path := tmp_path / "trace").write_bytes(data)
     with pytest.raises(UsageError, match=message):
         read_trace(path)
+
+
+def test_a_pipe_is_read_once():
+    reading, writing = os.pipe()
+    os.write(writing, AZURE.encode())
+    os.close(writing)
+    first, again = (read_trace(Path(f"/dev/fd/{reading}")) for _ in range(2))
+    os.close(reading)
+    assert len(first.rows) == len(again.rows) == 3
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
@@ -164,6 +180,7 @@ def test_labels_and_units_are_as_told(tmp_path):
 
 def test_saved_result_has_times(tmp_path):
     result = {"input_lens": [4, 5], "output_lens": [1, 2], "start_times": [9.0, 8.5]}
+    result["burstiness"] = float("inf")  # as JSON does not have it
     for indent in (None, 1):
         rows = read_trace(written(tmp_path, json.dumps(result, indent=indent))).rows
         assert rows == [TraceRow(5, 2, 0.0), TraceRow(4, 1, 0.5)]
@@ -223,7 +240,7 @@ def runs_of(count: int) -> dict[str, object]:
         ([MOONCAKE[0] | {"hash_ids": "x"}], "line 1: hash_ids is not a list"),
         ([MOONCAKE[0] | {"timestamp": 10**400}], "line 1: timestamp is 1000"),
         ('{"timestamp": 1e400, "input_length": 1, "output_length": 1}', "stamp is inf"),
-        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "NaN is no num"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "is 'NaN'; exp"),
         ([MOONCAKE[0] | {"input_length": 10**400}], "line 1: 1000.* prompt tokens"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": 1e300}], "times are 1e.297 s apart"),
         ([MOONCAKE[0], {"prompt_tokens": 5, "output_tokens": 3}], "1 of 2 requests"),
@@ -243,6 +260,8 @@ def runs_of(count: int) -> dict[str, object]:
         ([SESSIONS[0], SESSIONS[0] | {"block_size": 32}], r"is one of \[32, 64\]"),
         ([runs_of(10**30)], "line 1: request 1 of the session cannot be read"),
         ([{"block_size": 64, "requests": [{"in": 5}]}], "line 1: request 1 of the"),
+        ([{"requests": []}], "line 1: block_size is None"),
+        ([{"prompt": [{"role": "user"}], "output_tokens": 3}], "prompt is .*a list of"),
         ([{"when": 1, "input_length": 3}], "line 1: has no prompt and no timestamp"),
     ],
 )

@@ -15,6 +15,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
+from balance_tools.text import read_text
 
 SETTINGS_NAME = "distribution.toml"
 TARGETS = ("reference", "ascend")
@@ -100,7 +101,7 @@ class Settings:
 def load_settings(path: Path) -> Settings:
     """Read distribution.toml."""
     try:
-        data: dict[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        data: dict[str, Any] = tomlkit.parse(read_text(path)).unwrap()
         targets = {
             name: _target(name, entry, data["entry-points"])
             for name, entry in data["targets"].items()

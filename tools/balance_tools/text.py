@@ -5,9 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import AnyStr
 
 from balance_tools.errors import ToolError
+
+
+def read_text(path: Path) -> str:
+    """Read a file.
+
+    Raises:
+        ToolError: it is not in UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolError(
+            f"{path}: expected UTF-8, found something else ({error}); restore the file "
+            "from git"
+        ) from None
 
 
 def split_lines(content: bytes) -> list[bytes]:

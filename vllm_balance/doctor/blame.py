@@ -57,6 +57,8 @@ class Server:
     def option(self, *names: str) -> str | None:
         """The value of an option of the command line."""
         words = [w for each in self.processes[0].arguments for w in each.split("=", 1)]
+        # vLLM takes underscores, too.
+        words = [w.replace("_", "-") if w.startswith("--") else w for w in words]
         given = dict(pairwise(words))
         return next((given[name] for name in names if name in given), None)
 
@@ -153,8 +155,11 @@ def missing(server: Server) -> list[str]:
     """The parts of its own that the first process should have, and has not."""
     first_process = server.processes[0]
     backend = server.option("--data-parallel-backend", "-dpb") or "mp"
-    # An unnamed process may be any part.
-    if first_process.role != "front-end" or backend != "mp" or server.those(UNNAMED):
+    there = {each.number for each in server.those("rank")}
+    # An unnamed process may be any part, and a file may say where others are.
+    is_told = not server.those(UNNAMED) and "" not in there
+    is_told &= server.option("--config") is None
+    if first_process.role != "front-end" or backend != "mp" or not is_told:
         return []
     size = server.number("--data-parallel-size", "-dp") or 1
     size = max([size, *(status.size for _, status in server.shown)])
@@ -162,7 +167,6 @@ def missing(server: Server) -> list[str]:
     first = external or server.number("--data-parallel-start-rank", "-dpr") or 0
     local = server.number("--data-parallel-size-local", "-dpl")
     count = size if local is None else local
-    there = {each.number for each in server.those("rank")}
     ranks = range(first, first + (count if external is None else 1))
     gone = [f"rank {rank}" for rank in ranks if str(rank) not in there]
     leads = "--headless" not in first_process.arguments and not first

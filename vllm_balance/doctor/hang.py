@@ -22,6 +22,7 @@ from vllm_balance.doctor.processes import (
     all_processes,
     clients_of,
     family,
+    is_reached,
     log_of,
     look_at,
     top_of,
@@ -122,8 +123,10 @@ def ask(server: Server) -> tuple[str, float | None]:
     first = server.processes[0]
     if first.role != "front-end" or "--headless" in first.arguments:
         return "", None
-    if server.option("--uds", "--ssl-keyfile", "--ssl-certfile"):
-        return "", None  # no plain HTTP over TCP
+    has_no_http = server.option("--uds", "--ssl-keyfile", "--ssl-certfile")
+    may_be_elsewhere = server.option("--config") and not server.option("--port")
+    if has_no_http or may_be_elsewhere or not is_reached(first.pid):
+        return "", None
     host = (server.option("--host") or "127.0.0.1").strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     client = http.client.HTTPConnection(host, server.port, timeout=ANSWER_S)
@@ -142,7 +145,7 @@ def ask(server: Server) -> tuple[str, float | None]:
     if problem:
         where = f"{host}, port {server.port}, in {ANSWER_S:g} s ({problem})"
         return f"does not answer on {where}", None
-    number = r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([\d.]+)$"
+    number = r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\d+(?:\.\d+)?)$"
     found = re.findall(number, text, re.M)
     return "", sum(map(float, found)) if found else None
 

@@ -63,8 +63,8 @@ def listen(address: str, ours: Card, say: Callable[[Iterable[Line]], object]) ->
     try:
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = has_both and host == "::"
-        server = socket.create_server(where[:2], family=family, dualstack_ipv6=both)
-    except OSError as error:
+        server = socket.create_server(where, family=family, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:  # a name without a part, as a..b
         raise PeerError(f"{address}: expected to listen here: {error}") from None
     with server:
         host, port = server.getsockname()[:2]
@@ -95,7 +95,7 @@ def visit(address: str, ours: Card) -> Iterator[Line]:
             reached = time.monotonic()
             _send(connection, ours)
             theirs = _receive(connection)
-    except (PeerError, OSError) as error:
+    except (PeerError, OSError, UnicodeError) as error:
         do = "run `vllm-balance doctor --listen` there; look at firewalls and `ip r`"
         yield Line(f"peer {address}", "bad", str(error), "a doctor that answers", do)
         return
@@ -184,7 +184,8 @@ def _receive(connection: socket.socket) -> Card:
             raise PeerError(f"{len(data)} bytes came, and no whole answer")
     try:
         said = json.loads(data)
-        same, plan = dict(said["same"]), said["plan"] and dict(said["plan"])
+        same, plan = dict(said["same"]), said["plan"]
+        plan = None if plan is None else {**plan}
         when = float(said["time"])
         whose = {"host": str(said["host"]), "time": when}
         if not math.isfinite(when):

@@ -128,6 +128,14 @@ def read_file(path: Path, most: int = READ_BYTES) -> str:
         return file.read(most).decode(errors="replace")
 
 
+def is_reached(pid: int) -> bool:
+    """Whether a process is in our network; one in a container has its own."""
+    ours, its = (
+        within((PROC / each / "ns/net").readlink, None) for each in ("self", str(pid))
+    )
+    return its is None or its == ours
+
+
 def clients_of(pid: int, port: int) -> int:
     """Open connections to a port of the network that a process is in."""
     folder = PROC / str(pid) / "net"

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.balance.group import status_file
 from vllm.v1.core.sched.balance.group.heartbeats import Heartbeats
 
 from vllm_balance.cli import main
+from vllm_balance.doctor import hang, processes
 from vllm_balance.doctor.blame import Server, blame
 from vllm_balance.doctor.processes import Process, Status, look_at, role_of
 
@@ -102,6 +103,10 @@ def test_the_right_one_is_named(case):
 UNKNOWN: dict[str, tuple[list[Process], dict[str, Any], str]] = {
     "has just resumed": ([RESUMES, RESTS[1]], {"stood": {10: 1.0}}, "look again"),
     "balance is off": ([replace(each, status=None) for each in BOTH], {}, "py-spy"),
+    "names are cut": (
+        *([replace(each, status=None, number="") for each in BOTH], {}),
+        "py-spy",
+    ),
     "requests": (RESTS, {"waiting": 2}, "POST /resume"),
     "nobody counts": (RESTS, {"waiting": None}, "other hosts"),
     "a client": (RESTS, {"clients": 1}, "POST /resume"),
@@ -125,8 +130,26 @@ def test_ranks_that_rest_are_well_where_no_client_is():
 def test_a_missing_coordinator_and_ranks_of_other_hosts_are_named():
     assert "ended (coordinator)" in blame(Server((FRONT, *BOTH), NOW, {})).sentence
     ranks = rank(0, **FAR), rank(1, **FAR)
-    far = blame(Server((LOCAL, COORDINATOR, *ranks), NOW, {}))
-    assert far.sentence.startswith("ranks 2, 3 on another host: no heartbeat for 9 s")
+    for told in ("-dpl=2", "--data_parallel_size_local=2", "--config=a.yaml"):
+        front = replace(FRONT, arguments=(*SERVE, told))
+        said = blame(Server((front, COORDINATOR, *ranks), NOW, {})).sentence
+        assert said.startswith("ranks 2, 3 on another host: no heartbeat for 9 s")
+
+
+WHERE = ("--uds=a", "--ssl_keyfile=a", "--config=a.yaml", "")
+
+
+@pytest.mark.parametrize("told", WHERE)
+def test_a_front_end_that_cannot_be_asked_is_not_called_deaf(
+    told, tmp_path, monkeypatch
+):
+    """By its options, or because it is in a network of its own."""
+    for each in ("self", "1") if not told else ():
+        (tmp_path / each / "ns").mkdir(parents=True)
+        (tmp_path / each / "ns/net").symlink_to(f"net:[{each}]")
+        monkeypatch.setattr(processes, "PROC", tmp_path)
+    front = replace(FRONT, arguments=(*SERVE, told))
+    assert hang.ask(Server([front], NOW, {})) == ("", None)
 
 
 def test_what_a_rank_writes_is_read():

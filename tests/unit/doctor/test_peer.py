@@ -78,7 +78,7 @@ def test_nobody_there(machine):
 
 TIME = b'{"host": "a", "same": {}, "plan": null, "time": %s}\n'
 STRANGE = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"[" * 9999 + b"\n"]
-STRANGE += [TIME % b"NaN", TIME % (b"9" * 400)]
+STRANGE += [TIME % b"NaN", TIME % (b"9" * 400), TIME.replace(b"null", b"[]") % b"1"]
 
 
 @pytest.mark.parametrize("said", STRANGE)
@@ -120,16 +120,24 @@ def test_every_form_of_an_address_is_read():
             _split(wrong)
 
 
-def test_an_address_without_a_port_is_an_error(machine):
+@pytest.mark.parametrize(
+    ("option", "address", "said"),
+    [
+        ("--peer", "head:ssh", "expected HOST, HOST:PORT or"),
+        ("--listen", "[fe80::1%lo]:0", "expected to listen here: [Errno 99] Cannot"),
+        ("--listen", "a..b", "expected to listen here: encoding with"),
+    ],
+)
+def test_an_address_that_cannot_be_is_an_error(machine, option, address, said):
     done = subprocess.run(
-        machine.command("--peer", "head:ssh"),
+        machine.command(option, address),
         env=machine.environ,
         cwd=machine.folder,
         capture_output=True,
         text=True,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: head:ssh: expected HOST, HOST:PORT or")
+    assert done.stderr.startswith(f"error: {address}: {said}")
 
 
 @pytest.mark.parametrize("seconds", [-30.0, 30.0])

@@ -100,7 +100,7 @@ def test_an_answer_without_end_is_not_waited_for(monkeypatch):
         threading.Thread(target=drip, daemon=True).start()
         port = str(server.getsockname()[1])
         words = ("vllm", "serve", "m", "--host", "::1", "--port", port)
-        front = Process(1, 0, "S", "front-end", "", words, None, 0.0, "", ME)
+        front = Process(os.getpid(), 0, "S", "front-end", "", words, None, 0.0, "", ME)
         problem, waiting = hang.ask(Server([front], 0.0, {}))
     assert f"does not answer on ::1, port {port}" in problem
     assert waiting is None

@@ -167,7 +167,8 @@ def test_what_is_no_name_of_a_line_is_refused_before_the_work(
 @pytest.mark.parametrize("name", ["upstream.toml", "patches/vllm/series", "patches/x"])
 def test_what_git_does_not_have_is_not_overwritten(name, root, tmp_path, capsys):
     archive = str(sdist(tmp_path, "2.0", NEWER))
-    for command in ("init", "add .", "commit -m 1"):
+    hides = "config status.showUntrackedFiles no"
+    for command in ("init", hides, "add .", "commit -m 1"):
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         subprocess.run(git(root, *who, *command.split()), check=True)
     with (root / name).open("a") as file:
@@ -180,6 +181,20 @@ def test_what_git_does_not_have_is_not_overwritten(name, root, tmp_path, capsys)
     assert rebase(root, "--sdist", archive, "--line", "next") == 0
     assert rebase(root, "--sdist", archive, "--line", "next") == 1
     assert "error: lines/next/: expected what git has" in capsys.readouterr().err
+
+
+def test_where_git_cannot_tell_nothing_is_overwritten(root, tmp_path, capsys):
+    (root / ".git").write_text("gitdir: gone\n")
+    before = tracked(root)
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 1
+    assert "expected git to say what is committed" in capsys.readouterr().err
+    assert tracked(root) == before
+
+
+@pytest.mark.parametrize("more", [["2.0"], ["--ascend", "2.0"]])
+def test_an_archive_and_a_release_are_refused_together(more, root, capsys):
+    assert rebase(root, "--sdist", "vllm-2.0.tar.gz", *more) == 1
+    assert "expected archives or releases, found both" in capsys.readouterr().err
 
 
 def test_a_series_that_does_not_fit_its_own_lock_is_refused(root, tmp_path, capsys):

@@ -10,16 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 from matplotlib import image
-from vllm.benchmarks.dp_balance.calibration import Calibration
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.workload import Workload
 from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
-from vllm.benchmarks.dp_balance.step_time.fit import fit
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.step_time.steps import StepSample
 from vllm.benchmarks.dp_balance.trial import command, device, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
@@ -57,6 +54,9 @@ def test_a_folder_goes_on_with_its_own_trial_only(tmp_path):
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(UsageError, match="has something else"):
         turns.Folder(tmp_path / "mine").prepare({})
+    (tmp_path / "out" / "trial.json").write_bytes(b"")  # the disk was full
+    with pytest.raises(UsageError, match="has something else"):
+        folder.prepare({"load": ["a"]})
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
@@ -113,9 +113,10 @@ def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
     results = turns.run(folder, order, lambda _: serve, found, False)
     assert found.sent == [0, 0, 1, 1, 1]
     assert [result.saved["ttfts"] for result in results] == [SAVED["ttfts"]] * 4
-    folder.file(order[0]).write_text("{}")
-    with pytest.raises(UsageError, match="is no result of a turn; delete it"):
-        turns.run(folder, order, lambda _: serve, found, False)
+    for torn in ("{}", "null"):
+        folder.file(order[0]).write_text(torn)
+        with pytest.raises(UsageError, match="is no result of a turn; delete it"):
+            turns.run(folder, order, lambda _: serve, found, False)
 
 
 # ---- The command line
@@ -139,7 +140,7 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         ("--deployment off=http://h:1", "two or more different ones"),
         (f"--policy off off {SERVE}", "two or more different ones"),
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
-        (f"--policy off sglang-8 {SERVE}", "--policy sglang-8: a server has"),
+        (f"--policy off cap:margin=3 {SERVE}", "--policy cap:margin=3: a server has"),
         (
             f"--rounds 0 {SERVE}",
             "argument --rounds: 0: give a whole number from 1 to 1000",
@@ -147,6 +148,11 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
         (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
+        (f"{TRACE} --burstiness 2 {SERVE}", "--burstiness 2.0: would change nothing"),
+        (
+            f"{TRACE} --request-rate 9 --timed-trace-rate-multiplier 2 {SERVE}",
+            "--timed-trace-rate-multiplier 2.0: would change nothing",
+        ),
         (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
         (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
     ],
@@ -349,6 +355,21 @@ def test_overlapping_steps_last_from_end_to_end():
     assert len(spaced(idle, 2)) == 1
 
 
+def test_constants_that_the_logs_do_not_tell_are_none(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    (turn,) = turns.order(["off"], 1)
+    steps = (
+        LINE.format(number=n, prefill=0, decodes=n % 9, ms=40 + n % 9)
+        for n in range(150)
+        for _ in range(2)
+    )
+    lines = (f"12-31 10:00:00 [core.py:1] {step}" for step in steps)
+    folder.file(turn, ".server.log").write_text("\n".join(lines))
+    said, _ = device.constants(folder, [turn], Plan(ranks=2))
+    assert said == "the logs do not tell b (no step prefills)"
+
+
 def result(turn: turns.Turn, seconds: float) -> turns.Result:
     """Five requests at once that take so long."""
     saved = {
@@ -363,8 +384,9 @@ def result(turn: turns.Turn, seconds: float) -> turns.Result:
         "vllm:prefix_cache_hits_total": {"0": 50.0, "1": 0.0},
     }
     if turn.policy != "off":
-        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = {"0": 3.0, "1": 1.0}
-        of_ranks["vllm:dp_balance_exchange_seconds_count"] = {"0": 1e3, "1": 1e3}
+        sums, counts = {"0": 3.0, "1": 1.0, "2": 0.0}, {"0": 1e3, "1": 1e3, "2": 0.0}
+        of_ranks["vllm:dp_balance_exchange_seconds_sum"] = sums
+        of_ranks["vllm:dp_balance_exchange_seconds_count"] = counts
     counters = {name: of_ranks.get(name, {}) for name in COUNTERS}
     return turns.Result(saved, counters, {}, {})
 
@@ -396,27 +418,10 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     assert not (folder.report / "calibration.json").exists()
 
 
-def test_what_the_steps_do_not_tell_is_no_number(tmp_path, monkeypatch):
-    """No prompt was computed; and strict readers of JSON refuse NaN."""
-    steps = [StepSample(0.05 + 0.001 * (n % 8), (0, 0), (n % 8, 4)) for n in range(99)]
-    monkeypatch.setattr(report, "constants", lambda *_: fit(steps))
-    monkeypatch.setattr(report, "forecast", lambda *_: "no prompt was computed")
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 1)
-    results = [result(turn, 10) for turn in order]
-    report.write(folder, order, results, Answers(), Plan(), {"command": "trial"})
-    for name in ("report.json", "calibration.json"):
-        found = json.loads((folder.report / name).read_text(), parse_constant=int)
-        assert found["fit"]["b"]["value"] is None
-    assert Calibration.read(folder.report / "calibration.json").unknown.keys() == {"b"}
-    assert "- b -: no step prefills" in (folder.report / "report.md").read_text()
-
-
 def test_a_decode_instance_has_no_constants(tmp_path):
     """Its logs do not tell how much the decodes attend to."""
     plan = Plan(ranks=2, kv_role="kv_consumer")
-    found = device.constants(turns.Folder(tmp_path), (), plan)
+    found, _ = device.constants(turns.Folder(tmp_path), (), plan)
     assert "do not tell how much the decodes attend to" in found
 
 

@@ -107,6 +107,7 @@ def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{engine="0"}} 0.0
 {more}"""
+PAGE = "<!DOCTYPE html>\n<p>Not found"
 GATE = """# TYPE vllm:dp_balance_decisions counter
 vllm:dp_balance_decisions_total{engine="0",policy="cap",reason="open"} 3.0
 """
@@ -121,12 +122,14 @@ vllm:dp_balance_decisions_total{engine="0",policy="cap",reason="open"} 3.0
         (METRICS.format(more=GATE), "off", "shows the policy cap, not off"),
         (METRICS.format(more=""), "cap", "shows the policy off, not cap"),
         ("", "off", "serve without --disable-log-stats"),
+        (PAGE, "off", "serve without --disable-log-stats"),
     ],
 )
 def test_a_deployment_with_another_policy_is_refused(text, policy, said):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            models = json.dumps({"data": [{"id": "a", "root": "b"}]})
+            models = json.dumps({"data": [{"id": "a", "root": "b"}]} if text else [])
+            models = PAGE if text == PAGE else models
             self.send_response(200)
             self.end_headers()
             self.wfile.write((text if "metrics" in self.path else models).encode())
@@ -136,7 +139,11 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
     with HTTPServer(("127.0.0.1", 0), Handler) as served:
         Thread(target=served.serve_forever, daemon=True).start()
         endpoint = Endpoint(f"http://127.0.0.1:{served.server_port}", ARGS)
-        assert endpoint.model() == ("a", "b")
+        if text in ("", PAGE):
+            with pytest.raises(UsageError, match="names no model; give the address"):
+                endpoint.model()
+        else:
+            assert endpoint.model() == ("a", "b")
         if said:
             with pytest.raises(UsageError, match=said):
                 endpoint.refuse_other_policy(policy)

@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from balance_tools.distribution import load_settings
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
+from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import Artifact, Lock, dump_lock, load_lock, parse_lock
 
 SDIST = Artifact("vllm", "0.23.0", "vllm-0.23.0.tar.gz", "0a" * 32, 5)
@@ -47,6 +49,7 @@ def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock):
         ("vllm-0.23.0.tar.gz", "vllm-0.24.0.tar.gz", "expected project, version"),
         ("[vllm]", "[vlm]", "vllm: expected project"),
         ("[vllm]", "[vllm", "expected TOML"),
+        ("[vllm]", "kernel_wheels = 3\n[vllm]", "kernel_wheels.0.: expected project"),
     ],
 )
 def test_a_lock_that_is_wrong_is_refused(old, new, says):
@@ -60,6 +63,15 @@ def test_a_lock_that_is_wrong_is_refused(old, new, says):
 def test_a_missing_lock_is_named(tmp_path):
     with pytest.raises(ToolError, match=r"nowhere\.toml: expected the lock"):
         load_lock(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("load", [load_lock, load_settings, load_series])
+def test_a_file_that_an_editor_saved_otherwise_is_named(load, tmp_path):
+    path = tmp_path if load is load_series else tmp_path / "some.toml"
+    (tmp_path / "some.toml").write_text("[vllm]", encoding="utf-16")
+    (tmp_path / "series").write_text("a.patch", encoding="utf-16")
+    with pytest.raises(ToolError, match=r"(toml|series): expected UTF-8"):
+        load(path)
 
 
 def test_a_kernel_wheel_that_is_not_locked_is_refused():

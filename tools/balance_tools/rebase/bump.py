@@ -167,7 +167,13 @@ def _check_committed(paths: Paths, line: str) -> None:
     names = [f"lines/{line}"] if line else [paths.lock.name, "patches"]
     if shutil.which("git") is None:
         return
-    found = capture(git(paths.root, "status", "--porcelain", "--", *names))
+    ask = git(paths.root, "status", "--porcelain", "--untracked-files=normal", "--")
+    found = capture([*ask, *names])
+    if found.status and (paths.root / ".git").exists():
+        raise ToolError(
+            f"{paths.root}: expected git to say what is committed, for a bump replaces "
+            f"it, found {found.tail}; mend that, and run this again"
+        )
     changed = [row[3:] for row in found.text.splitlines()]
     if changed and not found.status:
         raise ToolError(

@@ -89,7 +89,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
     lock = load_lock(paths.lock)
-    if args.sdist or args.ascend_sdist:
+    archives = args.sdist or args.ascend_sdist
+    if archives and (args.version or args.ascend):
+        raise ToolError(
+            f"{archives}: expected archives or releases, found both; an archive's name "
+            "says its release, and what is not given stays"
+        )
+    if archives:
         new = by_archive(paths, lock, args.sdist, args.ascend_sdist)
     elif args.version:
         new = by_version(lock, args.version, args.ascend)

@@ -11,7 +11,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.run import capture
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
-from balance_tools.text import split_lines
+from balance_tools.text import read_text, split_lines
 
 SERIES = "series"
 # GNU diff makes the hunks because quilt calls it: other programs place an inserted
@@ -49,7 +49,7 @@ def load_series(directory: Path) -> Series:
             a patch is missing or cannot be parsed.
     """
     listing = directory / SERIES
-    text = listing.read_text(encoding="utf-8") if listing.is_file() else ""
+    text = read_text(listing) if listing.is_file() else ""
     patches: dict[str, Patch] = {}
     for number, line in enumerate(text.splitlines(), 1):
         name = line.split("#", 1)[0].strip()

@@ -24,6 +24,7 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
+from balance_tools.text import read_text
 
 HEADER = """\
 The lock: the upstream files this distribution is made from, by name, size in bytes
@@ -90,7 +91,7 @@ def load_lock(path: Path) -> Lock:
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git"
         )
-    return parse_lock(path.read_text(encoding="utf-8"), str(path))
+    return parse_lock(read_text(path), str(path))
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
@@ -102,7 +103,8 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
             f"{name}: expected TOML, found {error}; restore the file from git"
         ) from error
     names = ["vllm", "vllm_ascend", *({"kernel_sdist"} & {*data})]
-    wheels = enumerate(data.get("kernel_wheels", []))
+    wheels = data.get("kernel_wheels", [])
+    wheels = enumerate(wheels if isinstance(wheels, list) else [wheels])
     return Lock(
         **{key: _artifact(data.get(key), f"{name}: {key}") for key in names},
         kernel_wheels=tuple(

@@ -48,6 +48,8 @@ class Calibration(NamedTuple):
             return cls(costs, unknown, *figures)
         except (KeyError, TypeError):
             raise UsageError(f"{path}: has no cost model.") from None
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
 
     def warnings(self, limits: RankLimits) -> Iterator[str]:
         """Sentences about what the simulated server may do and was not seen."""

@@ -3,6 +3,7 @@
 """Text files as people have them: compressed, or from an editor of Windows."""
 
 import codecs
+import functools
 import gzip
 import zlib
 from pathlib import Path
@@ -27,6 +28,12 @@ _MARKS = {
 """Byte order marks, those first that begin with others, and what they say."""
 
 
+@functools.cache
+def _read_pipe(path: Path) -> bytes:
+    """What a pipe has, and that once; every policy with every seed asks."""
+    return path.read_bytes()
+
+
 def read_text(path: Path, errors: str = "strict") -> str:
     """Reads a file in UTF-8 or with a byte order mark, also one that gzip compressed.
 
@@ -38,7 +45,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
         UsageError: it cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else _read_pipe(path)
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
         found = (name for mark, name in _PACKED.items() if data.startswith(mark))

@@ -233,12 +233,12 @@ def _cost_changes(text: str | None) -> dict[str, float]:
     for item in text.split(",") if text is not None else ():
         name, _, value = item.partition("=")
         try:
-            if name not in COST_FIELDS:
+            if name not in COST_FIELDS or name in changes:
                 raise ValueError
             changes[name] = float(value)
         except ValueError:
             raise UsageError(
-                f"--cost {item}: give NAME=NUMBER with a name of "
+                f"--cost {item}: give NAME=NUMBER, each once, with a name of "
                 f"{', '.join(COST_FIELDS)}."
             ) from None
     return changes

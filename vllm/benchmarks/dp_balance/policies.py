@@ -64,17 +64,18 @@ class PolicySpec(NamedTuple):
         Raises:
             UsageError: it has no such form.
         """
-        name, _, rest = text.partition(":")
+        name, colon, rest = text.partition(":")
         parameters: dict[str, float] = {}
-        for item in filter(None, rest.split(",")):
+        for item in rest.split(",") if colon else ():
             parameter, _, value = item.partition("=")
             try:
                 number = float(value)
             except ValueError:
                 number = math.nan
-            if not 0 <= number <= MOST:
+            if not 0 <= number <= MOST or parameter in parameters:
                 raise UsageError(
-                    f"--policy {text}: {item} is not PARAMETER=NUMBER, 0 to {MOST}."
+                    f"--policy {text}: {item!r} is not PARAMETER=NUMBER, 0 to {MOST}, "
+                    "each once."
                 )
             parameters[parameter] = int(number) if number.is_integer() else number
         return cls(name, parameters)
@@ -83,6 +84,29 @@ class PolicySpec(NamedTuple):
     def ttft_budget(self) -> float | None:
         """Seconds that the ranks must know too; None if there is no budget."""
         return self.parameters.get("ttft_budget")
+
+
+BALANCE = "--data-parallel-balance"
+"""The option of `vllm serve`."""
+
+
+def server_options(text: str) -> list[str]:
+    """The options of `vllm serve` that make a policy that is named as in `PolicySpec`.
+
+    Raises:
+        UsageError: no server has it.
+    """
+    spec = PolicySpec.parse(text)
+    if spec.name not in OWN or spec.parameters.keys() - {"ttft_budget"}:
+        raise UsageError(
+            f"--policy {text}: a server has {', '.join(OWN)}, and of their parameters "
+            "ttft_budget; simulate compares others."
+        )
+    make_controller(text)
+    words = [BALANCE, spec.name]
+    if spec.ttft_budget is not None:
+        words += [f"{BALANCE}-ttft", f"{spec.ttft_budget:g}"]
+    return words
 
 
 def _refuse_fractions(

@@ -15,7 +15,7 @@ from .options import (
     add_scenario_args,
     policies_from,
 )
-from .policies import OWN, PolicySpec
+from .policies import OWN, server_options
 from .results import PolicyResult, unsteady
 from .simulate import compare_from
 
@@ -43,7 +43,7 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
         if not kept:
             return (
                 "Leave it off: every policy exceeds the TTFT budget of "
-                f"{ttft_budget_ms:.0f} ms at the 99th percentile (off: "
+                f"{ttft_budget_ms:g} ms at the 99th percentile (off: "
                 f"{off.figure(p99):.0f} ms)."
             )
         candidates = kept
@@ -57,10 +57,11 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
     gain = statistics.fmean(gains)
     margin = (max(gains) - min(gains)) / 2  # between seeds
     if gain < WORTHWHILE or gain < margin:
+        why = ", which is too little to matter" * (gain >= 0)
         return (
             f"Leave it off: with the best policy, {best.policy}, requests end "
             f"{abs(gain):.1%} {'later' if gain < 0 else 'earlier'} on average "
-            f"(±{margin:.1%} between seeds), which is too little to matter."
+            f"(±{margin:.1%} between seeds){why}."
         )
     more = best.gain(throughput, off) or 0
     rate = "" if abs(more) < WORTHWHILE else f", output tok/s {more:+.0%}"
@@ -69,7 +70,7 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
     tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     return (
-        f"Use --data-parallel-balance {best.policy}: requests end {gain:.0%} earlier "
+        f"Use {' '.join(server_options(best.policy))}: requests end {gain:.0%} earlier "
         f"on average (±{margin:.0%} between seeds){rate}{tpot}, median TTFT "
         f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
     )
@@ -92,11 +93,8 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Compares the policies, prints the table and the advice."""
     policies = policies_from(args)
-    unknown = [name for name in policies if PolicySpec.parse(name).name not in OWN]
-    if unknown:
-        raise UsageError(
-            f"--policy {unknown[0]}: a server does not have it; simulate compares it."
-        )
+    for policy in policies:
+        server_options(policy)
     if set(policies) == {"off"}:
         raise UsageError("--policy off: name a policy to compare it with.")
     if args.role == "decode":  # where nothing is held: they differ by the dispatch

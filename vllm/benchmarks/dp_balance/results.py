@@ -78,7 +78,8 @@ def unsteady(results: Sequence[PolicyResult]) -> str | None:
         "on average; give "
     )
     if best.first_turn:
-        return f"{said}--num-prompts {8 * best.first_turn} or more."
+        prompts = f"--num-prompts {8 * best.first_turn} or more"
+        return f"{said}{prompts} (if there are so many), or a lower --max-concurrency."
     return (
         f"{said}more of them (--num-prompts, or a longer window of the trace), or "
         "fewer per second if the ranks cannot keep up."
@@ -182,10 +183,10 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
     Raises:
         UsageError: the file cannot be read, or is of another kind or version.
     """
+    text = read_text(path)
     try:
-        document: dict[str, object] = dict(json.loads(read_text(path)))
-    except UsageError:
-        raise
+        parsed = json.loads(text, parse_constant=lambda _: None)
+        document: dict[str, object] = dict(parsed)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
     found = [document.get(key) for key in ("format", "format_version")]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from .request import SimRequest
+from .traces import LONGEST
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,22 @@ class ClientTraffic:
     def due_times(
         self, requests: Sequence[SimRequest], rng: random.Random
     ) -> list[float]:
-        """Seconds at which each request may be sent at the earliest."""
+        """Seconds at which each request may be sent at the earliest.
+
+        Raises:
+            UsageError: some have none, or the last comes too late for the clock.
+        """
+        times = self._due_times(requests, rng)
+        if (last := max(times, default=0.0)) > LONGEST:
+            raise UsageError(
+                f"--request-rate or --timed-trace-rate-multiplier: requests are sent "
+                f"for {last:.3g} s; at most {LONGEST:.0g} can be simulated."
+            )
+        return times
+
+    def _due_times(
+        self, requests: Sequence[SimRequest], rng: random.Random
+    ) -> list[float]:
         if self.self_timed:
             if any(math.isnan(request.due) for request in requests):
                 raise UsageError(

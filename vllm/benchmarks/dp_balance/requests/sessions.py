@@ -85,7 +85,7 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
             f"{where}: request {number} of the session cannot be read ({error!r}); "
             "expected in, out, think_time and hash_ids."
         ) from None
-    size = item["block_size"]
+    size = item.get("block_size")
     if type(size) is not int or not 1 <= size <= MOST_TOKENS:
         raise UsageError(
             f"{where}: block_size is {size!r:.40}; expected the tokens of a hash id."

@@ -117,12 +117,13 @@ def _parse(
 ) -> Trace:
     chunk_size = 16
     notes: list[str] = []
-    head = text.lstrip().partition("\n")[0]
+    head = re.split("[\r\n]", text.lstrip(), maxsplit=1)[0]
     separator = max(",;\t", key=head.count)
-    names = [name.strip(' "\r') for name in head.split(separator)]
+    names = [name.strip(' "') for name in head.split(separator)]
     columns = next((each for each in (_AZURE, _BURSTGPT) if {*each} <= {*names}), None)
     if columns is not None:
-        rows = _csv_rows(path, text.lstrip(), separator, columns, options)
+        places = [names.index(column) for column in columns]
+        rows = _csv_rows(path, text.lstrip(), separator, columns, places, options)
     else:
         rows, chunk_size, notes = _json_rows(path, text, count_tokens, options)
     served = [row for row in rows if row.output_len]
@@ -213,19 +214,20 @@ def _csv_rows(
     text: str,
     separator: str,
     columns: tuple[str, str, str],
+    places: Sequence[int],
     options: TimedTrace,
 ) -> list[TraceRow]:
-    """The rows; those of requests that failed have no output tokens."""
+    """The rows below the head, which has these columns at these places."""
     if columns is _AZURE and options.sec_multiplier is not None:
         raise UsageError(
             f"--timed-trace-sec-multiplier: the times of {path} are dates."
         )
     rows, zones = [], set()
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    names = [name.strip() for name in next(reader)]
-    places = [names.index(column) for column in columns]
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        for item in filter(None, reader):
+        next(reader)
+        for item in filter(any, reader):
             where = f"{path} line {reader.line_num}"
             texts = [item[place] if place < len(item) else None for place in places]
             try:
@@ -240,24 +242,23 @@ def _csv_rows(
                 )
             except ValueError:
                 raise UsageError(
-                    f"{where}: {', '.join(columns)} are {texts}; expected a time and "
-                    "two whole numbers."
+                    f"{where}: {', '.join(columns)} are {texts!r:.200}; expected a "
+                    "time and two whole numbers."
                 ) from None
             if len(zones) > 1:
                 raise UsageError(
                     f"{where}: {columns[0]} is {texts[0]!r}, and only some rows name "
                     "their zone; give it to all, or to none."
                 )
-            rows.append(_row(where, prompt, output, time, least=0))
+            rows.append(_row(where, prompt, output, time))
     except csv.Error as error:
         raise UsageError(f"{path} line {reader.line_num}: no CSV ({error}).") from None
     return rows
 
 
-def _row(
-    where: str, prompt: Any, output: Any, time: float | None = None, least: int = 1
-) -> TraceRow:
-    low = least if output == 0 else 1
+def _row(where: str, prompt: Any, output: Any, time: float | None = None) -> TraceRow:
+    """The row; that of a request that failed has no output tokens."""
+    low = 0 if output == 0 else 1
     # Booleans are integers, too, of another type.
     if not all(
         type(length) is int and low <= length <= MOST_TOKENS
@@ -279,7 +280,7 @@ def _json_rows(
     sizes, has_times, has_chats, has_hashes = set(), False, False, False
     for number, item in _objects(path, text):
         where = f"{path} line {number}"
-        if "requests" in item and "block_size" in item:
+        if "requests" in item:
             size, turns = session_turns(where, item)
             sizes.add(size)
             for prompt, output, think, ids in turns:
@@ -346,11 +347,8 @@ def _as_mooncake(
     return rows, 512, notes
 
 
-def _refused(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refused)
+# NaN and Infinity as texts, which no number may be: `vllm bench serve` saves options.
+_DECODER = json.JSONDecoder(parse_constant=str)
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -399,7 +397,6 @@ def _time(where: str, name: str, value: object) -> float:
 
 
 def _saved_result(where: str, item: Mapping[str, object]) -> Iterator[TraceRow]:
-    """The rows; those of requests that failed have no output tokens."""
     names = ("input_lens", "output_lens", "start_times", "errors")
     prompts, outputs, times, errors = (item.get(name) for name in names)
     if not isinstance(prompts, list) or not isinstance(outputs, list):
@@ -418,7 +415,7 @@ def _saved_result(where: str, item: Mapping[str, object]) -> Iterator[TraceRow]:
         prompts, outputs, starts, failed, strict=True
     ):
         time = None if times is None else _time(where, "a start time", start)
-        yield _row(where, prompt, 0 if error else output, time, least=0)
+        yield _row(where, prompt, 0 if error else output, time)
 
 
 def _prompt_tokens(
@@ -427,16 +424,20 @@ def _prompt_tokens(
     if "prompt_tokens" in item:
         return item["prompt_tokens"]
     prompt = item.get("prompt")
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) and all(type(each) is int for each in prompt):
         return len(prompt)
-    if not isinstance(prompt, str):
+    if prompt is None:
         raise UsageError(
             f"{where}: has no prompt and no timestamp; for a trace with other names "
             "give the --timed-trace-label options."
+        )
+    if not isinstance(prompt, str):
+        raise UsageError(
+            f"{where}: prompt is {prompt!r:.40}; expected a text or a list of tokens."
         )
     if count_tokens is None:
         raise UsageError(
             f"{where}: the prompt is text; give --tokenizer to count its tokens, or "
             "add a number prompt_tokens to each line."
         )
-    return count_tokens(prompt)
+    return count_tokens(prompt.encode(errors="replace").decode())  # no half emoji

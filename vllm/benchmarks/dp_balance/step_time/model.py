@@ -84,9 +84,10 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, (int, float)) or not 0 <= value <= MOST:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= MOST:
                 raise UsageError(
-                    f"cost model: {field.name} is {value!r}; it must be a number "
+                    f"cost model: {field.name} is {value!r:.40}; it must be a number "
                     f"from 0 to {MOST:g}."
                 )
         if self.phi > 1:

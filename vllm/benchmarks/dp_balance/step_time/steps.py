@@ -55,6 +55,10 @@ _ITERATION = re.compile(
 )
 
 
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+"""As vLLM writes it to a terminal, which `docker run -t` is."""
+
+
 def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
     """Reads the steps that `vllm serve --enable-logging-iteration-details` logged.
 
@@ -68,11 +72,10 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
     steps: defaultdict[int, list[_Iteration]] = defaultdict(list)
     torn = 0
     for path in paths:
-        text = read_text(path, errors="replace")
+        text = _COLOUR.sub("", read_text(path, errors="replace"))
         torn += text.count("Iteration(")
         for match in _ITERATION.finditer(text):
             try:
-                # The log names no year; a leap year has all days.
                 clock = datetime.fromisoformat(f"2024-{match['clock']}")
             except ValueError:
                 continue
@@ -88,9 +91,10 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
     complete = [step for _, step in sorted(steps.items()) if len(step) == ranks]
     if len(complete) * 2 <= len(steps):
         found = statistics.mode(map(len, steps.values())) if steps else 0
+        strange = f"; {torn} lines of steps are torn or of another format" * bool(torn)
         raise UsageError(
             f"{', '.join(map(str, paths))}: most steps were logged by {found} ranks, "
-            f"not by {ranks}; start the server once, with "
+            f"not by {ranks}{strange}; start the server once, with "
             "--enable-logging-iteration-details, and give the logs of all nodes."
         )
     incomplete = len(steps) - len(complete)
@@ -103,6 +107,12 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
     ):
         if count:
             _say(paths, f"left out {count} {what}")
+    clocks = [sorted(one.clock for one in step) for step in complete]
+    gaps = [last - first for first, *_, last in clocks]
+    apart = max((min(gap, YEAR - gap) for gap in gaps), default=timedelta())
+    if apart > timedelta(hours=1):
+        what = "the ranks logged the same steps, as logs of several starts do"
+        _say(paths, f"{what}, up to {apart} apart")
     samples = [
         StepSample(
             # The rank that starts its step last waits for no other.
@@ -112,38 +122,39 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
         )
         for step in complete
     ]
-    host_seconds = _host_seconds(samples, [step[0].clock for step in complete])
-    if host_seconds is None:
-        _say(
-            paths,
-            "the time between steps is not known and taken as 0, because no stretch "
-            f"without a pause lasts {LEAST_STRETCH:g} s",
-        )
-    return ServerLog(samples, host_seconds or 0.0)
+    first_clocks = [step[0].clock for step in complete]
+    return ServerLog(samples, _host_seconds(paths, samples, first_clocks))
 
 
 def _say(paths: Sequence[Path], what: str) -> None:
     print(f"note: {', '.join(map(str, paths))}: {what}.", file=sys.stderr)
 
 
+OVERLAP = 0.25
+"""Share of a stretch by which its clocks cannot be wrong."""
+YEAR = timedelta(days=366)
+"""A log names none; a leap year has all days."""
 LEAST_STRETCH = 10.0
 """Seconds: the clock of a log counts whole ones."""
 
 
 def _host_seconds(
-    samples: Sequence[StepSample], clocks: Sequence[datetime]
-) -> float | None:
+    paths: Sequence[Path], samples: Sequence[StepSample], clocks: Sequence[datetime]
+) -> float:
     """Mean time between two steps, in the longest stretch without a pause.
 
     The clocks are whole seconds, so a single gap tells nothing; over a long stretch
-    the rounding of its two ends does not matter. None if there is no such.
+    the rounding of its two ends does not matter. 0 if there is no such.
+
+    Raises:
+        UsageError: the steps overlap.
     """
     stretches: list[list[int]] = [[0]]
     gaps = [0.0]
     for i in range(1, len(samples)):
         gap = clocks[i] - clocks[i - 1]
-        if gap < -timedelta(days=180):
-            gap += timedelta(days=366)  # over New Year
+        if gap < -YEAR / 2:
+            gap += YEAR
         gaps.append(gap.total_seconds())
         # Ranks that log at the same time may be a second apart; a clock that was set
         # back is more.
@@ -153,6 +164,16 @@ def _host_seconds(
     stretch = max(stretches, key=len)
     elapsed = sum(gaps[i] for i in stretch[1:])
     if elapsed < LEAST_STRETCH:
-        return None
-    beside = elapsed - sum(samples[i].seconds for i in stretch[1:])
-    return max(0.0, beside / len(stretch))
+        _say(
+            paths,
+            "the time between steps is not known and taken as 0, because no stretch "
+            f"without a pause lasts {LEAST_STRETCH:g} s",
+        )
+        return 0.0
+    spent = sum(samples[i].seconds for i in stretch[1:])
+    if spent > (1 + OVERLAP) * elapsed:
+        raise UsageError(
+            f"{', '.join(map(str, paths))}: steps of {spent:.3g} s in {elapsed:.3g} s "
+            "overlap; log them with --no-async-scheduling."
+        )
+    return max(0.0, elapsed - spent) / len(stretch)

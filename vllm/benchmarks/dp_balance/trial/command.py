@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..arguments import real, whole
 from ..errors import UsageError
-from ..policies import OWN, PolicySpec, make_controller
+from ..policies import BALANCE, PolicySpec, server_options
 from ..results import versions
 from . import report
 from .endpoint import Endpoint
@@ -33,7 +33,7 @@ LOAD_HELP = (
     "own times, and sessions a think time after each answer, by the options of "
     "`simulate`."
 )
-POLICY, DETAILS = "--data-parallel-balance", "--enable-logging-iteration-details"
+DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
 
 
@@ -148,7 +148,7 @@ def trial(given: Given) -> None:
         steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
         steps.unlink(missing_ok=True)
         folder.write(config, json.dumps(logging_config(steps)))
-        command = [*given.serve, DETAILS, *_policy_words(turn.policy)]
+        command = [*given.serve, DETAILS, *server_options(turn.policy)]
         variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
             server.start()
@@ -172,10 +172,8 @@ def trial(given: Given) -> None:
 def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
     policies = args.policy or list(deployments) or ["off", "adaptive"]
     names = [PolicySpec.parse(policy).name for policy in policies]
-    for policy, name in zip(policies, names, strict=True):
-        if name not in OWN:
-            raise UsageError(f"--policy {policy}: a server has {', '.join(OWN)}.")
-        make_controller(policy)
+    for policy in policies:
+        server_options(policy)
     if len(set(names)) < max(2, len(names)):
         raise UsageError(
             f"--policy {' '.join(policies)}: give two or more different ones."
@@ -204,21 +202,13 @@ def _deployments(given: Given) -> dict[str, str]:
 def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
     for word in serve:
         name = word.partition("=")[0].replace("_", "-")
-        if name in (POLICY, f"{POLICY}-ttft"):
+        if name in (BALANCE, f"{BALANCE}-ttft"):
             raise UsageError(f"{name}: leave it out; --policy says what is served.")
         if name == "--disable-log-stats":
             raise UsageError(f"{name}: leave it out; the policies could not be seen.")
     print("looking at the command", file=sys.stderr, flush=True)
     active = next(policy for policy in policies if policy != "off")
-    return plan_of([*serve, *_policy_words(active)])
-
-
-def _policy_words(policy: str) -> list[str]:
-    spec = PolicySpec.parse(policy)
-    words = [POLICY, spec.name]
-    if spec.ttft_budget is not None:
-        words += [f"{POLICY}-ttft", f"{spec.ttft_budget:g}"]
-    return words
+    return plan_of([*serve, *server_options(active)])
 
 
 PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")

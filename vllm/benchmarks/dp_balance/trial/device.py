@@ -3,9 +3,11 @@
 """What the turns tell of the device, and what the simulator makes of it."""
 
 import contextlib
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -14,8 +16,9 @@ from ..errors import UsageError
 from ..rank.limits import BLOCK_SIZE, RankLimits
 from ..requests.arrivals import Frontend
 from ..scenario import Scenario, simulate_and_measure
-from ..step_time.fit import Fit, fit
-from ..step_time.steps import read_server_logs
+from ..step_time.fit import NEEDED, Fit, fit
+from ..step_time.model import LEAST_STEP
+from ..step_time.steps import StepSample, read_server_logs
 from .endpoint import EXCHANGE_SUM, EXCHANGES
 from .figures import SIMULATED
 from .load import Load
@@ -30,35 +33,47 @@ def exchange_us(results: Sequence[Result]) -> float | None:
     for result in results:
         counts = result.counters[EXCHANGES]
         sums = result.counters[EXCHANGE_SUM]
-        found += (
-            [min(sums[x] / counts[x] for x in counts)] if any(counts.values()) else []
-        )
+        if each := [sums[x] / count for x, count in counts.items() if count]:
+            found.append(min(each))
     return 1e6 * statistics.fmean(found) if found else None
 
 
-def constants(folder: Folder, turns: Sequence[Turn], plan: Plan) -> Fit | str:
-    """The cost model by the logs of all turns, or why there is none."""
+def constants(
+    folder: Folder, turns: Sequence[Turn], plan: Plan
+) -> tuple[Fit | str, dict[str, float]]:
+    """What the logs of all turns tell.
+
+    Returns:
+        The cost model, or why there is none; and by policy the seconds of the host
+        between two steps, an exchange of the ranks among them.
+    """
     if not plan.ranks:
-        return "the logs of deployments are not read"
+        return "the logs of deployments are not read", {}
     if plan.kv_role == "kv_consumer":
         return (
             "the logs do not tell how much the decodes attend to, which decides how "
             "long the steps of a decode instance are"
-        )
-    samples, host = [], []
+        ), {}
+    samples: list[StepSample] = []
+    hosts: dict[str, list[float]] = {}
     for turn in turns:
         if plan.async_scheduling:
             steps = read_steps(folder.file(turn, ".steps"), None)
             samples += spaced(steps, plan.ranks)
-            host.append(0.0)
+            hosts.setdefault(turn.policy, []).append(0.0)
             continue
         with contextlib.suppress(UsageError):
             found = read_server_logs([folder.file(turn, ".server.log")], plan.ranks)
             samples += found.samples
-            host.append(found.host_seconds)
+            hosts.setdefault(turn.policy, []).append(found.host_seconds)
     if len(samples) < MIN_STEPS:
-        return "the logs have too few steps of all ranks"
-    return fit(samples, statistics.fmean(host))
+        return "the logs have too few steps of all ranks", {}
+    by_policy = {policy: statistics.fmean(each) for policy, each in hosts.items()}
+    fitted = fit(samples, statistics.fmean(by_policy.values()))
+    for name in NEEDED:
+        if math.isnan((estimate := getattr(fitted, name)).value):
+            return f"the logs do not tell {name} ({estimate.note})", {}
+    return fitted, by_policy
 
 
 def forecast(
@@ -68,10 +83,12 @@ def forecast(
     load: Load,
     plan: Plan,
     found: Fit | str,
+    hosts: Mapping[str, float],
 ) -> Mapping[str, Mapping[str, float]] | str:
     """Ratios to the base in the simulator, by policy and figure, or why there are none.
 
-    Each round is simulated with the same load and the constants that were found.
+    Each round is simulated with the same load and the constants that were found, each
+    policy with the time that its host took between two steps.
     """
     if isinstance(found, str):
         return f"the cost of a step is not known: {found}"
@@ -82,10 +99,12 @@ def forecast(
     limits = RankLimits(plan.ranks, plan.slots, plan.batched_tokens, blocks or None)
     for turn in tqdm(turns, unit="run", desc="forecast", disable=None):
         workload, traffic = load.as_simulated(folder.file(base[turn.round]))
+        host = hosts.get(turn.policy, found.host_seconds) - found.host_seconds
+        cost = replace(found.cost, t0=max(LEAST_STEP, found.cost.t0 + host))
         scenario = Scenario(
             *(
                 limits,
-                found.cost,
+                cost,
                 workload,
                 traffic,
                 Frontend(api_servers=plan.api_servers),

@@ -84,8 +84,14 @@ class Endpoint:
 
     def model(self) -> tuple[str, str]:
         """The name by which requests ask for the model, and its folder or hub name."""
-        model = self._get("/v1/models").json()["data"][0]
-        return str(model["id"]), str(model.get("root") or model["id"])
+        answer = self._get("/v1/models")
+        try:
+            model = answer.json()["data"][0]
+            return str(model["id"]), str(model.get("root") or model["id"])
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise UsageError(
+                f"{self.url}/v1/models: names no model; give the address of a server."
+            ) from None
 
     def ask(self) -> None:
         """One short request, so that a policy has decided.
@@ -105,7 +111,12 @@ class Endpoint:
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         costs: dict[str, list[float]] = defaultdict(list)
         policies, cache, has_gate = set(), {}, False
-        for family in text_string_to_metric_families(self._get("/metrics").text):
+        text = self._get("/metrics").text
+        try:
+            families = [*text_string_to_metric_families(text)]
+        except ValueError:  # of something else
+            families = []
+        for family in families:
             has_gate |= family.name.startswith(GATE)
             for sample in family.samples:
                 labels = sample.labels

@@ -147,7 +147,17 @@ class Replay:
         )
         rate, faster = args.request_rate, args.timed_trace_rate_multiplier
         self_timed = trace.is_timed and args.self_timed is not False
-        if self_timed and rate < float("inf"):
+        stretches = self_timed and rate < float("inf")
+        for name, is_useless in (
+            ("burstiness", self_timed or rate == float("inf")),
+            ("timed_trace_rate_multiplier", stretches),
+        ):
+            if is_useless and (given := getattr(args, name)) != 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} {given}: would change nothing; leave it out."
+                )
+        if stretches:
             # Its intervals are stretched to that rate.
             rows = trace.rows[: args.num_prompts]
             if (last := rows[-1].time or 0.0) <= 0:

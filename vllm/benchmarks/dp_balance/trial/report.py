@@ -6,7 +6,6 @@ It has no prompt, address, host or path, and the model's name only if asked for:
 shows is numbers, and words that are listed here.
 """
 
-import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -47,8 +46,8 @@ def write(
         plan: of the command.
         about: what is known beside, without anything private.
     """
-    found = constants(folder, turns, plan)
-    simulated = forecast(folder, turns, results, load, plan, found)
+    found, hosts = constants(folder, turns, plan)
+    simulated = forecast(folder, turns, results, load, plan, found, hosts)
     cost = None if isinstance(found, str) else found.cost
     steps = {t.policy: read_steps(folder.file(t, ".steps"), cost) for t in turns}
     learned = [result.costs for result in results if result.costs]
@@ -62,6 +61,7 @@ def write(
         "policies": policies,
         "forecast": simulated,
         "fit": found if isinstance(found, str) else asdict(found),
+        "host_seconds": hosts,
         "exchange_us": exchange_us(results),
         "learned_seconds": learned[-1] if learned else {},
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
@@ -150,13 +150,14 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     if isinstance(fitted := document["fit"], str):
         device.append(f"- The cost of a step is not known: {fitted}.")
     else:
-        host = f"{1e3 * fitted['host_seconds']:.3g} ms of the host between two steps"
-        device.append(f"- {fitted['steps']} steps, {host}:")
+        hosts = document["host_seconds"].items()
+        host = ", ".join(f"{1e3 * s:.3g} ms with {policy}" for policy, s in hosts)
+        device.append(f"- the host between two steps: {host}")
+        device.append(f"- {fitted['steps']} steps:")
         for name, meaning, factor, unit in UNITS:
             value, width = (factor * fitted[name][x] for x in ("value", "half_width"))
             text = fitted[name]["note"] or meaning
-            known = f"= {value:.4g} ± {width:.2g} {unit}"
-            device.append(f"- {name} {known if math.isfinite(value) else '-'}: {text}")
+            device.append(f"- {name} = {value:.4g} ± {width:.2g} {unit}: {text}")
     if document["exchange_us"] is not None:
         device.append(
             f"- exchange: {document['exchange_us']:.0f} µs on the slowest rank"

@@ -77,10 +77,10 @@ class Folder:
         """
         state = self.path / "trial.json"
         text = json.dumps(options, sort_keys=True)
-        mark = hashlib.sha256(text.encode()).hexdigest()
+        mark = f'"{hashlib.sha256(text.encode()).hexdigest()}"'.encode()
         try:
             names = [path.name for path in self.path.glob("*")]
-            if names and (not state.exists() or json.loads(state.read_text()) != mark):
+            if names and (not state.exists() or state.read_bytes() != mark):
                 raise UsageError(
                     f"--result-dir {self.path}: has something else, or the turns of "
                     "another trial (model, load, policies or versions differ); give "
@@ -90,7 +90,7 @@ class Folder:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--result-dir {self.path}: {error.strerror}.") from None
-        self.write(state, json.dumps(mark))
+        self.write(state, mark.decode())
 
     def write(self, path: Path, text: str) -> None:
         """Writes a file whole or not at all.
@@ -129,7 +129,7 @@ class Folder:
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             return Result(saved, *saved.pop("trial"))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (AttributeError, OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 
 

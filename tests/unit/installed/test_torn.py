@@ -1,0 +1,34 @@
+"""What is installed and torn is said in one sentence, and nothing is to be deleted."""
+
+from importlib.metadata import Distribution
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_balance.build_info import load_build_info
+from vllm_balance.installed import Installed
+from vllm_balance.verify import verify_installation
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wheel": '])
+def test_a_torn_build_record_is_named(text, tmp_path):
+    (path := tmp_path / "build.json").write_text(text)
+    with pytest.raises(SystemExit, match="json: expected the build record of a wheel"):
+        load_build_info(path)
+
+
+@pytest.mark.parametrize("record", [None, ""])
+def test_without_a_record_no_file_is_called_foreign(record, tmp_path):
+    folder = tmp_path / "vllm-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: vllm\nVersion: 1\n")
+    if record is not None:
+        (folder / "RECORD").write_text(record)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/envs.py").touch()
+    main = Installed("vllm", "1", tmp_path, Distribution.at(folder))
+    info = SimpleNamespace(wheel="w.whl", distributions={"vllm": "1"}, target="a")
+    assert verify_installation(info, [main]) == [
+        f"{tmp_path}: expected the RECORD of vllm there, found none; repair: pip "
+        "install --force-reinstall --no-deps w.whl"
+    ]
