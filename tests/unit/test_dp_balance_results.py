@@ -74,6 +74,11 @@ def test_no_policy_is_advised_whose_throughput_falls():
     fewer = result("align", 50.0, 50.0, steady_output_throughput=90.0)
     assert "balance cap" in advise([OFF, fewer, result("cap", 90.0, 90.0)], None)
     assert advise([OFF, fewer], None).startswith("Leave it off: with every policy")
+    for seconds, said in ((100.0, "Leave it off: with every"), (1.0, "Use")):
+        opened = {"first_turn": 0, "steady_duration": seconds}
+        off = result("off", 100.0, **opened)
+        ends_later = result("align", 80.0, output_throughput=95.0, **opened)
+        assert advise([off, ends_later], None).startswith(said)
 
 
 def test_throughput_of_an_open_loop_is_that_of_the_whole_run():
