@@ -68,16 +68,17 @@ WALL_CLOCKS = {
     ),
     # Prompts have arrived with their KV cache, but for the last token. With 24 requests
     # of the trace's mean length, their context takes half of a step. The rate is two
-    # thirds of what is served with all slots in use.
+    # thirds of what is served with all slots in use. Steps are slow, since an exchange
+    # takes 4 ms where the ranks share two cores.
     "decode": WallClock(
         [
             *("--policy", "off", "adaptive", "--replay", "--length-divisor", "8"),
             *("--dataset-path", str(TRACES / "mooncake_conversation.jsonl")),
-            *("--num-prompts", "800", "--request-rate", "13"),
+            *("--num-prompts", "400", "--request-rate", "6.5"),
         ],
         [
-            *(*serve(a=2e-4, context=1.4e-6), *LONG_PROMPTS, "--max-num-seqs", "24"),
-            *("--kv-transfer-config", json.dumps(CONSUMER)),
+            *(*serve(t0=0.1, a=4e-4, context=2.8e-6), *LONG_PROMPTS),
+            *("--max-num-seqs", "24", "--kv-transfer-config", json.dumps(CONSUMER)),
         ],
     ),
 }
