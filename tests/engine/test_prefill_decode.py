@@ -2,7 +2,12 @@
 
 import json
 import random
+import tempfile
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,32 +20,40 @@ BLOCK_SIZE = 32
 CONCURRENCY = 16
 
 
-@contextmanager
-def instances(folder, model):
-    options = ["--data-parallel-balance", "adaptive", "--no-enable-prefix-caching"]
-    options += ["--data-parallel-size", str(RANKS), "--max-num-seqs", "2"]
-    options += ["--block-size", str(BLOCK_SIZE), "--kv-transfer-config"]
+def instance(folder: Path, model: Path, role: str, *more: str) -> Server:
     connector = {
         "kv_connector": "ExampleConnector",
+        "kv_role": role,
         "kv_connector_extra_config": {"shared_storage_path": f"{folder}/kv"},
     }
+    options = ["--data-parallel-balance", "adaptive", "--no-enable-prefix-caching"]
+    options += ["--block-size", str(BLOCK_SIZE), *more]
+    options += ["--kv-transfer-config", json.dumps(connector)]
+    return Server(Path(tempfile.mkdtemp(dir=folder)), model, *options)
+
+
+@contextmanager
+def instances(folder: Path, model: Path) -> Iterator[tuple[Server, ...]]:
     with ExitStack() as stack:
-        servers = []
-        for role in ("kv_producer", "kv_consumer"):
-            told = json.dumps(connector | {"kv_role": role})
-            server = Server(folder, model, *options, told, name=role)
-            servers.append(stack.enter_context(server))
-        yield tuple(servers)
+        options = ("--data-parallel-size", str(RANKS), "--max-num-seqs", "2")
+        yield tuple(
+            stack.enter_context(instance(folder, model, role, *options))
+            for role in ("kv_producer", "kv_consumer")
+        )
 
 
 @pytest.fixture(scope="module")
-def samples(moe_model):
+def samples(moe_model: Path) -> list[Sample]:
     """With first blocks of their own, and not one token longer than whole blocks:
     else the example takes them for equal, or looks for a block less than it has."""
+    return drawn(moe_model, 40, 40, 110)
+
+
+def drawn(model: Path, count: int, shortest: int, longest: int) -> list[Sample]:
     rng = random.Random(0)
-    lengths = [x for x in range(40, 110) if x % BLOCK_SIZE != 1]
-    prompts = [rng.choices(range(3, 250), k=rng.choice(lengths)) for _ in range(40)]
-    answers = continuations(moe_model, prompts)
+    lengths = [x for x in range(shortest, longest) if x % BLOCK_SIZE != 1]
+    prompts = [rng.choices(range(3, 250), k=rng.choice(lengths)) for _ in range(count)]
+    answers = continuations(model, prompts)
     return [
         Sample(tuple(prompt), tuple(answer))
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -74,3 +87,65 @@ def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
     # A request that has ended counts as decoding for a step, with async scheduling.
     assert max(held[0].values()) <= 0.1 * min(decided[0].values())
     assert min(computed.values()) > 0.3 * sum(computed.values())
+
+
+DECODE_RANKS, IN_FLIGHT = 4, 96
+DECODE = ("--data-parallel-size", str(DECODE_RANKS), "--max-num-seqs", "32")
+TURNS = 5
+"""How often each prompt is sent, with another length of the answer."""
+
+
+def unequal_contexts(server: Server, prompts: list[list[int]]) -> tuple[float, Any]:
+    """The largest rank's blocks over the mean, while many run; and the answers."""
+    rng, ratios, ended = random.Random(1), [], threading.Event()
+    lengths = [rng.randint(20, 80) for _ in prompts]
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            used, running = server.metrics(
+                "vllm:kv_cache_usage_perc", "vllm:num_requests_running"
+            )
+            if sum(running.values()) > 0.8 * IN_FLIGHT:
+                ratios.append(max(used.values()) * DECODE_RANKS / sum(used.values()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        answers = server.complete(prompts, lengths, IN_FLIGHT)
+    finally:
+        ended.set()
+        watcher.join()
+    assert len(ratios) > 10
+    return sum(ratios) / len(ratios), answers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
+    moe_model, tmp_path
+):
+    """With prompts of 100 to 3,000 tokens; by vLLM's rule for comparison.
+
+    In a model of this load the ranks differ by 1.07, by vLLM's rule by 1.12. With 40
+    requests in flight a single one is a tenth of a rank's context, and it is 1.12 and
+    1.20.
+    """
+    long = drawn(moe_model, 60, 100, 3000)
+    prompts = [list(sample.prompt) for sample in long]
+    found = {}
+    # The example keeps no more of a prompt than its first chunk.
+    whole = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096")
+    with instance(tmp_path, moe_model, "kv_producer", "-dp", "2", *whole) as prefill:
+        prefill.complete(prompts, 1, CONCURRENCY)
+        for rule in ("context", "vllm"):
+            chosen = () if rule == "context" else ("--data-parallel-dispatch", rule)
+            more = (*DECODE, *chosen)
+            with instance(tmp_path, moe_model, "kv_consumer", *more) as decode:
+                found[rule], answers = unequal_contexts(decode, TURNS * prompts)
+                loads = decode.log.read_text().count("External Cache Hit!")
+            assert loads >= len(answers)
+            for sample, answer in zip(TURNS * long, answers, strict=True):
+                assert answer[: len(sample.tokens)] == list(sample.tokens)
+    print(f"largest rank's context over the mean: {found}")
+    assert found["context"] <= 1.25
+    assert found["context"] < found["vllm"]
