@@ -92,8 +92,10 @@ def _bands(
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     axes.set(xlim=(0, seconds), ylim=(len(ranks) - 0.5, -0.5))
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    text = f"balance {policy}: in the whole turn the ranks wait "
-    text += f"{waiting_share(steps):.0%} of their time for the slowest"
+    text = f"balance {policy}"
+    if share := waiting_share(steps):  # 0 where the cost of a step is not known
+        text += f": in the whole turn the ranks wait {share:.0%} of their time "
+        text += "for the slowest"
     axes.set_title(text, loc="left", fontsize=11)
     _bare(axes)
 

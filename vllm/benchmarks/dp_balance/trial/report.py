@@ -64,7 +64,10 @@ def write(
         "host_seconds": hosts,
         "exchange_us": exchange_us(results),
         "learned_seconds": learned[-1] if learned else {},
-        "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
+        # Without a cost it is not known when a rank had computed its part.
+        "waiting_share": {
+            p: waiting_share(each) for p, each in steps.items() if each and cost
+        },
     }
     rows = table(document)
     files = {"report.json": document}
