@@ -418,6 +418,26 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     assert not (folder.report / "calibration.json").exists()
 
 
+def test_a_forecast_counts_the_host_of_each_policy(tmp_path):
+    """As an exchange, which only some policies have."""
+    load = SimpleNamespace(
+        as_simulated=lambda _: (Workload(64, "400", "60"), ClientTraffic(32))
+    )
+    order = turns.order(["off", "cap"], 1)
+    results = [result(turn, 10) for turn in order]
+    plan = Plan(ranks=4, slots=8, batched_tokens=512)
+    found = SimpleNamespace(cost=COST, host_seconds=0.01)
+
+    def ratio(**hosts):
+        told = turns.Folder(tmp_path), order, results, load, plan, found, hosts
+        return device.forecast(*told)["cap"]["mean_e2el_ms"]
+
+    alike = ratio(off=0.01, cap=0.01)
+    assert alike == ratio()
+    assert ratio(off=0.01, cap=0.03) > 1.05 * alike
+    assert ratio(off=0.03, cap=0.01) < alike / 1.05
+
+
 def test_a_decode_instance_has_no_constants(tmp_path):
     """Its logs do not tell how much the decodes attend to."""
     plan = Plan(ranks=2, kv_role="kv_consumer")
