@@ -34,8 +34,7 @@ KEPT = """
 7419:pauses+short_answers+faster+attention+first_decode
 4577:padded 4799:night+slow_rank+two_servers+faster
 8136:faster+equal 9461:as-served+kv_full 10922:two_servers+padded+night+first_decode
-10972:first_decode+starved+0.30 8239:experts+lone+attention+drift+tiny
-8858:drift+as-served+one_seq+experts 9217:first_decode+tiny+pauses+aborts+batch
+10972:first_decode+starved+0.30
 """
 """Worlds that some policy harmed."""
 HARMED = {
@@ -49,6 +48,9 @@ HARMED = {
     "8163:one_seq+padded+slow_rank": "mean 7 % longer",
     "10265:pauses+long_prompts+short_answers+closed+equal": "mean 5 % longer",
     "10307:as-served+slow_rank+short_answers+equal+starved": "mean 9 % longer",
+    "8239:experts+lone+attention+drift+tiny": "mean 6 % longer",
+    "8858:drift+as-served+one_seq+experts": "mean 11 % longer",
+    "9217:first_decode+tiny+pauses+aborts+batch": "mean 4 % longer",
 }
 """Worlds that are still harmed, and how."""
 STILL = [
