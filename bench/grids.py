@@ -52,7 +52,6 @@ class Variant:
 
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
 """Shows what the dispatch by prompt tokens brings."""
-BY_TOKENS = "adaptive, by tokens"
 SERVED_ALIKE = {
     f"{policy}, order and dispatch": Variant(policy, BY_PREFIXES, short_first=True)
     for policy in ("align", "sglang23-30")
@@ -63,12 +62,7 @@ VARIANTS = {
     WITH_VLLM_DISPATCH: Variant("adaptive", load_balancer="0.23"),
     "adaptive, 4 API servers": Variant("adaptive", api_servers=4),
     "adaptive, 8 API servers": Variant("adaptive", api_servers=8),
-    BY_TOKENS: Variant("adaptive", load_balancer="tokens"),
-    "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
-    **{
-        f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("off", "align")
-    },
+    "align, sessions kept": Variant("align", load_balancer="session-affinity"),
     "align, tpu-inference's dispatch": Variant("align", load_balancer="tpu-inference"),
     "off, vLLM 0.30": Variant("off", load_balancer="0.30"),
     "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
@@ -255,10 +249,7 @@ RIVALS = (
     *("align, sessions kept", "align, tpu-inference's dispatch"),
     *("trtllm, its router", "trtllm, its router and chunks"),
 )
-ON_AGENTS = (
-    *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),
-    *RIVALS,
-)
+ON_AGENTS = ("adaptive", WITH_VLLM_DISPATCH, "off", *RIVALS)
 
 
 def on_agents(
@@ -299,8 +290,7 @@ def agents() -> Iterator[Cell]:
             yield on_agents(RANKS, per_rank, tokens)
     yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
     for ranks in (1, 2, 4, 16):
-        few = ("adaptive", BY_TOKENS, "off")
-        yield on_agents(ranks, 4, 1_000_000, policies=few)
+        yield on_agents(ranks, 4, 1_000_000, policies=("adaptive", "off"))
 
 
 # ---- Instances that only prefill or only decode
@@ -335,7 +325,7 @@ def roles() -> Iterator[Cell]:
             labels = {"role": role, "of": "agents", "cost": "a3-dp4-tp4"}
             labels |= {"ranks": RANKS, "slots": 16, "sessions": per_rank * RANKS}
             scenario = replace(cell.scenario, limits=limits, role=role)
-            yield Cell(labels, scenario, (*ON_ROLES, "off, sessions kept"))
+            yield Cell(labels, scenario, ON_ROLES)
 
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {

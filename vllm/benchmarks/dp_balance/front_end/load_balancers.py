@@ -31,7 +31,6 @@ from .routers import (
     BlindBalancer,
     DealByPrefix,
     LeastUncached,
-    PerfectKnowledge,
     SessionAffinity,
 )
 
@@ -214,9 +213,8 @@ LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
 """Those of servers, and routers that do not look at the ranks; "skewed" draws them, the
 i-th as often as 1 / √i."""
 
-BEYOND = ("session-affinity", "perfect", "tpu-inference", "trtllm-kv-aware")
-"""What a router in front could do, what one could that knows all, and those of other
-engines: one for all API servers."""
+BEYOND = ("session-affinity", "tpu-inference", "trtllm-kv-aware")
+"""A router in front, and those of other engines: one for all API servers."""
 
 AS_SERVED = "as-served"
 
@@ -265,8 +263,7 @@ def make_load_balancers(
             lambda: rng.choices(range(ranks), cum_weights=weights)[0]
         ),
         "session-affinity": lambda: SessionAffinity(ranks),
-        "perfect": lambda: PerfectKnowledge(ranks, slots, cached),
-        "tpu-inference": lambda: LeastUncached(ranks, slots, cached),
+        "tpu-inference": lambda: LeastUncached(ranks, cached),
         "trtllm-kv-aware": lambda: DealByPrefix(ranks, slots, cached),
     }
     if name in for_all:
