@@ -283,6 +283,13 @@ def test_requests_are_sent_at_their_times(tmp_path):
     assert replay(path, 2.0) == pytest.approx([0, 0.026, 14.7395345])
 
 
+def test_more_prompts_than_a_trace_with_times_has_are_refused(tmp_path):
+    trace = read_trace(written(tmp_path, AZURE))
+    assert len(traced_requests(trace, 2)) == 2
+    with pytest.raises(UsageError, match="--num-prompts 4: the trace has 3 requests"):
+        traced_requests(trace, 4)
+
+
 def test_a_dataset_without_times_is_refused(tmp_path):
     lengths = [{"prompt_tokens": 3, "output_tokens": 4}]
     with pytest.raises(UsageError, match="--self-timed: the dataset has no times"):

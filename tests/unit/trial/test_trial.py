@@ -148,6 +148,7 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
         (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
+        (f"{TRACE} --num-prompts 12001 {SERVE}", "--num-prompts 12001: the trace has"),
         (f"{TRACE} --burstiness 2 {SERVE}", "--burstiness 2.0: would change nothing"),
         (
             f"{TRACE} --request-rate 9 --timed-trace-rate-multiplier 2 {SERVE}",

@@ -408,7 +408,7 @@ def _prompt_tokens(
         )
     if count_tokens is None:
         raise UsageError(
-            f"{where}: the prompt is text; give --tokenizer to count its tokens, or "
-            "add a number prompt_tokens to each line."
+            f"{where}: the prompt is text; add a number prompt_tokens to each line, or "
+            "have `simulate` or `recommend` count them (--tokenizer)."
         )
     return count_tokens(prompt.encode(errors="replace").decode())  # no half emoji
