@@ -103,7 +103,8 @@ def run(
             first, done, wasted = engine.update()
             totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
             if on_step is not None:
-                on_step(_record(now, seconds, loads, engine))
+                held, counts = tuple(engine.held), tuple(engine.counts())
+                on_step(StepRecord(now, seconds, loads, held, counts))
         _answer(first, done, now, clients, dispatcher, on_done)
         dispatcher.coordinator.tell(now, wave, step, tell())
         left -= len(done)
@@ -112,21 +113,12 @@ def run(
         if step % SYNC_STEPS == 0 and not engine.has_work():
             wave, step = wave + 1, 0
             in_flight.clear()  # nothing was left to compute
-            _end_wave(engine, controller)
+            engine.end_wave()
+            if controller is not None:
+                controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
     return Run(requests, totals, clients.last_sent, clients.first_turn)
-
-
-def _end_wave(engine: Engine, controller: Controller | None) -> None:
-    engine.end_wave()
-    if controller is not None:
-        controller.reset()
-
-
-def _record(end: float, seconds: float, loads: Loads, engine: Engine) -> StepRecord:
-    held, counts = tuple(engine.held), tuple(engine.counts())
-    return StepRecord(end, seconds, loads, held, counts)
 
 
 def _answer(
