@@ -128,16 +128,7 @@ def test_an_older_result_must_be_listed_and_the_page_says_so(renewed):
     page = " ".join((renewed / "docs" / "results.md").read_text().split())
     assert f"policies {FORMER}, not those of this code" in page
     assert f"former policies:** {NAME} ({WHY})." in page
-
-
-def test_changed_policies_make_every_result_older(renewed):
-    with (renewed / POLICIES / "policies" / "adaptive.py").open("a") as file:
-        file.write("# changed\n")
-    assert "make it again, or list it" in pages(renewed, "--check")
-
-
-def test_an_entry_whose_result_was_made_again_fails(renewed):
-    list_older(renewed, **{NAME: WHY})
+    set_policies(renewed, NAME, policies_fingerprint())
     assert f"{NAME} was made again; take it out" in pages(renewed, "--check")
 
 
