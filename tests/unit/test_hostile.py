@@ -9,7 +9,7 @@ from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
 import hostile
-from hostile import COSTS, Figures, Step, harms, judge, wrong_costs
+from hostile import COSTS, Figures, Step, harms, judge, serve, wrong_costs
 from hostile_worlds import draw, parse
 
 FAST, ALL = range(20, 40), range(2000)
@@ -87,6 +87,12 @@ def test_a_world_is_that_of_its_name():
     assert (again.cost, again.limits) == (world.cost, world.limits)
     for one, other in zip(world.requests(), again.requests(), strict=True):
         assert (one.due, one.prompt_len) == (other.due, other.prompt_len)
+
+
+def test_time_passes_for_the_device():
+    """Once it stood still, and all that was to change with it did not."""
+    always, faster = (serve(parse(name), "off") for name in ("1:", "1:faster"))
+    assert faster.mean < 0.9 * always.mean
 
 
 class Controller:
