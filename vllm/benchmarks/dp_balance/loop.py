@@ -65,7 +65,7 @@ def run(
     cost: CostModel,
     rng: random.Random,
     *,
-    frontend: Frontend | None = None,
+    frontend: Frontend,
     async_scheduling: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
@@ -75,7 +75,7 @@ def run(
     The engine was told of `async_scheduling`, too. Without a controller nothing is
     exchanged. `on_done` is called with the number of requests that ended in a step.
     """
-    clients = Clients(requests, traffic, frontend or Frontend(), rng)
+    clients = Clients(requests, traffic, frontend, rng)
     left = len(requests)
     tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
     in_flight: deque[Loads] = deque()
