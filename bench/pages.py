@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import measured_tables as measured
 import tables
 import tomlkit
 
@@ -136,12 +137,12 @@ def former(older: Mapping[str, str]) -> str:
 def wall_clocks(results: Mapping[str, Document], older: Mapping[str, str]) -> str:
     """Of each trial on the emulated device what was sent, and the ratios to off."""
     blocks = []
-    for name in tables.TRIALS:
+    for name in measured.TRIALS:
         report = results[name]
-        titles = ["", *tables.trial_figures(report).values()]
+        titles = ["", *measured.trial_figures(report).values()]
         rows = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
-        rows += tables.trial_ratios(report)
-        blocks += [tables.trial_sentence(name, report), lines(rows)]
+        rows += measured.trial_ratios(report)
+        blocks += [measured.trial_sentence(name, report), lines(rows)]
         made = f"python bench/wall_clock.py {name.removeprefix('trial_')}"
         blocks.append(origin(name, {**report, "command": made}, older))
     return "\n\n".join(blocks)
@@ -218,12 +219,12 @@ def parts(results: Mapping[str, Document], older: Mapping[str, str]) -> dict[str
         "wall_clocks": wall_clocks(results, older),
         "real_requests": f"{run['requests']}",
         "real_steps": f"{run['steps']:,}",
-        "real_run": lines(tables.real_run(run)),
-        "cost_decision": lines(tables.decisions(results["cost_decision"])),
+        "real_run": lines(measured.real_run(run)),
+        "cost_decision": lines(measured.decisions(results["cost_decision"])),
         "measured_prompt": f"{measuring['results'][0]['prompt']:,}",
         "measuring_goal": f"{measuring['results'][0]['goal_us']:.0f}",
-        "cost_measuring": lines(tables.measurings(measuring)),
-        "cost_dispatch": lines(tables.dispatches(results["cost_dispatch"])),
+        "cost_measuring": lines(measured.measurings(measuring)),
+        "cost_dispatch": lines(measured.dispatches(results["cost_dispatch"])),
     }
 
 
