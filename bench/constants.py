@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import simulated
 from deployment_grid import deployments
-from grids import CODE, CONV, Cell, Load, Variant, Window, on_trace
+from grids import CODE, CONV, Cell, Load, Window, on_trace
 from simulated import ROOT, Task, execute, write
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
@@ -101,8 +101,8 @@ def cells() -> list[Cell]:
 
 def figures(cells: list[Cell], window: float) -> tuple[float, float]:
     """Geometric means of the mean end-to-end time and of TTFT p99, in ms."""
-    variant = Variant(f"adaptive:window={window:g}")
-    runs = [execute(Task(cell.scenario, variant, 0))[1] for cell in cells]
+    policy = f"adaptive:window={window:g}"
+    runs = [execute(Task(cell.scenario, policy, 0))[1] for cell in cells]
     names = "mean_e2el_ms", "p99_ttft_ms"
     mean, tail = (statistics.geometric_mean(r[name] for r in runs) for name in names)
     return mean, tail

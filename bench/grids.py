@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
 from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
@@ -40,43 +40,30 @@ class Cell:
     """Requests per second of the trace by itself."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A policy that is served in another way than its own."""
-
-    policy: str
-    load_balancer: str | None = None
-    api_servers: int = 1
-    short_first: bool | None = None
-
-
 WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
 """Shows what the dispatch by prompt tokens brings."""
-BY_TOKENS = "adaptive, by tokens"
+ALIKE = {"load_balancer": BY_PREFIXES, "short_first": True}
 SERVED_ALIKE = {
-    f"{policy}, order and dispatch": Variant(policy, BY_PREFIXES, short_first=True)
+    f"{policy}, order and dispatch": (policy, ALIKE)
     for policy in ("align", "sglang23-30")
 }
 """Rules of others, served as `adaptive` is: they show whose a gain is."""
-VARIANTS = {
+TRTLLM_ROUTER = {"load_balancer": "trtllm-kv-aware"}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **SERVED_ALIKE,
-    WITH_VLLM_DISPATCH: Variant("adaptive", load_balancer="0.23"),
-    "adaptive, 4 API servers": Variant("adaptive", api_servers=4),
-    "adaptive, 8 API servers": Variant("adaptive", api_servers=8),
-    BY_TOKENS: Variant("adaptive", load_balancer="tokens"),
-    "adaptive, perfect knowledge": Variant("adaptive", load_balancer="perfect"),
-    **{
-        f"{name}, sessions kept": Variant(name, load_balancer="session-affinity")
-        for name in ("off", "align")
-    },
-    "align, tpu-inference's dispatch": Variant("align", load_balancer="tpu-inference"),
-    "off, vLLM 0.30": Variant("off", load_balancer="0.30"),
-    "trtllm, its router": Variant("trtllm", load_balancer="trtllm-kv-aware"),
-    "trtllm, its router and chunks": Variant(
-        "trtllm:kv_cost_offset=10000,kv_depth_threshold=20000",
-        load_balancer="trtllm-kv-aware",
+    WITH_VLLM_DISPATCH: ("adaptive", {"load_balancer": "0.23"}),
+    "adaptive, 4 API servers": ("adaptive", {"frontend": Frontend(api_servers=4)}),
+    "adaptive, 8 API servers": ("adaptive", {"frontend": Frontend(api_servers=8)}),
+    "align, sessions kept": ("align", {"load_balancer": "session-affinity"}),
+    "align, tpu-inference's dispatch": ("align", {"load_balancer": "tpu-inference"}),
+    "off, vLLM 0.30": ("off", {"load_balancer": "0.30"}),
+    "trtllm, its router": ("trtllm", TRTLLM_ROUTER),
+    "trtllm, its router and chunks": (
+        *("trtllm:kv_cost_offset=10000,kv_depth_threshold=20000", TRTLLM_ROUTER),
     ),
 }
+"""By name, a policy that is served in another way than its own, and what differs in the
+scenario."""
 
 # ---- Real traces
 
@@ -255,10 +242,7 @@ RIVALS = (
     *("align, sessions kept", "align, tpu-inference's dispatch"),
     *("trtllm, its router", "trtllm, its router and chunks"),
 )
-ON_AGENTS = (
-    *("adaptive", BY_TOKENS, WITH_VLLM_DISPATCH, "adaptive, perfect knowledge", "off"),
-    *RIVALS,
-)
+ON_AGENTS = ("adaptive", WITH_VLLM_DISPATCH, "off", *RIVALS)
 
 
 def on_agents(
@@ -299,8 +283,7 @@ def agents() -> Iterator[Cell]:
             yield on_agents(RANKS, per_rank, tokens)
     yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
     for ranks in (1, 2, 4, 16):
-        few = ("adaptive", BY_TOKENS, "off")
-        yield on_agents(ranks, 4, 1_000_000, policies=few)
+        yield on_agents(ranks, 4, 1_000_000, policies=("adaptive", "off"))
 
 
 # ---- Instances that only prefill or only decode
@@ -335,7 +318,7 @@ def roles() -> Iterator[Cell]:
             labels = {"role": role, "of": "agents", "cost": "a3-dp4-tp4"}
             labels |= {"ranks": RANKS, "slots": 16, "sessions": per_rank * RANKS}
             scenario = replace(cell.scenario, limits=limits, role=role)
-            yield Cell(labels, scenario, (*ON_ROLES, "off, sessions kept"))
+            yield Cell(labels, scenario, ON_ROLES)
 
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {

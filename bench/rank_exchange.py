@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -46,36 +47,28 @@ def microseconds(ranks: int, calls: int) -> dict[str, list[float]]:
         calls: of each kind.
 
     Raises:
-        RuntimeError: a rank ended before the others.
+        BrokenProcessPool: a rank ended before the others.
     """
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=_rank, args=(rank, ranks, calls, folder))
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if failed := [each.exitcode for each in processes if each.exitcode]:
-            raise RuntimeError(f"a rank ended with {failed[0]}")
-        spans: dict[str, list[list[tuple[float, float]]]] = {kind: [] for kind in KINDS}
-        for rank in range(ranks):
-            lines = (Path(folder) / f"rank{rank}").read_text().splitlines()
-            for kind in KINDS:
-                own = [line.split()[1:] for line in lines if line.startswith(kind)]
-                spans[kind].append([(float(a), float(b)) for a, b in own][_WARM_UP:])
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(ranks, spawn) as pool,
+    ):
+        each_rank = (range(ranks), repeat(ranks), repeat(calls), repeat(folder))
+        spans = list(pool.map(_rank, *each_rank))
     return {
         kind: [
             1e6 * (max(end for _, end in step) - max(start for start, _ in step))
-            for step in zip(*by_rank, strict=True)
+            for step in zip(*(rank[kind][_WARM_UP:] for rank in spans), strict=True)
         ]
-        for kind, by_rank in spans.items()
+        for kind in KINDS
     }
 
 
-def _rank(rank: int, ranks: int, calls: int, folder: str) -> None:
+def _rank(
+    rank: int, ranks: int, calls: int, folder: str
+) -> dict[str, list[tuple[float, float]]]:
+    """By kind, when each call began and ended, by the machine's one clock."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
@@ -83,28 +76,22 @@ def _rank(rank: int, ranks: int, calls: int, folder: str) -> None:
     exchange = RowExchange(timeout=60.0)
     row = Row(**dict.fromkeys(Row._fields, 1))
     number = torch.ones(1, dtype=torch.int32)
-
-    def gather(step: int) -> None:
-        exchange.gather(row._replace(step=step), group, lambda: None)
-
-    def reduce(_: int) -> None:
-        dist.all_reduce(number, group=group)
-
-    # One clock for all processes of a machine.
-    rng, lines = random.Random(rank), []
-    actions: dict[str, Callable[[int], None]] = dict(
-        zip(KINDS, (gather, reduce), strict=True)
+    actions: tuple[Callable[[int], object], ...] = (
+        lambda step: exchange.gather(row._replace(step=step), group, lambda: None),
+        lambda step: dist.all_reduce(number, group=group),
     )
+    rng = random.Random(rank)
+    spans: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for step in range(calls + _WARM_UP):
-        for kind, act in actions.items():
+        for kind, act in zip(KINDS, actions, strict=True):
             time.sleep(STEP_S + rng.random() * _JITTER_S)
             start = time.monotonic()
             act(step)
-            lines.append(f"{kind} {start:.7f} {time.monotonic():.7f}\n")
-    Path(folder, f"rank{rank}").write_text("".join(lines))
+            spans[kind].append((start, time.monotonic()))
     dist.barrier()
     exchange.close(None)
     dist.destroy_process_group()
+    return spans
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 # isort: split
 import grids
 from deployment_grid import deployments
-from grids import VARIANTS, Cell, Load, Variant
+from grids import VARIANTS, Cell, Load
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
 from vllm.benchmarks.dp_balance.metrics import measure
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 
@@ -58,7 +58,7 @@ class Task(NamedTuple):
     """One run."""
 
     scenario: Scenario
-    variant: Variant
+    policy: str
     seed: int
 
     @property
@@ -69,14 +69,7 @@ class Task(NamedTuple):
 
 def execute(task: Task) -> tuple[str, Figures]:
     """The figures of one run, with its key."""
-    what, variant = task.scenario, task.variant
-    if variant.load_balancer is not None:
-        what = replace(what, load_balancer=variant.load_balancer)
-    if variant.api_servers > 1:
-        what = replace(what, frontend=Frontend(api_servers=variant.api_servers))
-    if variant.short_first is not None:
-        what = replace(what, short_first=variant.short_first)
-    run = scenario.simulate(what, variant.policy, task.seed)
+    run = scenario.simulate(*task)
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
@@ -165,7 +158,7 @@ class Runs:
 
 def capacity(cell: Cell, load: Load) -> Task:
     """The run that tells the rate of a cell with a load."""
-    return Task(cell.scenario, Variant(load.of), cell.seeds[0])
+    return Task(cell.scenario, load.of, cell.seeds[0])
 
 
 def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
@@ -175,11 +168,12 @@ def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
         faster = rate / cell.own_rate
         traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
         what = replace(what, traffic=traffic)
-    variants = {name: VARIANTS.get(name, Variant(name)) for name in cell.policies}
-    return {
-        name: [Task(what, variant, seed) for seed in cell.seeds]
-        for name, variant in variants.items()
-    }
+    found = {}
+    for name in cell.policies:
+        policy, changes = VARIANTS.get(name, (name, {}))
+        served = replace(what, **changes)
+        found[name] = [Task(served, policy, seed) for seed in cell.seeds]
+    return found
 
 
 def sent_rate(cell: Cell, runs: Runs) -> float | None:

@@ -150,7 +150,7 @@ def test_option(arguments, message):
         ("no json", "line 1: not a JSON object"),
         ('{"prompt": [1], "output_tokens": 3}\n[]', "line 2: not a JSON object"),
         ('{"output_tokens": 3}', "line 1: has no prompt"),
-        ('{"prompt": "hello", "output_tokens": 3}', "give --tokenizer"),
+        ('{"prompt": "hello", "output_tokens": 3}', "is text; .* them .--tokenizer"),
         ('{"prompt": [1], "output_tokens": 0}', "no request with an answer"),
         ('{"prompt": [1]}', "None output tokens"),
         ('{"prompt_tokens": "3", "output_tokens": 1}', "'3' prompt tokens"),

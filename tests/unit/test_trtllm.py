@@ -1,12 +1,8 @@
 """The model of TensorRT-LLM's balance, on hand-made states."""
 
 import pytest
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.trtllm import AttentionDpBalance
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 from vllm.v1.core.sched.balance.policies.attention_cost import tokens_within
 from vllm.v1.core.sched.balance.policies.registry import OPEN, create_policy
 
@@ -70,18 +66,3 @@ def test_chunks_of_equal_cost_are_smaller_the_deeper_they_are():
         )
         for position in (0, 20_000, 50_000, 110_000)
     ] == [8192, 8192, 4487, 2305]
-
-
-def prefill_parts(policy):
-    """In how many parts eight prompts of 8000 tokens are computed, in steps of 1024."""
-    loads: list[int] = []
-    workload, traffic = Workload(8, "8000", "4"), ClientTraffic(max_concurrency=8)
-    scenario = Scenario(RankLimits(2, 4, 1024), DEEPSEEK_V3_1, workload, traffic)
-    simulate(scenario, policy, on_step=lambda step: loads.extend(step.loads.prefill))
-    return sum(load > 0 for load in loads)
-
-
-def test_chunks_of_equal_cost_shorten_the_steps_of_deep_prompts():
-    assert prefill_parts("trtllm") == 8 * 8
-    chunks = "kv_cost_offset=1000,kv_depth_threshold=1000"
-    assert prefill_parts(f"trtllm:{chunks}") > 1.5 * 8 * 8

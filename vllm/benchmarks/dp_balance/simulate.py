@@ -14,15 +14,12 @@ from tqdm import tqdm
 from .errors import UsageError
 from .metrics import Metrics
 from .options import (
-    add_policy_arg,
-    add_progress_arg,
     add_result_args,
     add_scenario_args,
     policies_from,
     save_result,
     scenarios_from,
 )
-from .policies import OWN
 from .requests.traces import CountTokens
 from .results import PolicyResult, cell, print_table, table_rows, unsteady
 from .scenario import Scenario, simulate_and_measure
@@ -30,10 +27,8 @@ from .scenario import Scenario, simulate_and_measure
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `simulate`."""
-    add_policy_arg(parser, OWN)
     add_scenario_args(parser)
     add_result_args(parser)
-    add_progress_arg(parser)
 
 
 class Comparison(NamedTuple):

@@ -31,7 +31,6 @@ from .routers import (
     BlindBalancer,
     DealByPrefix,
     LeastUncached,
-    PerfectKnowledge,
     SessionAffinity,
 )
 
@@ -205,18 +204,15 @@ class ContextBalancer(TokenBalancer):
         super().finished(request)
 
 
-_FRONT_ENDS = {"0.23": Balancer023, "0.30": Balancer030}
-
 BY_TOKENS, BY_PREFIXES, BY_CONTEXT = OWN = ("tokens", "prefix-aware", "context")
 """Balance scheduling's own."""
 
-LOAD_BALANCERS = (*_FRONT_ENDS, *OWN, "round-robin", "skewed")
+LOAD_BALANCERS = ("0.23", "0.30", *OWN, "round-robin", "skewed")
 """Those of servers, and routers that do not look at the ranks; "skewed" draws them, the
 i-th as often as 1 / √i."""
 
-BEYOND = ("session-affinity", "perfect", "tpu-inference", "trtllm-kv-aware")
-"""What a router in front could do, what one could that knows all, and those of other
-engines: one for all API servers."""
+BEYOND = ("session-affinity", "tpu-inference", "trtllm-kv-aware")
+"""A router in front, and those of other engines: one for all API servers."""
 
 AS_SERVED = "as-served"
 
@@ -252,11 +248,6 @@ def make_load_balancers(
     Raises:
         UsageError: there is none of that name.
     """
-    names = (*LOAD_BALANCERS, *BEYOND)
-    if name not in names:
-        raise UsageError(
-            f"--load-balancer {name}: unknown; choose from {', '.join(names)}."
-        )
     cached = cached or (lambda rank, request: 0)
     weights = list(accumulate((i + 1) ** -0.5 for i in range(ranks)))
     for_all: dict[str, Callable[[], LoadBalancer]] = {
@@ -265,20 +256,23 @@ def make_load_balancers(
             lambda: rng.choices(range(ranks), cum_weights=weights)[0]
         ),
         "session-affinity": lambda: SessionAffinity(ranks),
-        "perfect": lambda: PerfectKnowledge(ranks, slots, cached),
-        "tpu-inference": lambda: LeastUncached(ranks, slots, cached),
+        "tpu-inference": lambda: LeastUncached(ranks, cached),
         "trtllm-kv-aware": lambda: DealByPrefix(ranks, slots, cached),
     }
     if name in for_all:
         return [for_all[name]()] * api_servers
-    servers = [ApiServer(i, api_servers) for i in range(api_servers)]
-    if name == BY_TOKENS:
-        return [TokenBalancer(ranks, server, slots) for server in servers]
-    if name == BY_CONTEXT:
-        return [ContextBalancer(ranks, s, slots, output_tokens) for s in servers]
-    if name == BY_PREFIXES:
-        own = [PrefixAwareBalancer(ranks, each, slots, kv_blocks) for each in servers]
-        for one in own:
-            one.meet(own)
-        return [*own]
-    return [_FRONT_ENDS[name](ranks, server) for server in servers]
+    of_server: dict[str, Callable[[ApiServer], LoadBalancer]] = {
+        "0.23": lambda server: Balancer023(ranks, server),
+        "0.30": lambda server: Balancer030(ranks, server),
+        BY_TOKENS: lambda server: TokenBalancer(ranks, server, slots),
+        BY_CONTEXT: lambda s: ContextBalancer(ranks, s, slots, output_tokens),
+        BY_PREFIXES: lambda s: PrefixAwareBalancer(ranks, s, slots, kv_blocks),
+    }
+    if name not in of_server:
+        names = ", ".join((*LOAD_BALANCERS, *BEYOND))
+        raise UsageError(f"--load-balancer {name}: unknown; choose from {names}.")
+    made = [of_server[name](ApiServer(i, api_servers)) for i in range(api_servers)]
+    own = [each for each in made if isinstance(each, PrefixAwareBalancer)]
+    for one in own:
+        one.meet(own)
+    return made

@@ -11,8 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from vllm.v1.core.sched.balance.dispatch import MISSING_WEIGHT, REQUEST_TOKENS
-
 from ..requests.request import SimRequest
 from .load_balancer import CachedTokens, LoadBalancer
 
@@ -45,30 +43,25 @@ class SessionAffinity(LoadBalancer):
         return self._ranks[request.session]
 
 
-class PerfectKnowledge(LoadBalancer):
-    """Our dispatch by prefixes, if it saw into the caches."""
+class LeastUncached(LoadBalancer):
+    """tpu-inference (#3315): the least tokens to compute, those of the request too."""
 
-    def __init__(self, ranks: int, slots: int, cached: CachedTokens) -> None:
-        self._slots, self._cached = slots, cached
+    def __init__(self, ranks: int, cached: CachedTokens) -> None:
+        self._cached = cached
         self._counts, self._tokens = [0] * ranks, [0] * ranks
         """Requests, and tokens that are left to compute of their prompts."""
         self._left: dict[int, int] = {}
         """Tokens to compute of requests without a first token."""
 
-    def _score(self, rank: int, missing: int) -> tuple[float, ...]:
-        """The less the better, of a prompt of which a rank misses so many tokens."""
-        count = self._counts[rank]
-        load = self._tokens[rank] + REQUEST_TOKENS * count
-        return count >= self._slots, load + MISSING_WEIGHT * missing
-
     def choose(self, request: SimRequest) -> int:
         """Sends a request to the best rank."""
-        ranks, length = range(len(self._tokens)), request.prompt_len
+        tokens, counts = self._tokens, self._counts
+        ranks, length = range(len(tokens)), request.prompt_len
         missing = [max(1, length - self._cached(rank, request)) for rank in ranks]
-        rank = min(ranks, key=lambda rank: self._score(rank, missing[rank]))
+        rank = min(ranks, key=lambda rank: (tokens[rank] + missing[rank], counts[rank]))
         self._left[request.index] = missing[rank]
-        self._tokens[rank] += missing[rank]
-        self._counts[rank] += 1
+        tokens[rank] += missing[rank]
+        counts[rank] += 1
         return rank
 
     def first_token(self, request: SimRequest) -> None:
@@ -78,13 +71,6 @@ class PerfectKnowledge(LoadBalancer):
     def finished(self, request: SimRequest) -> None:
         """It no longer counts."""
         self._counts[request.rank] -= 1
-
-
-class LeastUncached(PerfectKnowledge):
-    """tpu-inference (#3315): the least tokens to compute, those of the request too."""
-
-    def _score(self, rank: int, missing: int) -> tuple[float, ...]:
-        return self._tokens[rank] + missing, self._counts[rank]
 
 
 class DealByPrefix(LoadBalancer):

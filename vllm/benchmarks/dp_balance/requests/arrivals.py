@@ -38,29 +38,25 @@ class ClientTraffic:
         Raises:
             UsageError: some have none, or the last comes too late for the clock.
         """
-        times = self._due_times(requests, rng)
+        if self.self_timed:
+            times = [request.due / self.rate_multiplier for request in requests]
+            if any(map(math.isnan, times)):
+                raise UsageError(
+                    "--dataset-name timed_trace or --self-timed: the dataset has no "
+                    "times; give --dataset-name custom, or --no-self-timed."
+                )
+        elif self.request_rate == float("inf"):
+            return [0.0] * len(requests)
+        else:
+            scale = 1 / (self.request_rate * self.burstiness)
+            intervals = (rng.gammavariate(self.burstiness, scale) for _ in requests)
+            times = list(itertools.accumulate(intervals))
         if (last := max(times, default=0.0)) > LONGEST:
             raise UsageError(
                 f"--request-rate or --timed-trace-rate-multiplier: requests are sent "
                 f"for {last:.3g} s; at most {LONGEST:.0g} can be simulated."
             )
         return times
-
-    def _due_times(
-        self, requests: Sequence[SimRequest], rng: random.Random
-    ) -> list[float]:
-        if self.self_timed:
-            if any(math.isnan(request.due) for request in requests):
-                raise UsageError(
-                    "--dataset-name timed_trace or --self-timed: the dataset has no "
-                    "times; give --dataset-name custom, or --no-self-timed."
-                )
-            return [request.due / self.rate_multiplier for request in requests]
-        if self.request_rate == float("inf"):
-            return [0.0] * len(requests)
-        scale = 1 / (self.request_rate * self.burstiness)
-        intervals = (rng.gammavariate(self.burstiness, scale) for _ in requests)
-        return list(itertools.accumulate(intervals))
 
 
 @dataclass(frozen=True)

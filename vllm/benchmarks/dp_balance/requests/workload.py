@@ -148,6 +148,9 @@ def traced_requests(
     """The first requests of a trace; what has no times is repeated up to `count`.
 
     A session that is repeated is another one, with other texts but for what is shared.
+
+    Raises:
+        UsageError: there are fewer with times, or the trace has no sessions.
     """
     has_sessions = any(isinstance(row.hash_ids, Runs) for row in trace.rows)
     if (session_shared or session_turns is not None) and not has_sessions:
@@ -160,8 +163,12 @@ def traced_requests(
         turn = 1 if row.think is None else turn + 1
         if session_turns is None or turn <= session_turns:
             rows.append(row)
-    if count is None or (trace.is_timed and count > len(rows)):
-        count = len(rows)
+    count = len(rows) if count is None else count
+    if trace.is_timed and count > len(rows):
+        raise UsageError(
+            f"--num-prompts {count}: the trace has {len(rows)} requests in the window; "
+            "leave it out, or give at most these."
+        )
     requests = []
     session = -1
     for index in range(count):

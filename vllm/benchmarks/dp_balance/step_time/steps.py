@@ -43,15 +43,19 @@ class _Iteration(NamedTuple):
     clock: datetime
 
 
-# Without the name of the rank: when several ranks write at once, it comes apart from
-# the rest of the line. Ranks are alike to the cost model, so it is not needed. Later
-# releases log from the front-end, which numbers the engines.
-_ITERATION = re.compile(
-    r"(?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) \[\S+\] (?:Engine \d+: )?"
+ITERATION = (
     r"Iteration\((?P<number>\d{1,15})\): "
     r"\d+ context requests, (?P<prefill>\d{1,9}) context tokens, "
     r"(?P<decodes>\d{1,9}) generation requests, \d+ generation tokens, "
     r"iteration elapsed time: (?P<ms>\d{1,9}(?:\.\d+)?) ms"
+)
+"""What vLLM says of a step, as a regular expression."""
+
+# Without the name of the rank: when several ranks write at once, it comes apart from
+# the rest of the line. Ranks are alike to the cost model, so it is not needed. Later
+# releases log from the front-end, which numbers the engines.
+_ITERATION = re.compile(
+    r"(?P<clock>\d\d-\d\d \d\d:\d\d:\d\d) \[\S+\] (?:Engine \d+: )?" + ITERATION
 )
 
 
@@ -108,8 +112,7 @@ def read_server_logs(paths: Sequence[Path], ranks: int) -> ServerLog:
         if count:
             _say(paths, f"left out {count} {what}")
     clocks = [sorted(one.clock for one in step) for step in complete]
-    gaps = [last - first for first, *_, last in clocks]
-    apart = max((min(gap, YEAR - gap) for gap in gaps), default=timedelta())
+    apart = max((last - first for first, *_, last in clocks), default=timedelta())
     if apart > timedelta(hours=1):
         what = "the ranks logged the same steps, as logs of several starts do"
         _say(paths, f"{what}, up to {apart} apart")
@@ -132,8 +135,6 @@ def _say(paths: Sequence[Path], what: str) -> None:
 
 OVERLAP = 0.25
 """Share of a stretch by which its clocks cannot be wrong."""
-YEAR = timedelta(days=366)
-"""A log names none; a leap year has all days."""
 LEAST_STRETCH = 10.0
 """Seconds: the clock of a log counts whole ones."""
 
@@ -152,12 +153,9 @@ def _host_seconds(
     stretches: list[list[int]] = [[0]]
     gaps = [0.0]
     for i in range(1, len(samples)):
-        gap = clocks[i] - clocks[i - 1]
-        if gap < -YEAR / 2:
-            gap += YEAR
-        gaps.append(gap.total_seconds())
+        gaps.append((clocks[i] - clocks[i - 1]).total_seconds())
         # Ranks that log at the same time may be a second apart; a clock that was set
-        # back is more.
+        # back is more, as a new year is, for a log names none.
         if not -2 < gaps[i] <= samples[i].seconds + 1:
             stretches.append([])
         stretches[-1].append(i)

@@ -97,19 +97,13 @@ def forecast(
     blocks = int(results[0].cache.get("num_gpu_blocks", 0))
     blocks = blocks * int(results[0].cache.get("block_size", 0)) // BLOCK_SIZE
     limits = RankLimits(plan.ranks, plan.slots, plan.batched_tokens, blocks or None)
+    frontend = Frontend(api_servers=plan.api_servers)
     for turn in tqdm(turns, unit="run", desc="forecast", disable=None):
         workload, traffic = load.as_simulated(folder.file(base[turn.round]))
         host = hosts.get(turn.policy, found.host_seconds) - found.host_seconds
         cost = replace(found.cost, t0=max(LEAST_STEP, found.cost.t0 + host))
         scenario = Scenario(
-            *(
-                limits,
-                cost,
-                workload,
-                traffic,
-                Frontend(api_servers=plan.api_servers),
-            ),
-            load_balancer="as-served",
+            *(limits, cost, workload, traffic, frontend, "as-served"),
             async_scheduling=plan.async_scheduling,
         )
         try:
@@ -121,13 +115,8 @@ def forecast(
     ratios: dict[str, dict[str, float]] = {turn.policy: {} for turn in turns}
     for policy, of_policy in ratios.items():
         for name in SIMULATED:
-            pairs = [
-                [
-                    getattr(simulated[each, n], name)
-                    for each in (policy, turns[0].policy)
-                ]
-                for n in base
-            ]
+            both = policy, turns[0].policy
+            pairs = [[getattr(simulated[x, n], name) for x in both] for n in base]
             if all(own is not None and other for own, other in pairs):
                 of_policy[name] = statistics.fmean(own / other for own, other in pairs)
     return ratios

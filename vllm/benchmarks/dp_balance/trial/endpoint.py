@@ -138,20 +138,18 @@ class Endpoint:
         means = {part: sum(values) / len(values) for part, values in costs.items()}
         return Figures(frozenset(policies), sums, means, cache)
 
-    def refuse_other_policy(self, policy: str) -> Figures:
-        """Looks whether it serves with that policy; returns the figures.
+    def refuse_other_policy(self, policy: str) -> None:
+        """Looks whether it serves with that policy.
 
         Raises:
             UsageError: it does not.
         """
-        found = self.figures()
-        if found.policies != {policy}:
-            names = " and ".join(sorted(found.policies)) or "none that has decided"
+        if (found := self.figures().policies) != {policy}:
+            names = " and ".join(sorted(found)) or "none that has decided"
             raise UsageError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."
             )
-        return found
 
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)

@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The figures of a turn, from what `vllm bench serve --save-detailed` saves."""
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from ..metrics import percentile
+from ..loop import Run, StepTotals
+from ..metrics import measure
+from ..requests.request import SimRequest
 
 Saved = Mapping[str, Any]
 STEADY = "steady_output_throughput"
@@ -28,35 +29,22 @@ FIGURES = SIMULATED | {
 
 
 def figures_of(saved: Saved) -> dict[str, float]:
-    """Times are in ms, throughputs in tokens per second.
+    """What `metrics.measure` makes of it; 0 where there is none.
 
     Args:
         saved: a result of which every request succeeded.
     """
-    starts, ttfts, itls = saved["start_times"], saved["ttfts"], saved["itls"]
-    lasts = [ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)]
-    last = max(map(sum, zip(starts, lasts, strict=True)))
-    outputs = zip(lasts, ttfts, saved["output_lens"], strict=True)
-    tpots = [(end - ttft) / (count - 1) for end, ttft, count in outputs if count > 1]
-    gaps = sorted(gap for each in itls for gap in each)
-    return {
-        STEADY: steady_throughput(saved),
-        "output_throughput": sum(saved["output_lens"]) / (last - min(starts)),
-        JUDGED: 1e3 * statistics.fmean(lasts),
-        "mean_tpot_ms": 1e3 * statistics.fmean(tpots or [0.0]),
-        "median_ttft_ms": 1e3 * statistics.median(ttfts),
-        "p99_ttft_ms": 1e3 * percentile(sorted(ttfts), 0.99),
-        "p99_itl_ms": 1e3 * percentile(gaps or [0.0], 0.99),
-    }
-
-
-def steady_throughput(saved: Mapping[str, Sequence[Any]]) -> float:
-    """Output tokens per second until the last request was sent; 0 for one request."""
-    start, last = min(saved["start_times"]), max(saved["start_times"])
-    times = zip(saved["start_times"], saved["ttfts"], saved["itls"], strict=True)
-    tokens = sum(
-        sent + offset <= last
-        for sent, ttft, itls in times
-        for offset in accumulate(itls, initial=ttft)
-    )
-    return tokens / (last - start) if last > start else 0.0
+    requests, steps = [], []
+    names = ("start_times", "ttfts", "itls", "output_lens")
+    for index, row in enumerate(zip(*(saved[name] for name in names), strict=True)):
+        sent, ttft, gaps, count = row
+        first, *times = accumulate(gaps, initial=sent + ttft)
+        request = SimRequest(index, 0, count, sent=sent, first_token=first)
+        request.done = times[-1] if times else first
+        requests.append(request)
+        # For the figures, each token is a step of one rank.
+        steps.append(StepTotals(first, ttft, 1, decodes=0, prefill=1, balance=1.0))
+        for end, gap in zip(times, gaps, strict=True):
+            steps.append(StepTotals(end, gap, 1, decodes=1, prefill=0, balance=1.0))
+    found = measure(Run(requests, steps, max(saved["start_times"]), first_turn=0))
+    return {name: getattr(found, name) or 0.0 for name in SIMULATED}

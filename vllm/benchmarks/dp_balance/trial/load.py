@@ -145,6 +145,7 @@ class Replay:
             session_turns=args.session_turns,
             length_divisor=divisor,
         )
+        self.workload.requests(random.Random(0))  # refuses what cannot be sent
         rate, faster = args.request_rate, args.timed_trace_rate_multiplier
         self_timed = trace.is_timed and args.self_timed is not False
         stretches = self_timed and rate < float("inf")

@@ -9,17 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..step_time.model import CostModel, Loads
-from ..step_time.steps import StepSample
+from ..step_time.steps import ITERATION, StepSample
 
 # The name of the process has the rank; later releases log from the front-end, with its
 # number.
 _LINE = re.compile(
     r"^(?P<end>\d{1,12}\.\d+) "
-    r"(?:EngineCore_DP(?P<process>\d+) .*|\S+ Engine (?P<engine>\d+): )"
-    r"Iteration\((?P<number>\d+)\): "
-    r"\d+ context requests, (?P<prefill>\d+) context tokens, "
-    r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
-    r"iteration elapsed time: (?P<ms>\d{1,9}(?:\.\d+)?) ms",
+    r"(?:EngineCore_DP(?P<process>\d+) .*|\S+ Engine (?P<engine>\d+): )" + ITERATION,
     re.MULTILINE,
 )
 
