@@ -96,28 +96,55 @@ def test_units_that_are_assumed_are_said(tmp_path, capsys):
     assert "its times are read as seconds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        gzip.compress(AZURE.encode()),
-        AZURE.encode("utf-8-sig"),
-        AZURE.replace("\n", "\r\n").encode(),
-        AZURE.replace("4808", '"4808"').encode(),
-    ],
-    ids=["gzip", "byte order mark", "crlf", "quotes"],
+AZURE_HEAD = AZURE.partition("\n")[0]
+STAMPS = (
+    ("2023-11-16 18:15:46", "2023-11-16T18:15:47.25", 1.25),
+    ("2023-11-16 18:15:46.1234567Z", "2023-11-16 18:15:46.6234567Z", 0.5),
+    ("2023-11-16 18:15:46+02:00", "2023-11-16 16:15:47Z", 1.0),
+    ("2023-11-16T11:15:46.5-0530", "2023-11-16T16:45:47.5+00:00", 1.0),
+    ("2023-12-31 23:59:59 UTC", "2024-01-01 01:00:00.5+01", 1.5),
 )
-def test_files_as_people_have_them(data, tmp_path):
-    (path := tmp_path / "trace").write_bytes(data)
+
+
+@pytest.mark.parametrize(("first", "second", "seconds"), STAMPS)
+def test_stamps_with_zones_and_fractions(first, second, seconds, tmp_path):
+    text = f"{AZURE_HEAD}\n{first},1,2\n{second},3,4\n"
+    rows = read_trace(written(tmp_path, text)).rows
+    assert rows[1].time == pytest.approx(seconds, abs=1e-6)
+    assert rows[1].prompt_len == 3
+
+
+HOW = {
+    "crlf": ("\n", "\r\n"),
+    "cr": ("\n", "\r"),
+    "quotes": ("4808", '"4808"'),
+    "quotes after spaces": (",ContextTokens", ', "ContextTokens"'),
+    "empty rows": ("10\n", "10\n,,\n"),
+}
+
+
+def as_written(text: str, how: str) -> bytes:
+    if how == "gzip":
+        return gzip.compress(text.encode())
+    if how in ("utf-16", "utf-8-sig"):
+        return text.encode(how)
+    return text.replace(*HOW.get(how, (",", how))).encode()
+
+
+@pytest.mark.parametrize("how", ["gzip", "utf-16", "utf-8-sig", ";", "\t", *HOW])
+def test_files_as_people_have_them(how, tmp_path):
+    (path := tmp_path / "trace").write_bytes(as_written(AZURE, how))
     assert [row[:2] for row in read_trace(path).rows] == OF_AZURE
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (AZURE.encode("utf-16"), "is no text in UTF-8; unpack it, or save it so"),
+        (AZURE.encode("utf-16-le"), "UTF-16 without a byte order mark"),
         (gzip.compress(AZURE.encode())[:-9], "cannot be read"),
-        (AZURE.replace("10\n", '"10\n').encode(), "line 4: no CSV .unexpected end"),
-        (bytes(range(256)), "is no text"),
+        (b"PK\x03\x04more", "is a zip file; unpack it"),
+        (AZURE.replace("Gen", '"Gen').encode(), "line 4: no CSV .unexpected end"),
+        (bytes(range(256)), "cannot be read|is no text"),
     ],
 )
 def test_files_that_are_no_text(data, message, tmp_path):
@@ -154,8 +181,9 @@ def test_labels_and_units_are_as_told(tmp_path):
 def test_saved_result_has_times(tmp_path):
     result = {"input_lens": [4, 5], "output_lens": [1, 2], "start_times": [9.0, 8.5]}
     result["burstiness"] = float("inf")  # as JSON does not have it
-    rows = read_trace(written(tmp_path, json.dumps(result))).rows
-    assert rows == [TraceRow(5, 2, 0.0), TraceRow(4, 1, 0.5)]
+    for indent in (None, 1):
+        rows = read_trace(written(tmp_path, json.dumps(result, indent=indent))).rows
+        assert rows == [TraceRow(5, 2, 0.0), TraceRow(4, 1, 0.5)]
 
 
 def test_requests_of_a_saved_result_that_failed_are_counted(tmp_path, capsys):
@@ -215,7 +243,10 @@ def runs_of(count: int) -> dict[str, object]:
         ([MOONCAKE[0] | {"input_length": 10**400}], "line 1: 1000.* prompt tokens"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": 1e300}], "times are 1e.297 s apart"),
         ([MOONCAKE[0], {"prompt_tokens": 5, "output_tokens": 3}], "1 of 2 requests"),
+        ([MOONCAKE[0], {"delay": 500}], "line 2: has a delay and no timestamp"),
         (BURSTGPT + "nan,GPT-4,3,3,6,API log\n", "line 5: Timestamp"),
+        (BURSTGPT + "9,GPT-4,1e400,3,6,API log\n", "line 5: Timestamp"),
+        (AZURE + "2023-11-16 18:17:33Z,1,1\n", "line 5: .*only some rows name"),
         (AZURE + "2023-02-30 18:17:33,1,1\n", "line 5: TIMESTAMP"),
         (AZURE + "2023-11-16 18:17:33,1\x00,1\n", "is no text"),
         ([{"input_lens": [1, 2], "output_lens": [1]}], "are of 2, 1, 2 and 2 requests"),

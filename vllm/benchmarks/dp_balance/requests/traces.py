@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,10 +117,13 @@ def _parse(
 ) -> Trace:
     chunk_size = 16
     notes: list[str] = []
-    names = text.partition("\n")[0].rstrip("\r").split(",")
+    head = re.split("[\r\n]", text.lstrip(), maxsplit=1)[0]
+    separator = max(",;\t", key=head.count)
+    names = [name.strip(' "') for name in head.split(separator)]
     columns = next((each for each in (_AZURE, _BURSTGPT) if {*each} <= {*names}), None)
     if columns is not None:
-        rows = _csv_rows(path, text, columns, options)
+        places = [names.index(column) for column in columns]
+        rows = _csv_rows(path, text.lstrip(), separator, columns, places, options)
     else:
         rows, chunk_size, notes = _json_rows(path, text, count_tokens, options)
     served = [row for row in rows if row.output_len]
@@ -169,23 +172,29 @@ def _window(
 
 
 _DATE = re.compile(
-    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?)([.,]\d+)?"
+    r" ?(?:(Z|UTC)|([+-]\d\d):?(\d\d)?)?",
+    re.ASCII | re.I,
 )
 
 
-def _date(text: str) -> float:
-    """Seconds of a date, which is in UTC unless it names its zone.
+def _date(text: str) -> tuple[float, bool]:
+    """Seconds of a date in UTC, and whether it names its zone.
 
     Raises:
         ValueError: it is none. `datetime.fromisoformat` takes no seven decimals before
             Python 3.11.
     """
-    match = _DATE.fullmatch(text)
+    match = _DATE.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
-    whole, fraction, zone = match.groups()
-    moment = datetime.fromisoformat(f"{whole}{zone or '+00:00'}")
-    return moment.timestamp() + float(fraction or 0)
+    whole, fraction, utc, hours, minutes = match.groups()
+    moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc)
+    seconds = moment.timestamp() + float(f"0.{(fraction or '.0')[1:]}")
+    if hours is not None:
+        sign = -1 if hours.startswith("-") else 1
+        seconds -= 3600 * int(hours) + 60 * sign * int(minutes or 0)
+    return seconds, utc is not None or hours is not None
 
 
 def _number(text: str) -> float:
@@ -201,34 +210,49 @@ def _number(text: str) -> float:
 
 
 def _csv_rows(
-    path: Path, text: str, columns: tuple[str, str, str], options: TimedTrace
+    path: Path,
+    text: str,
+    separator: str,
+    columns: tuple[str, str, str],
+    places: Sequence[int],
+    options: TimedTrace,
 ) -> list[TraceRow]:
-    """The rows below the head, which has these columns."""
+    """The rows below the head, which has these columns at these places."""
     if columns is _AZURE and options.sec_multiplier is not None:
         raise UsageError(
             f"--timed-trace-sec-multiplier: the times of {path} are dates."
         )
-    rows = []
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows, zones = [], set()
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        for item in reader:
+        next(reader)
+        for item in filter(any, reader):
             where = f"{path} line {reader.line_num}"
-            time, *lengths = texts = [item[column] or "" for column in columns]
+            texts = [item[place] if place < len(item) else None for place in places]
             try:
                 if columns is _AZURE:
-                    seconds = _date(time)
+                    time, has_zone = _date(texts[0] or "")
+                    zones.add(has_zone)
                 else:
-                    seconds = _number(time) * (options.sec_multiplier or 1)
-                prompt, output = map(int, lengths)
+                    time = _number(texts[0] or "") * (options.sec_multiplier or 1)
+                # Tables of numbers are often written with ".0" by pandas.
+                prompt, output = (
+                    int((each or "").removesuffix(".0")) for each in texts[1:]
+                )
             except ValueError:
                 raise UsageError(
                     f"{where}: {', '.join(columns)} are {texts!r:.200}; expected a "
                     "time and two whole numbers."
                 ) from None
-            rows.append(_row(where, prompt, output, seconds))
+            if len(zones) > 1:
+                raise UsageError(
+                    f"{where}: {columns[0]} is {texts[0]!r}, and only some rows name "
+                    "their zone; give it to all, or to none."
+                )
+            rows.append(_row(where, prompt, output, time))
     except csv.Error as error:
-        line = reader.reader.line_num
-        raise UsageError(f"{path} line {line}: no CSV ({error}).") from None
+        raise UsageError(f"{path} line {reader.line_num}: no CSV ({error}).") from None
     return rows
 
 
@@ -268,6 +292,11 @@ def _json_rows(
             has_times, has_chats = True, has_chats or "chat_id" in item
             has_hashes |= options.label_hash_ids in item
             rows.append(_timed_row(where, item, options))
+        elif "delay" in item:
+            raise UsageError(
+                f"{where}: has a delay and no {options.label_timestamp}: only sessions "
+                f"wait for answers; give each line its {options.label_timestamp}."
+            )
         else:
             prompt = _prompt_tokens(where, item, count_tokens)
             rows.append(_row(where, prompt, item.get("output_tokens")))
@@ -320,26 +349,26 @@ def _as_mooncake(
 
 # NaN and Infinity as texts, which no number may be: `vllm bench serve` saves options.
 _DECODER = json.JSONDecoder(parse_constant=str)
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The objects of a file, one a line, and the numbers of the lines."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    """The objects of a file, on a line each or more, and the lines they begin in."""
+    place, line, counted = 0, 1, 0
+    while (place := _SPACE.match(text, place).end()) < len(text):  # type: ignore[union-attr]
+        line, counted = line + text.count("\n", counted, place), place
         try:
-            item = _DECODER.decode(line)
+            item, place = _DECODER.raw_decode(text, place)
             reason = f"a {type(item).__name__}"
         except (ValueError, RecursionError) as error:
             item, reason = None, str(error)
         if not isinstance(item, dict):
             raise UsageError(
-                f"{path} line {number}: not a JSON object ({reason}); give a trace "
-                "(CSV of Azure or BurstGPT, JSON lines of Mooncake, Bailian or "
-                "sessions), a custom dataset of `vllm bench serve` (.jsonl) or its "
-                "saved result."
+                f"{path} line {line}: not a JSON object ({reason}); give a trace (CSV "
+                "of Azure or BurstGPT, JSON lines of Mooncake, Bailian or sessions), a "
+                "custom dataset of `vllm bench serve` (.jsonl) or its saved result."
             )
-        yield number, item
+        yield line, item
 
 
 def _timed_row(where: str, item: Mapping[str, object], options: TimedTrace) -> TraceRow:
