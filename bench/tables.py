@@ -179,11 +179,19 @@ def misses(cells: Sequence[Cell]) -> Rows:
     ]
 
 
+def traded(document: Document) -> list[Cell]:
+    """The cells of the trade-off: no overload of `adaptive`."""
+    cells = select(document, cost="phi 0.3")
+    return [cell for cell in cells if cell["load"] is not None]
+
+
 def trade_offs(document: Document) -> Rows:
-    """What each policy gives up of one thing for another, but in the overload."""
-    cells = [c for c in select(document, cost="phi 0.3") if c["load"] is not None]
+    """What each variant of `adaptive` gives up of one thing for another."""
+    cells = traded(document)
     rows = []
     for name in cells[0]["policies"]:
+        if not name.startswith("adaptive"):
+            continue
         tails = [tail(cell, name) for cell in cells]
         light = [cell for cell in cells if cell["load"] == 0.3]
         rows.append(

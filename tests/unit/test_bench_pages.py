@@ -51,9 +51,11 @@ def result_of(tree, name=NAME):
     return tree / "bench" / "results" / f"{name}.json"
 
 
-def test_the_picture_of_the_rule_can_be_drawn(tree):
+def test_the_picture_can_be_drawn_and_has_its_marks(tree):
     script = tree / "bench" / "pictures.py"
     subprocess.run([sys.executable, str(script)], check=True)
+    drawn = (tree / "docs" / "pictures" / "tradeoff.svg").read_text()
+    assert drawn.count('id="PathCollection_') > 30
     rule = (tree / "docs" / "pictures" / "rent.svg").read_text()
     assert "<!-- release -->" in rule
 
