@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import Drift, drift, drift_markdown
+from balance_tools.drift.report import drift
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
@@ -87,10 +87,11 @@ def _go_on(paths: Paths, work: Work, lock: Lock, line: str, dry_run: bool) -> in
         work.save(lock, line)
         return _ask(work, write_report(work, moves, placed), placed)
     # What upstream changed around it, and whether our files still fit.
-    drifts = {
-        move.package: drift(move.series, Modules(move.old.tree), Modules(move.new.tree))
+    drifts = [
+        line
         for move in moves
-    }
+        for line in drift(move.series, Modules(move.old.tree), Modules(move.new.tree))
+    ]
     wrong, misfit = _misfits(paths, work, moves[0].new, placed)
     report = write_report(work, moves, placed, drifts, wrong)
     if misfit.needs_human:
@@ -187,12 +188,13 @@ def write_report(
     work: Work,
     moves: Sequence[Move],
     placed: Placed,
-    drifts: Mapping[str, Sequence[Drift]] | None = None,
+    drifts: Sequence[str] = (),
     wrong: Sequence[str] = (),
 ) -> Path:
     """Write report.md and return its path.
 
-    `wrong` is what of ours does not fit the release.
+    `drifts` is what upstream changed around the series, and `wrong` what of ours does
+    not fit the release.
     """
     labels = ", ".join(f"{move.old.label} → {move.new.label}" for move in moves)
     lines = [f"# Rebase: {labels}", ""]
@@ -211,7 +213,8 @@ def write_report(
         lines += ["", "## Waits for a decision", ""]
         lines += [f"- edit {path}" for path in placed.pending.files]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
-    lines += drift_markdown(drifts or {})
+    if drifts:
+        lines += ["", "## What upstream changed around the series", *drifts]
     if wrong:
         lines += ["", "## What does not fit", "", *(f"- {one}" for one in wrong)]
     report = work.path / "report.md"
