@@ -22,10 +22,10 @@ def test_a_vanished_symbol_is_not_the_same_as_a_misfit():
 
 def test_placed_and_checked_are_two_numbers():
     rows = [
-        ScannedRelease("0.1", (CONFLICT,), 1.0),
-        ScannedRelease("0.2", (PLACED,), 1.0, (NAME,)),
-        ScannedRelease("0.3", (PLACED,), 1.0, ()),
-        ScannedRelease("0.4", (PLACED,), 1.0, ()),
+        ScannedRelease("0.1", (CONFLICT,)),
+        ScannedRelease("0.2", (PLACED,), (NAME,)),
+        ScannedRelease("0.3", (PLACED,), ()),
+        ScannedRelease("0.4", (PLACED,), ()),
     ]
     assert [row.placed for row in rows] == [False, True, True, True]
     assert [row.checked for row in rows] == [False, False, True, True]
@@ -36,4 +36,4 @@ def test_placed_and_checked_are_two_numbers():
     assert "Placed with no human: 3 of 4." in text
     assert "(our files and hooks fit): 2 of 4." in text
     assert "- 0.2: vllm/gate.py:7: vllm.a.B.d is gone" in text
-    assert "| context-only | yes | 1.0 |" in text
+    assert "| context-only | yes |" in text

@@ -1,7 +1,6 @@
 """Gate and exchange stand where a person says they must, on the pin and elsewhere."""
 
 import pytest
-from packaging.version import Version
 
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
@@ -72,8 +71,8 @@ def test_every_line_follows_from_the_pin(line):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # scans: a minute on two quiet cores
 def test_a_scan_places_the_lines_and_finds_a_conflict():
-    version = Version(CONFLICTING)
-    artifacts = [*releases(version, version), *(o.lock.vllm for o in LINES)]
+    artifacts = releases(f"{CONFLICTING}..{CONFLICTING}")
+    artifacts += [line.lock.vllm for line in LINES]
     with exclusive(work_root(PATHS) / ".lock"):
         conflict, *rows = scan(PATHS, artifacts)
     assert len(rows) > 1

@@ -12,7 +12,7 @@ from balance_tools.hooks.model import worst
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.rebase.bump import resume, start
 from balance_tools.rebase.line import derive, find_line
-from balance_tools.rebase.scan import parse_range, releases, scan, scan_markdown
+from balance_tools.rebase.scan import releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_archive, by_version
 from balance_tools.rebase.work import in_progress, work_root
 from balance_tools.upstream.lock import load_lock
@@ -126,7 +126,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
-    rows = scan(paths, releases(*parse_range(args.range)))
+    rows = scan(paths, releases(args.range))
     pin = load_lock(paths.lock).vllm.version
     report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
     report.write_text(text, encoding="utf-8")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 
 from balance_tools.contract.check import Finding
 from balance_tools.contract.fit import Pin, findings, read_pin, status_of
@@ -40,8 +40,6 @@ class ScannedRelease:
     """Of upstream."""
     patches: tuple[PatchResult, ...]
     """In the order of the series."""
-    seconds: float
-    """The time it took."""
     findings: tuple[Finding, ...] | None = None
     """What of our files and hooks does not fit; None where nothing was checked, because
     a patch has no place.
@@ -63,45 +61,27 @@ class ScannedRelease:
         found = [patch.status for patch in self.patches]
         return worst([*found, status_of(self.findings or ())])
 
-    @property
-    def cells(self) -> list[str]:
-        """Its row of the table."""
-        fit = status_of(self.findings).label if self.findings else NOT_TRIED
-        told = ["yes" if self.checked else fit, f"{self.seconds:.1f}"]
-        return [self.version, *(patch.status.label for patch in self.patches), *told]
 
-
-def parse_range(text: str) -> tuple[Version, Version]:
-    """Parse `A..B`.
+def releases(wanted: str) -> list[Artifact]:
+    """Return the sdists of every final release in a range `A..B`, oldest first.
 
     Raises:
-        ToolError: it is not two versions in order.
+        ToolError: that is no range, the index cannot be asked, or has no such release.
     """
+    first, _, last = wanted.partition("..")
     try:
-        first, last = (Version(part) for part in text.split(".."))
-    except (ValueError, InvalidVersion):
+        versions = SpecifierSet(f">={first},<={last}", prereleases=False)
+    except InvalidSpecifier:
         raise ToolError(
-            f"scan: expected two versions as in 0.13.0..0.33.0, found {text!r}"
+            f"scan: expected two versions as in 0.13.0..0.33.0, found {wanted!r}"
         ) from None
-    if first > last:
-        raise ToolError(f"scan: expected the lower version first, found {text!r}")
-    return first, last
-
-
-def releases(first: Version, last: Version) -> list[Artifact]:
-    """Return the sdists of every final release in the range, oldest first.
-
-    Raises:
-        ToolError: the index cannot be asked, or has no such release.
-    """
     index = Index()
     found: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
         version = link.release[1]
         if version is None or not link.filename.endswith(".tar.gz"):
             continue
-        final = not version.is_prerelease and not version.is_postrelease
-        if not final or not first <= version <= last:
+        if version not in versions or version.is_postrelease:
             continue
         if link.yanked is None:
             found[version] = artifact_of_link(index, link)
@@ -110,7 +90,7 @@ def releases(first: Version, last: Version) -> list[Artifact]:
             said = f"note: {PACKAGE} {version} was yanked ({why}); left out"
             print(said, file=sys.stderr)
     if not found:
-        raise ToolError(f"scan: no final release with an sdist in {first}..{last}")
+        raise ToolError(f"scan: no final release with an sdist in {wanted}")
     return [found[version] for version in sorted(found)]
 
 
@@ -132,8 +112,7 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> list[ScannedRelease]:
 
 
 def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
-    begun, version = time.monotonic(), artifact.version
-    work = Work(work_root(paths) / "scan" / version)
+    work = Work(work_root(paths) / "scan" / artifact.version)
     work.empty()
     series = load_series(paths.patches(PACKAGE))
     old, found = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), None
@@ -151,7 +130,7 @@ def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
             moved = load_series(work.final_series(PACKAGE))
             found = findings(pin, moved, new.tree, scratch)
             remove_tree(scratch)
-    return ScannedRelease(version, results, time.monotonic() - begun, found)
+    return ScannedRelease(artifact.version, results, found)
 
 
 def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
@@ -166,8 +145,12 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
         "",
     ]
     names = [patch.name for patch in rows[0].patches]
-    columns = ("release", *names, "checked", "seconds")
-    lines += table(columns, (row.cells for row in rows))
+    cells = []
+    for row in rows:
+        fit = status_of(row.findings).label if row.findings else NOT_TRIED
+        statuses = (patch.status.label for patch in row.patches)
+        cells.append([row.version, *statuses, "yes" if row.checked else fit])
+    lines += table(("release", *names, "checked"), cells)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for patch in row.patches:
