@@ -88,8 +88,8 @@ def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
     assert f"edit {file}" in said
     text = file.read_text()
     block = text[text.index("<<<<<<<") : text.index(">>>>>>>")]
-    assert "<<<<<<< vllm 2.0: neither `self.active = self.sync(executed)`" in block
-    assert "||||||| vllm 1.0\n" in block
+    assert "<<<<<<< vllm-2.0: neither `self.active = self.sync(executed)`" in block
+    assert "||||||| vllm-1.0\n" in block
     assert block.count("self.gate.exchange(") == 1
     assert ">>>>>>> exchange.patch\n" in text
     assert tracked(root) == before

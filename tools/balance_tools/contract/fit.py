@@ -21,7 +21,7 @@ from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.text import changed_lines
+from balance_tools.text import added_lines
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -98,7 +98,7 @@ def lay_out(
     for path, content in patched_files(series, tree).items():
         (folder / path).write_bytes(content)
         old = (tree / path).read_bytes()
-        _, hooks[path] = changed_lines(old.splitlines(), content.splitlines())
+        hooks[path] = added_lines(old.splitlines(), content.splitlines())
     for path in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)

@@ -23,7 +23,6 @@ from balance_tools.rebase.patches import (
     place_all,
     take_edit,
 )
-from balance_tools.rebase.sources import PristineTree
 from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
 from balance_tools.series.apply import load_series
@@ -90,7 +89,7 @@ def _go_on(paths: Paths, work: Work, lock: Lock, line: str, dry_run: bool) -> in
     drifts = [
         line
         for move in moves
-        for line in drift(move.series, Modules(move.old.tree), Modules(move.new.tree))
+        for line in drift(move.series, Modules(move.old), Modules(move.new))
     ]
     wrong, misfit = _misfits(paths, work, moves[0].new, placed)
     report = write_report(work, moves, placed, drifts, wrong)
@@ -126,19 +125,19 @@ def _ask(work: Work, report: Path, placed: Placed) -> int:
 
 
 def _misfits(
-    paths: Paths, work: Work, new: PristineTree, placed: Placed
+    paths: Paths, work: Work, new: Path, placed: Placed
 ) -> tuple[list[str], Status]:
     """Hold our files against the release: what does not fit, and how bad that is."""
     if placed.status.needs_human:  # a dry run that got stuck
         return [], Status.UNTOUCHED
-    print(f"checking our files against {new.label}", file=sys.stderr, flush=True)
+    print(f"checking our files against {new.name}", file=sys.stderr, flush=True)
     pin = read_pin(paths)
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / work.path.name
-    found = findings(pin, series, new.tree, scratch)
+    found = findings(pin, series, new, scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)
@@ -196,7 +195,7 @@ def write_report(
     `drifts` is what upstream changed around the series, and `wrong` what of ours does
     not fit the release.
     """
-    labels = ", ".join(f"{move.old.label} → {move.new.label}" for move in moves)
+    labels = ", ".join(f"{move.old.name} → {move.new.name}" for move in moves)
     lines = [f"# Rebase: {labels}", ""]
     rows = [
         (one.package, one.name, one.status.label + ", left out" * one.dropped)

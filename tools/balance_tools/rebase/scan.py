@@ -128,7 +128,7 @@ def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
         results = placed.results
         if pin is not None and not placed.status.needs_human:
             moved = load_series(work.final_series(PACKAGE))
-            found = findings(pin, moved, new.tree, scratch)
+            found = findings(pin, moved, new, scratch)
             remove_tree(scratch)
     return ScannedRelease(artifact.version, results, found)
 
