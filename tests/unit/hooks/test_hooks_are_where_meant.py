@@ -14,8 +14,8 @@ from hooks_oracle import CORE, SCHEDULER, SENTINEL, misplaced
 
 PATHS = Paths.find()
 LINES = all_lines(PATHS)
-# What does not exist there: the import list that the option patch adds to, a block of the
-# waiting loop in which the gate asks, and two functions that the survival patch touches.
+# There is no import list as the option patch adds to, no block of the waiting loop in
+# which the gate asks, and none of two functions that the survival patch touches.
 CONFLICTING = "0.16.0"
 
 
