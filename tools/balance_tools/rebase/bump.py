@@ -87,9 +87,9 @@ def _go_on(paths: Paths, work: Work, lock: Lock, line: str, dry_run: bool) -> in
         return _ask(work, write_report(work, moves, placed), placed)
     # What upstream changed around it, and whether our files still fit.
     drifts = [
-        line
+        row
         for move in moves
-        for line in drift(move.series, Modules(move.old), Modules(move.new))
+        for row in drift(move.series, Modules(move.old), Modules(move.new))
     ]
     wrong, misfit = _misfits(paths, work, moves[0].new, placed)
     report = write_report(work, moves, placed, drifts, wrong)
