@@ -207,8 +207,7 @@ def write_report(
         lines += ["", f"## {result.package}: {result.name}", ""]
         lines += [f"- {note}" for note in result.notes]
         if result.hooks:
-            columns = ("file", "in", "line", "by", "remark")
-            lines += table(columns, map(_row, result.hooks))
+            lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
     if placed.pending:
         lines += ["", "## Waits for a decision", ""]
         lines += [f"- edit {path}" for path in placed.pending.files]
@@ -225,4 +224,4 @@ def write_report(
 def _row(hook: HookResult) -> tuple[str, ...]:
     moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
     note = hook.note.replace("|", "\\|")
-    return hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note
+    return hook.path, hook.scope or "(module)", moved, note

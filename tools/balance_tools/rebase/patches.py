@@ -194,9 +194,7 @@ def _decided(result: PatchResult, dropped: bool) -> PatchResult:
         notes = (*result.notes, "left out by a person")
         return replace(result, notes=notes, dropped=True)
     changed = Status.CONTENT_CHANGED
-    hooks = tuple(
-        replace(hook, how=hook.how or "hand", status=changed) for hook in result.hooks
-    )
+    hooks = tuple(replace(hook, status=changed) for hook in result.hooks)
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
     return replace(result, status=changed, hooks=hooks, notes=notes)
 
