@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from difflib import unified_diff
 
 from balance_tools.drift.symbols import Modules, module_of
@@ -20,10 +21,11 @@ OR = " | "
 def drift(series: Series, old: Modules, new: Modules) -> list[str]:
     """Return, in Markdown, the changes of what a series touches and relies on.
 
-    Without formatting, comments and docstrings; what did not change is left out.
+    Without formatting, comments and docstrings. First what changed lines have names in
+    that hooks there read, and of the others the shortest.
     """
-    lines: list[str] = []
-    for symbol, patches in _subjects(series, old).items():
+    found: list[tuple[int, int, list[str]]] = []
+    for symbol, (patches, uses) in _subjects(series, old).items():
         names = symbol.split(OR)
         before, after = (
             next(filter(None, map(tree.find, names)), None) for tree in (old, new)
@@ -35,23 +37,32 @@ def drift(series: Series, old: Modules, new: Modules) -> list[str]:
             changed = [*unified_diff(*texts, lineterm="")][2:]
             changed = changed and ["```diff", *changed, "```"]
         if changed:
-            lines += ["", f"### {symbol} ({', '.join(patches)})", "", *changed]
-    return lines
+            lines = (line for line in changed if line[0] in "+-")
+            words = set(re.findall(r"\w+", " ".join(lines)))
+            read = sorted(name for name in uses if name.split(".")[-1] in words)
+            told = ["", f"### {symbol} ({', '.join(patches)})", ""]
+            told += [f"Hooks read {', '.join(read)}.", ""] if read else []
+            found.append((-len(read), len(changed), told + changed))
+    return [line for *_, lines in sorted(found) for line in lines]
 
 
-def _subjects(series: Series, modules: Modules) -> dict[str, dict[str, None]]:
-    """Return what patches touch and rely on, to their names; what is touched first."""
-    found: dict[str, dict[str, None]] = {}
+def _subjects(
+    series: Series, modules: Modules
+) -> dict[str, tuple[dict[str, None], set[str]]]:
+    """Return what patches touch and rely on, to their names and what hooks read."""
+    found: dict[str, tuple[dict[str, None], set[str]]] = {}
     for patch, before, after in patched_steps(series, modules.tree):
         for path in after:
             for hook in hooks_between(before[path], after[path], path):
                 if hook.scope:
                     symbol = f"{module_of(path)}.{hook.scope}"
-                    found.setdefault(symbol, {})[patch.name] = None
+                    patches, uses = found.setdefault(symbol, ({}, set()))
+                    patches[patch.name] = None
+                    uses |= hook.uses
     for patch in series.patches:
         for names in patch.header.relies_on:
             symbol = OR.join(names).replace(":", ".")
-            found.setdefault(symbol, {})[patch.name] = None
+            found.setdefault(symbol, ({}, set()))[0][patch.name] = None
     return found
 
 
