@@ -1,30 +1,59 @@
 #!/opt/vllm/bin/python -I
-"""Asks the server of this container how it is; exits with 0 if it is well.
+"""Asks servers how they are: the health check of the image, and of a group of pods.
 
-VLLM_BALANCE_HEALTH is the address, by default that of `vllm serve` without --port.
+    healthcheck.py [group | ADDRESS …]
+
+Without arguments the server of this container, by default that of `vllm serve` without
+--port; VLLM_BALANCE_HEALTH is another address. `group` is every pod of the StatefulSet:
+a pod begins to ask when it is healthy itself, and then all are. Exits with 1 and names
+the first that is not well.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from http.client import HTTPException
+import time
+from threading import Thread
 from urllib.request import ProxyHandler, build_opener
 
 DEFAULT = "http://127.0.0.1:8000/health"
-TIMEOUT_S = 5
+TIMEOUT_S = 8
+"""For all together, looking up their names included: less than the probes have."""
+
+
+def addresses() -> list[str]:
+    """Where the servers say that they are well."""
+    if sys.argv[1:] != ["group"]:
+        return sys.argv[1:] or [os.environ.get("VLLM_BALANCE_HEALTH", DEFAULT)]
+    group = os.environ["POD_NAME"].rpartition("-")[0]
+    pods = range(int(os.environ["HOSTS"]))
+    return [f"http://{group}-{pod}.{group}-hosts:8000/health" for pod in pods]
 
 
 def main() -> int:
-    """One request, past any proxy."""
-    address = os.environ.get("VLLM_BALANCE_HEALTH", DEFAULT)
-    try:
-        with build_opener(ProxyHandler({})).open(address, timeout=TIMEOUT_S) as answer:
-            print(f"{address}: {answer.status}")
-    # Refused, timed out, 4xx, 5xx; no address; no HTTP.
-    except (OSError, ValueError, HTTPException) as error:
-        print(f"{address}: expected the server to be well, found {error}")
-        return 1
+    """Ask all at once, past any proxy: one that is slow keeps nobody waiting."""
+    opener = build_opener(ProxyHandler({}))
+    said = dict.fromkeys(addresses(), f"no answer in {TIMEOUT_S} s")
+
+    def ask(address: str) -> None:
+        try:
+            with opener.open(address, timeout=TIMEOUT_S):
+                said[address] = ""
+        except Exception as error:  # no answer, an HTTP error, or no HTTP at all
+            said[address] = str(error)
+
+    # Not a pool: it would wait at the end for a name that nobody resolves.
+    threads = [Thread(target=ask, args=[each], daemon=True) for each in said]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for address, problem in said.items():
+        if problem:
+            print(f"{address}: expected the server to be well, found {problem}")
+            return 1
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -86,13 +85,7 @@ def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str
 
 
 def content_sha256(path: Path) -> str | None:
-    """The sha256 of a file, of the target's name for a link; None if it is not there.
-
-    It is that of nothing for a folder.
-    """
-    if path.is_symlink():
-        target = os.fsencode(path.readlink())
-        return hashlib.sha256(b"link:" + target).hexdigest()
+    """The sha256 of a file; "" for what is none, None if it is not there."""
     if path.is_file():
         return sha256_of(path)
-    return "" if path.exists() else None
+    return "" if os.path.lexists(path) else None

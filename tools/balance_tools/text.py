@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import AnyStr
 
 from balance_tools.errors import ToolError
 
@@ -48,18 +47,11 @@ def parse_module(source: bytes, name: str) -> ast.Module:
         ) from error
 
 
-def changed_lines(
-    old: Sequence[AnyStr], new: Sequence[AnyStr]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the numbers of the lines that `old` alone has, and those of `new`."""
-    lost: set[int] = set()
-    come: set[int] = set()
+def added_lines(old: Sequence[bytes], new: Sequence[bytes]) -> frozenset[int]:
+    """Return the numbers of the lines that `new` has and `old` has not."""
     matcher = SequenceMatcher(None, old, new, autojunk=False)
-    for tag, start, end, new_start, new_end in matcher.get_opcodes():
-        if tag != "equal":
-            lost.update(range(start + 1, end + 1))
-            come.update(range(new_start + 1, new_end + 1))
-    return frozenset(lost), frozenset(come)
+    changed = (code for code in matcher.get_opcodes() if code[0] != "equal")
+    return frozenset(n + 1 for *_, start, end in changed for n in range(start, end))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
-from vllm_balance.doctor import host, npus, peer, serve, software
+from vllm_balance.doctor import host, npus, serve, software
 from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
@@ -53,12 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STATES[1:],
         help="exit with 1 if a line is as bad as this; bad, or unknown with --pid",
     )
-    asked = parser.add_mutually_exclusive_group()
     text = "who is waiting for whom in the server with this process, or in the only one"
-    asked.add_argument("--pid", type=int, nargs="?", const=0, help=text)
-    text = f"answer other hosts (default port {peer.PORT})"
-    asked.add_argument("--listen", metavar="HOST:PORT", nargs="?", const="", help=text)
-    asked.add_argument("--peer", metavar="HOST:PORT", help="compare with a host")
+    parser.add_argument("--pid", type=int, nargs="?", const=0, help=text)
     parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     text = "a command line to look at"
     parser.add_argument("serve", nargs="*", metavar="-- vllm serve …", help=text)
@@ -67,31 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Look, print, and say by the status whether something is wrong."""
     limit = chosen.fail_on or ("bad" if chosen.pid is None else "unknown")
-
-    def say(lines: Iterable[Line]) -> int:
-        lines = list(lines)
-        print(show(lines, chosen.json), flush=True)
-        return int(STATES.index(worst(lines)) >= STATES.index(limit))
-
     if chosen.pid is not None:
         # Not above: what it needs must not keep the rest from being looked at.
-        return say(import_module("vllm_balance.doctor.hang").report(chosen.pid))
-    environ, info = dict(os.environ), load_build_info()
-    machine = Machine(chosen.root, environ, info, Plan())
-    try:
-        plan, more = serve.plan_of(machine, chosen.serve)
-        machine = replace(machine, plan=plan)
-        if chosen.listen is not None:
-            peer.listen(chosen.listen, peer.card(machine), say)
-        if chosen.peer is not None:
-            return say([*peer.visit(chosen.peer, peer.card(machine)), *more])
-    except (peer.PeerError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    status = say([*look(machine), *more])
-    if not (status or chosen.json):
+        lines = list(import_module("vllm_balance.doctor.hang").report(chosen.pid))
+    else:
+        machine = Machine(chosen.root, dict(os.environ), load_build_info(), Plan())
+        try:
+            plan, more = serve.plan_of(machine, chosen.serve)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        lines = [*look(replace(machine, plan=plan)), *more]
+    print(show(lines, chosen.json), flush=True)
+    status = int(STATES.index(worst(lines)) >= STATES.index(limit))
+    if chosen.pid is None and not (status or chosen.json):
         print(NEXT)
     return status
 

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import http.client
 import re
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from vllm_balance.doctor.blame import HANG_S, STALE_S, Server, blame
 from vllm_balance.doctor.lines import Line, State
@@ -35,7 +31,6 @@ ANSWER_S = 3.0
 """How long the front-end may take."""
 ANSWER_BYTES = 1 << 24
 """What is read of its metrics; a rank has some 50 kB."""
-STACK_S = 20.0
 STATES = {"R": "running", "D": "in the kernel"}
 STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
 DOING = {"model": "in the model", "exchange": "in the exchange"}
@@ -65,7 +60,8 @@ def report(pid: int | None) -> Iterator[Line]:
         yield Line("front-end's answer", "bad", server.answer)
     verdict = blame(server)
     for each in verdict.accused[:2]:
-        yield Line(f"stack of {each.name}", "ok", stack(each))
+        told = f"`py-spy dump --nonblocking --pid {each.pid}` shows it"
+        yield Line(f"stack of {each.name}", "ok", told)
     yield Line("whose fault", verdict.state, verdict.sentence, do=verdict.do)
 
 
@@ -183,20 +179,3 @@ def last_words(process: Process) -> str:
     if not log:
         return f"not to be found: {where}"
     return f"`{own[-1].strip()[:200]}` in {where}" if own else f"none in {where}"
-
-
-def stack(process: Process) -> str:
-    """What py-spy sees of the main thread."""
-    beside = Path(sys.executable).with_name("py-spy")
-    program = shutil.which("py-spy") or shutil.which(beside)
-    if program is None:
-        return "py-spy is not installed (`pip install py-spy` where it does no harm)"
-    command = [program, "dump", "--nonblocking", "--pid", str(process.pid)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=STACK_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"py-spy could not tell: {error}"
-    blocks = done.stdout.split("\nThread ")
-    main = next((block for block in blocks if "MainThread" in block), "")
-    frames = [line.strip() for line in main.splitlines()[1:9]]
-    return " < ".join(frames) or f"py-spy could not tell: {done.stderr.strip()[:200]}"

@@ -12,23 +12,14 @@ the best token leads clearly, which makes two implementations comparable token b
 
 import argparse
 import copy
-import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-STAMP = "tiny-model.json"
-"""The file that marks a folder as made by this module, and says from what."""
-
-FORMAT = 1
-"""Increase when the models change, so that old folders are made anew."""
 
 SEED = 0
 END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -249,34 +240,18 @@ def randomised(model: torch.nn.Module) -> torch.nn.Module:
 GAIN = 2.0
 
 
-def stamp(name: str) -> dict[str, object]:
-    """What the bytes of model ``name`` depend on."""
-    packages = ("torch", "transformers", "tokenizers", "safetensors")
-    return {
-        "made_by": "vllm_balance.reference.tiny_models",
-        "model": name,
-        "format": FORMAT,
-        "seed": SEED,
-        "versions": {package: version(package) for package in packages},
-    }
-
-
 def make(name: str, out: Path) -> Path:
-    """Make model ``name`` in ``out / name``, unless it is there already.
+    """Make model ``name`` in ``out / name``.
 
     Raises:
-        FileExistsError: that folder exists and this module did not make it.
+        FileExistsError: that folder exists.
     """
     folder = out / name
-    wanted = json.dumps(stamp(name), indent=2) + "\n"
     if folder.exists():
-        if not (folder / STAMP).exists():
-            raise FileExistsError(
-                f"{folder}: exists and was not made by this command (no {STAMP}); "
-                "choose another --out or remove it"
-            )
-        if (folder / STAMP).read_text() == wanted:
-            return folder
+        raise FileExistsError(
+            f"{folder}: expected no such folder, found one; choose another --out or "
+            "remove it"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as temporary:
         new = Path(temporary) / name
@@ -284,9 +259,6 @@ def make(name: str, out: Path) -> Path:
         model = MODELS[name](len(tokenizer))
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        (new / STAMP).write_text(wanted)
-        if folder.exists():
-            shutil.rmtree(folder)
         new.rename(folder)
     return folder
 

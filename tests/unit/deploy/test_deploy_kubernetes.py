@@ -260,13 +260,13 @@ def test_prefill_and_decode_hosts_find_each_other():
     assert asks["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-SCRIPT = (KUBERNETES / "statefulset/group-alive.py").read_text()
+SCRIPT = (DEPLOY.parent / "docker/healthcheck.py").read_text()
 TIMEOUT = re.compile(r"^TIMEOUT_S = (\d+)$", re.M)
 
 
-def alive(*urls, seconds=120):
+def alive(*urls, seconds=120, **variables):
     """The exit status of the probe, and what it says; past a proxy that is none."""
-    proxy = os.environ | {"http_proxy": "http://127.0.0.1:9"}
+    proxy = os.environ | {"http_proxy": "http://127.0.0.1:9"} | variables
     script = TIMEOUT.sub(f"TIMEOUT_S = {seconds}", SCRIPT)
     command = [sys.executable, "-c", script, *urls]
     done = subprocess.run(command, env=proxy, capture_output=True, text=True)
@@ -293,7 +293,7 @@ def pods_asked():
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Pod) for _ in range(3)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
+    yield [f"http://127.0.0.1:{server.server_port}/health" for server in servers]
     Pod.status, Pod.together = 200, threading.Barrier(1)
     for server in servers:
         server.shutdown()
@@ -304,7 +304,7 @@ def test_the_group_is_alive_if_every_pod_is_healthy(pods_asked):
     nobody = "http://127.0.0.1:9"
     assert alive(*pods_asked) == (0, "")
     status, words = alive(*pods_asked, nobody)
-    assert (status, words.startswith(f"{nobody}: not healthy: ")) == (1, True)
+    assert (status, words.startswith(f"{nobody}: expected the server")) == (1, True)
     Pod.status = 503
     status, words = alive(pods_asked[0])
     assert (status, "503" in words) == (1, True)
@@ -318,7 +318,10 @@ def test_slow_pods_are_asked_at_the_same_time(pods_asked):
 
 def test_the_probe_ends_in_time_whoever_does_not_answer():
     """Also where bytes come one by one, so that no single wait is long."""
-    spec, _ = container(workload("statefulset")["spec"]["template"])
+    spec, given = container(workload("statefulset")["spec"]["template"])
+    _, asked = spec["livenessProbe"]["exec"]["command"]
+    group = {"POD_NAME": "vllm-1", "HOSTS": str(given["HOSTS"])}
+    assert alive(asked, **group)[1].startswith("http://vllm-0.vllm-hosts:8000/health: ")
     (seconds,) = TIMEOUT.findall(SCRIPT)
     assert int(seconds) + 2 <= spec["livenessProbe"]["timeoutSeconds"]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -332,5 +335,5 @@ def test_the_probe_ends_in_time_whoever_does_not_answer():
 
         threading.Thread(target=drip, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        said = f"{url}: not healthy: no answer in 1 s\n"
+        said = f"{url}: expected the server to be well, found no answer in 1 s\n"
         assert alive(url, seconds=1) == (1, said)

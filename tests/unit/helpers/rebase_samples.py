@@ -3,9 +3,7 @@
 import ast
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import index_samples
@@ -13,9 +11,9 @@ from balance_tools.__main__ import main
 from balance_tools.paths import Paths
 from balance_tools.rebase.command import VERBS
 from balance_tools.rebase.sources import artifact_of
-from balance_tools.series.apply import load_series
+from balance_tools.series.apply import diff_file, load_series
 from balance_tools.upstream.lock import Lock, dump_lock
-from series_samples import apply_series, make_patch, pristine
+from series_samples import HEADER, apply_series
 
 Files = dict[str, bytes]
 
@@ -119,33 +117,33 @@ WITH_HOLD = replaced(
 WITH_EXCHANGE = replaced(WITH_HOLD, (SYNC, SYNC + EXCHANGE))
 
 
-@cache
-def _made_once() -> tempfile.TemporaryDirectory[str]:
-    """Make the repository once for a test run, with real quilt."""
-    directory = tempfile.TemporaryDirectory()
-    root = Path(directory.name)
-    paths = Paths(root)
-    archives = {}
+WITH_DEFER = replaced(PLUGIN, (b"    return", DEFER + b"    return"))
+PATCHES = (
+    ("vllm/engine.py", "gate.patch", ENGINE, WITH_GATE),
+    ("vllm/engine.py", "hold.patch", WITH_GATE, WITH_HOLD),
+    ("vllm/engine.py", "exchange.patch", WITH_HOLD, WITH_EXCHANGE),
+    ("vllm_ascend/plugin.py", "defer.patch", PLUGIN, WITH_DEFER),
+)
+
+
+def make_root(folder: Path) -> Path:
+    """A repository with a lock, its archives in the cache, and the two series."""
+    paths = Paths(folder / "root")
+    made = []
     for name, files in (("vllm", UPSTREAM), ("vllm_ascend", ASCEND)):
-        archives[name] = archive = make_sdist(root, f"{name}-1.0", files)
-        artifact = artifact_of(archive)
+        artifact = artifact_of(archive := make_sdist(folder, f"{name}-1.0", files))
         cached = paths.cached(artifact.sha256, artifact.filename)
         cached.parent.mkdir(parents=True)
         archive.rename(cached)
-        archives[name] = cached
-    lock = Lock(artifact_of(archives["vllm"]), artifact_of(archives["vllm_ascend"]))
-    paths.lock.write_text(dump_lock(lock))
-    tree = write_tree(root / "tree", {**UPSTREAM, **ASCEND})
-    patches = paths.patches("vllm")
-    make_patch(patches, tree, "gate.patch", {"vllm/engine.py": WITH_GATE})
-    make_patch(patches, tree, "hold.patch", {"vllm/engine.py": WITH_HOLD})
-    make_patch(patches, tree, "exchange.patch", {"vllm/engine.py": WITH_EXCHANGE})
-    pristine(tree, patches)
-    plugin = replaced(PLUGIN, (b"    return", DEFER + b"    return"))
-    ascend = paths.patches("vllm_ascend")
-    make_patch(ascend, tree, "defer.patch", {"vllm_ascend/plugin.py": plugin})
-    shutil.rmtree(root / "tree")
-    return directory
+        made.append(artifact)
+    paths.lock.write_text(dump_lock(Lock(*made)))
+    for path, name, old, new in PATCHES:
+        patch = paths.patches(path.split("/")[0]) / name
+        patch.parent.mkdir(parents=True, exist_ok=True)
+        patch.write_bytes(HEADER.encode() + diff_file(path, old, new))
+        with (patch.parent / "series").open("a") as series:
+            series.write(f"{name}\n")
+    return paths.root
 
 
 def make_sdist(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
@@ -165,12 +163,6 @@ def edit(patch: Path, old: str, new: str) -> None:
     text = patch.read_text()
     assert old in text
     patch.write_text(text.replace(old, new))
-
-
-def make_root(folder: Path) -> Path:
-    root = folder / "root"
-    shutil.copytree(_made_once().name, root)
-    return root
 
 
 def sample(folder: Path) -> tuple[Path, Path]:

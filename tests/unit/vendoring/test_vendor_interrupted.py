@@ -11,7 +11,7 @@ from killed import COPIES, killer
 from repo_samples import NEXT, OURS, PATCHED
 
 MINE = "vllm/mine.py"
-COMMAND = ("vendor", "--only", "vllm")
+COMMAND = ("vendor",)
 
 
 @pytest.fixture

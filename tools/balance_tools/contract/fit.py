@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from balance_tools.contract.check import (
@@ -21,7 +22,7 @@ from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
-from balance_tools.text import changed_lines
+from balance_tools.text import added_lines
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -43,8 +44,9 @@ class Pin:
     """What the type checker finds there already."""
 
 
+@cache
 def read_pin(paths: Paths) -> Pin | None:
-    """Read the pin; None if no file is ours.
+    """Read the pin, once for a scan; None if no file is ours.
 
     Raises:
         ToolError: the type checker does not get to the end.
@@ -98,7 +100,7 @@ def lay_out(
     for path, content in patched_files(series, tree).items():
         (folder / path).write_bytes(content)
         old = (tree / path).read_bytes()
-        _, hooks[path] = changed_lines(old.splitlines(), content.splitlines())
+        hooks[path] = added_lines(old.splitlines(), content.splitlines())
     for path in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)

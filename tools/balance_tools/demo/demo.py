@@ -70,18 +70,19 @@ def demo(paths: Paths) -> None:
 
 
 def tiny_model(python: Path, folder: Path) -> Path:
-    """A tiny mixture of experts with random weights.
+    """A tiny mixture of experts with random weights, made unless it is there.
 
     Raises:
         ToolError: it could not be made.
     """
-    log = folder.with_suffix(".log")
+    model, log = folder / "moe", folder.with_suffix(".log")
+    if model.is_dir():
+        return model
     arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
     # Not from a checkout, whose vllm would be imported.
     command = [python, *arguments, "--out", folder.resolve()]
     if to_log(command, log, cwd=folder.parent) != 0:
         raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")
-    (model,) = folder.iterdir()
     return model
 
 

@@ -10,12 +10,10 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
-from balance_tools.run import to_terminal
+from balance_tools.run import to_log, to_terminal
 from balance_tools.upstream.index import Index, RefusedError
 from balance_tools.wheel.build import build_wheel
 
@@ -36,8 +34,6 @@ STAMP = ".made-from"
 GIGABYTE = 10**9
 LONGEST_TMPDIR = 70
 """In bytes: a Unix socket has 107 for its path, and vLLM adds 37."""
-TRACEBACK = "Exception information:"
-"""The line of pip's log after the reason of a failure."""
 BESIDE_TORCH_GB = 3
 """The disk that an environment takes, torch and what it brings left out."""
 
@@ -140,27 +136,20 @@ def pip(python: Path, *arguments: str) -> None:
         ToolError: with the reason that pip gives.
     """
     command = [sys.executable, "-m", "pip", "--python", str(python)]
-    command.append("--disable-pip-version-check")
-    if not sys.stderr.isatty():
-        command.append("--quiet")
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "pip.log")
-        # What these commands print on their output is a path, and nothing else.
-        if to_terminal([*command, f"--log={log}", *arguments]) == 0:
-            return
-        reason = reason_in(log.read_text(encoding="utf-8").splitlines())
-    raise ToolError(
-        f"{python}: expected pip to do {arguments[0]!r}, found that it failed: "
-        f"{reason}; mend that and run this again"
-    )
-
-
-def reason_in(log: Sequence[str]) -> str:
-    """Why pip failed, by its log, which has more than --quiet lets it print."""
-    lines = [re.sub(r"^\d{4}-\S+ ?", "", line).strip() for line in log]
-    start = next((n for n, line in enumerate(lines) if line.startswith("ERROR: ")), 0)
-    end = lines.index(TRACEBACK, start) if TRACEBACK in lines[start:] else len(lines)
-    return " / ".join(filter(None, lines[start:end]))
+    command += ["--disable-pip-version-check", *arguments]
+    if sys.stderr.isatty():
+        failed, reason = to_terminal(command), "it says why above"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            failed = to_log(command, log := Path(folder, "pip.log"))
+            _, *said = log.read_text(encoding="utf-8").partition("ERROR: ")
+        lines = map(str.strip, "".join(said).splitlines())
+        reason = " / ".join(filter(None, lines))
+    if failed:
+        raise ToolError(
+            f"{python}: expected pip to do {arguments[0]!r}, found that it failed: "
+            f"{reason}; mend that and run this again"
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -50,8 +50,6 @@ class HookResult:
     """First line in the old patched file."""
     new_line: int
     """The same in the new one; 0 if it is not placed."""
-    how: str
-    """"syntax" (placed by the tools), "hand", or "" (not placed)."""
     status: Status
     """CONTEXT_ONLY when placed."""
     note: str = ""

@@ -131,8 +131,7 @@ def _place_of(
 def _result(
     path: str, hook: Hook, status: Status, note: str, line: int = 0
 ) -> HookResult:
-    how = "syntax" if line else ""
-    return HookResult(path, hook.scope, hook.line, line, how, status, note)
+    return HookResult(path, hook.scope, hook.line, line, status, note)
 
 
 def _proven(

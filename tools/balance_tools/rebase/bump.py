@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from balance_tools.contract.fit import OURS, findings, read_pin, status_of
-from balance_tools.drift.report import Drift, drift, drift_markdown
+from balance_tools.drift.report import drift
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
@@ -23,7 +23,6 @@ from balance_tools.rebase.patches import (
     place_all,
     take_edit,
 )
-from balance_tools.rebase.sources import PristineTree
 from balance_tools.rebase.work import Work, in_progress, work_root
 from balance_tools.run import capture, git
 from balance_tools.series.apply import load_series
@@ -87,10 +86,11 @@ def _go_on(paths: Paths, work: Work, lock: Lock, line: str, dry_run: bool) -> in
         work.save(lock, line)
         return _ask(work, write_report(work, moves, placed), placed)
     # What upstream changed around it, and whether our files still fit.
-    drifts = {
-        move.package: drift(move.series, Modules(move.old.tree), Modules(move.new.tree))
+    drifts = [
+        row
         for move in moves
-    }
+        for row in drift(move.series, Modules(move.old), Modules(move.new))
+    ]
     wrong, misfit = _misfits(paths, work, moves[0].new, placed)
     report = write_report(work, moves, placed, drifts, wrong)
     if misfit.needs_human:
@@ -125,19 +125,20 @@ def _ask(work: Work, report: Path, placed: Placed) -> int:
 
 
 def _misfits(
-    paths: Paths, work: Work, new: PristineTree, placed: Placed
+    paths: Paths, work: Work, new: Path, placed: Placed
 ) -> tuple[list[str], Status]:
     """Hold our files against the release: what does not fit, and how bad that is."""
     if placed.status.needs_human:  # a dry run that got stuck
         return [], Status.UNTOUCHED
-    print(f"checking our files against {new.label}", file=sys.stderr, flush=True)
+    print(f"checking our files against {new.name}", file=sys.stderr, flush=True)
     pin = read_pin(paths)
     if pin is None:
         print(f"note: no files of ours in {OURS[0]} here", file=sys.stderr)
         return [], Status.UNTOUCHED
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / work.path.name
-    found = findings(pin, series, new.tree, scratch)
+    found = findings(pin, series, new, scratch)
+    remove_tree(scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)
@@ -187,14 +188,15 @@ def write_report(
     work: Work,
     moves: Sequence[Move],
     placed: Placed,
-    drifts: Mapping[str, Sequence[Drift]] | None = None,
+    drifts: Sequence[str] = (),
     wrong: Sequence[str] = (),
 ) -> Path:
     """Write report.md and return its path.
 
-    `wrong` is what of ours does not fit the release.
+    `drifts` is what upstream changed around the series, and `wrong` what of ours does
+    not fit the release.
     """
-    labels = ", ".join(f"{move.old.label} → {move.new.label}" for move in moves)
+    labels = ", ".join(f"{move.old.name} → {move.new.name}" for move in moves)
     lines = [f"# Rebase: {labels}", ""]
     rows = [
         (one.package, one.name, one.status.label + ", left out" * one.dropped)
@@ -205,13 +207,13 @@ def write_report(
         lines += ["", f"## {result.package}: {result.name}", ""]
         lines += [f"- {note}" for note in result.notes]
         if result.hooks:
-            columns = ("file", "in", "line", "by", "remark")
-            lines += table(columns, map(_row, result.hooks))
+            lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
     if placed.pending:
         lines += ["", "## Waits for a decision", ""]
         lines += [f"- edit {path}" for path in placed.pending.files]
         lines.append("- then tools/rebase.sh continue; or skip; or abort")
-    lines += drift_markdown(drifts or {})
+    if drifts:
+        lines += ["", "## What upstream changed around the series", *drifts]
     if wrong:
         lines += ["", "## What does not fit", "", *(f"- {one}" for one in wrong)]
     report = work.path / "report.md"
@@ -222,4 +224,4 @@ def write_report(
 def _row(hook: HookResult) -> tuple[str, ...]:
     moved = f"{hook.old_line or '–'} → {hook.new_line or '–'}"
     note = hook.note.replace("|", "\\|")
-    return hook.path, hook.scope or "(module)", moved, hook.how or "nobody", note
+    return hook.path, hook.scope or "(module)", moved, note

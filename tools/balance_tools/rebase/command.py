@@ -12,7 +12,7 @@ from balance_tools.hooks.model import worst
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.rebase.bump import resume, start
 from balance_tools.rebase.line import derive, find_line
-from balance_tools.rebase.scan import parse_range, releases, scan, scan_markdown
+from balance_tools.rebase.scan import releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_archive, by_version
 from balance_tools.rebase.work import in_progress, work_root
 from balance_tools.upstream.lock import load_lock
@@ -26,7 +26,7 @@ VERBS = {
     "skip": "Leave the patch that waits out of the series, and go on.",
     "abort": "Drop the bump that waits; nothing is changed by it.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
-    "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
+    "verify": "Run upstream's own tests with and without the series.",
     "scan": "Try the series on every final release in a range; write scan.md.",
 }
 
@@ -126,9 +126,9 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
-    rows = scan(paths, releases(*parse_range(args.range)))
+    found = scan(paths, releases(args.range))
     pin = load_lock(paths.lock).vllm.version
-    report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
+    report, text = work_root(paths) / "scan.md", scan_markdown(found, pin)
     report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
-    return worst(row.status for row in rows).exit_code
+    return worst(found.values()).exit_code

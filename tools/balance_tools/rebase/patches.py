@@ -14,7 +14,7 @@ from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.outcome import Sides, check_edit, decide
 from balance_tools.manifest import walk
 from balance_tools.paths import Paths
-from balance_tools.rebase.sources import PristineTree, pristine_tree
+from balance_tools.rebase.sources import pristine_tree
 from balance_tools.rebase.work import Decided, Work
 from balance_tools.series.apply import (
     SERIES,
@@ -32,12 +32,12 @@ from balance_tools.upstream.lock import Lock, load_lock
 
 @dataclass(frozen=True)
 class Move:
-    """One package: its series, the tree that it is for, and the one to move it to."""
+    """One package: its series, upstream that it is for, and what to move it to."""
 
     package: str
     series: Series
-    old: PristineTree
-    new: PristineTree
+    old: Path
+    new: Path
 
 
 def moves_to(paths: Paths, lock: Lock) -> list[Move]:
@@ -65,7 +65,7 @@ class NewSeries:
 
     def read(self, path: str) -> bytes | None:
         """Return a file of new upstream with the patches that are placed, if any."""
-        file = self.move.new.tree / path
+        file = self.move.new / path
         old = file.read_bytes() if file.is_file() else None
         return self.now.get(path, old)
 
@@ -85,9 +85,9 @@ class NewSeries:
         """Judge a file of a patch that turns `before` into `after` in the old tree."""
         path, upstream, move = file.path, self.read(file.path), self.move
         if upstream is None:
-            note = f"{path} is gone in {move.new.label}"
+            note = f"{path} is gone in {move.new.name}"
             return FileVerdict(path, None, None, Status.TARGET_DELETED, notes=(note,))
-        names = (move.new.label, move.old.label, patch.name)
+        names = (move.new.name, move.old.name, patch.name)
         return decide(file, Sides(before[path], after[path], upstream, *names))
 
     def write(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class NewSeries:
         for name, raw in self.made.items():
             (folder / name).write_bytes(raw)
         (folder / SERIES).write_text("".join(f"{name}\n" for name in self.made))
-        patched = patched_files(load_series(folder), self.move.new.tree)
+        patched = patched_files(load_series(folder), self.move.new)
         for path, content in patched.items():
             if content != self.read(path):
                 raise ToolError(
@@ -157,7 +157,7 @@ def place_all(
     results: list[PatchResult] = []
     every = [NewSeries(move) for move in moves]
     for series in every:
-        package, old = series.move.package, series.move.old.tree
+        package, old = series.move.package, series.move.old
         for patch, before, after in patched_steps(series.move.series, old):
             found = [series.judge(patch, f, before, after) for f in patch.files]
             files: Files = {v.path: v.partial for v in found if v.partial is not None}
@@ -194,9 +194,7 @@ def _decided(result: PatchResult, dropped: bool) -> PatchResult:
         notes = (*result.notes, "left out by a person")
         return replace(result, notes=notes, dropped=True)
     changed = Status.CONTENT_CHANGED
-    hooks = tuple(
-        replace(hook, how=hook.how or "hand", status=changed) for hook in result.hooks
-    )
+    hooks = tuple(replace(hook, status=changed) for hook in result.hooks)
     notes = (*result.notes, f"was {result.status.label}; decided by a person")
     return replace(result, status=changed, hooks=hooks, notes=notes)
 
@@ -229,7 +227,7 @@ def leave_for_person(work: Work, pending: Pending) -> None:
     series, package = pending.series, pending.series.move.package
     top = work.edited(package)
     remove_tree(top)
-    tree = series.move.new.tree / package
+    tree = series.move.new / package
     shutil.copytree(tree, top / package)
     marked = {one.path: one.content for one in pending.verdicts}
     for path, content in {**series.now, **marked}.items():
@@ -245,7 +243,7 @@ def take_edit(work: Work, pending: Pending) -> None:
             nothing changed.
     """
     series, patch = pending.series, pending.patch
-    package, tree = series.move.package, series.move.new.tree
+    package, tree = series.move.package, series.move.new
     top = work.edited(package)
     paths = {*walk(top / package), *walk(tree / package)}
     files: dict[str, bytes] = {}

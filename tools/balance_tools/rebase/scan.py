@@ -1,107 +1,47 @@
-"""Try the series on every final release of vLLM in a range."""
+"""Try the series on every final release of vLLM in a range: a dry run of each bump."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 
-from balance_tools.contract.check import Finding
-from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
-from balance_tools.hooks.model import PatchResult, Status, worst
+from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
-from balance_tools.progress import progress
-from balance_tools.rebase.patches import Move, place_all
-from balance_tools.rebase.sources import pristine_tree
-from balance_tools.rebase.work import Work, work_root
-from balance_tools.series.apply import load_series
+from balance_tools.rebase.bump import PACKAGE, start
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, load_lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
-PACKAGE = "vllm"
-WORKERS = 2
-NOT_TRIED = "–"
+PLACED = (Status.UNTOUCHED, Status.VANISHED, Status.MISFIT)
+"""The worst statuses of a release on which every hook has a place."""
 
 
-@dataclass(frozen=True)
-class ScannedRelease:
-    """What the series and our files are on one release."""
-
-    version: str
-    """Of upstream."""
-    patches: tuple[PatchResult, ...]
-    """In the order of the series."""
-    seconds: float
-    """The time it took."""
-    findings: tuple[Finding, ...] | None = None
-    """What of our files and hooks does not fit; None where nothing was checked, because
-    a patch has no place.
-    """
-
-    @property
-    def placed(self) -> bool:
-        """Whether every hook has a place."""
-        return not any(patch.status.needs_human for patch in self.patches)
-
-    @property
-    def checked(self) -> bool:
-        """Whether everything has a place, and our files fit."""
-        return self.findings == ()
-
-    @property
-    def status(self) -> Status:
-        """The worst status."""
-        found = [patch.status for patch in self.patches]
-        return worst([*found, status_of(self.findings or ())])
-
-    @property
-    def cells(self) -> list[str]:
-        """Its row of the table."""
-        fit = status_of(self.findings).label if self.findings else NOT_TRIED
-        told = ["yes" if self.checked else fit, f"{self.seconds:.1f}"]
-        return [self.version, *(patch.status.label for patch in self.patches), *told]
-
-
-def parse_range(text: str) -> tuple[Version, Version]:
-    """Parse `A..B`.
+def releases(wanted: str) -> list[Artifact]:
+    """Return the sdists of every final release in a range `A..B`, oldest first.
 
     Raises:
-        ToolError: it is not two versions in order.
+        ToolError: that is no range, the index cannot be asked, or has no such release.
     """
+    first, _, last = wanted.partition("..")
     try:
-        first, last = (Version(part) for part in text.split(".."))
-    except (ValueError, InvalidVersion):
+        versions = SpecifierSet(f">={first},<={last}", prereleases=False)
+    except InvalidSpecifier:
         raise ToolError(
-            f"scan: expected two versions as in 0.13.0..0.33.0, found {text!r}"
+            f"scan: expected two versions as in 0.13.0..0.33.0, found {wanted!r}"
         ) from None
-    if first > last:
-        raise ToolError(f"scan: expected the lower version first, found {text!r}")
-    return first, last
-
-
-def releases(first: Version, last: Version) -> list[Artifact]:
-    """Return the sdists of every final release in the range, oldest first.
-
-    Raises:
-        ToolError: the index cannot be asked, or has no such release.
-    """
     index = Index()
     found: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
         version = link.release[1]
         if version is None or not link.filename.endswith(".tar.gz"):
             continue
-        final = not version.is_prerelease and not version.is_postrelease
-        if not final or not first <= version <= last:
+        if version not in versions or version.is_postrelease:
             continue
         if link.yanked is None:
             found[version] = artifact_of_link(index, link)
@@ -110,67 +50,41 @@ def releases(first: Version, last: Version) -> list[Artifact]:
             said = f"note: {PACKAGE} {version} was yanked ({why}); left out"
             print(said, file=sys.stderr)
     if not found:
-        raise ToolError(f"scan: no final release with an sdist in {first}..{last}")
+        raise ToolError(f"scan: no final release with an sdist in {wanted}")
     return [found[version] for version in sorted(found)]
 
 
-def scan(paths: Paths, artifacts: Sequence[Artifact]) -> list[ScannedRelease]:
-    """Rebase the series of the pin onto every release, two at a time.
+def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Status]:
+    """Return what became of the series and our files on each release, at worst.
 
-    The series of a row is left in the work folder build/rebase/scan/VERSION.
+    The report of a release is below build/rebase/VERSION.dry-run.
     """
-    pin = read_pin(paths)
-    rows: list[ScannedRelease] = []
-    with (
-        ProcessPoolExecutor(WORKERS) as pool,
-        progress("scanning releases", len(artifacts), "release") as report,
-    ):
-        for row in pool.map(partial(_try, paths, pin), artifacts):
-            rows.append(row)
-            report(len(rows))
-    return rows
+    lock, found = load_lock(paths.lock), {}
+    for number, artifact in enumerate(artifacts, 1):
+        print(f"{number} of {len(artifacts)}: {artifact.filename}", file=sys.stderr)
+        try:
+            code = start(paths, replace(lock, vllm=artifact), dry_run=True, line="")
+        except ToolError as error:  # upstream has another layout
+            print(f"error: {error}", file=sys.stderr)
+            code = Status.TARGET_DELETED.exit_code
+        found[artifact.version] = next(s for s in Status if s.exit_code == code)
+    return found
 
 
-def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
-    begun, version = time.monotonic(), artifact.version
-    work = Work(work_root(paths) / "scan" / version)
-    work.empty()
-    series = load_series(paths.patches(PACKAGE))
-    old, found = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), None
-    try:
-        new = pristine_tree(artifact, paths, PACKAGE)
-    except ToolError as error:  # upstream has another layout
-        gone, why = Status.TARGET_DELETED, (str(error),)
-        names = [patch.name for patch in series.patches]
-        results = tuple(PatchResult(PACKAGE, name, gone, (), why) for name in names)
-    else:
-        move, scratch = Move(PACKAGE, series, old, new), work.path / "contract"
-        placed = place_all(work, [move], {}, stop=False, quiet=True)
-        results = placed.results
-        if pin is not None and not placed.status.needs_human:
-            moved = load_series(work.final_series(PACKAGE))
-            found = findings(pin, moved, new.tree, scratch)
-            remove_tree(scratch)
-    return ScannedRelease(version, results, time.monotonic() - begun, found)
-
-
-def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
-    """Return the table and the reasons."""
-    total = len(rows)
+def scan_markdown(found: Mapping[str, Status], pin: str) -> str:
+    """Return how many releases are placed and checked, and a row for each."""
+    placed = [status in PLACED for status in found.values()]
+    checked = [status is Status.UNTOUCHED for status in found.values()]
     lines = [
-        f"# The series of {PACKAGE} {pin} on {total} releases",
+        f"# The series of {PACKAGE} {pin} on {len(found)} releases",
         "",
-        f"Placed with no human: {sum(row.placed for row in rows)} of {total}. "
-        f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
-        f"{total}.",
+        f"Placed with no human: {sum(placed)} of {len(found)}. "
+        f"Checked (our files and hooks fit): {sum(checked)} of {len(found)}.",
         "",
     ]
-    names = [patch.name for patch in rows[0].patches]
-    columns = ("release", *names, "checked", "seconds")
-    lines += table(columns, (row.cells for row in rows))
-    lines += ["", "## What a person must decide", ""]
-    for row in rows:
-        for patch in row.patches:
-            lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
-        lines += [f"- {row.version}: {finding}" for finding in row.findings or ()]
-    return "\n".join(lines) + "\n"
+    words = {True: "yes", False: "no"}
+    rows = [
+        (version, words[is_placed], "yes" if is_checked else found[version].label)
+        for version, is_placed, is_checked in zip(found, placed, checked, strict=True)
+    ]
+    return "\n".join([*lines, *table(("release", "placed", "checked"), rows)]) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from balance_tools.errors import ToolError
@@ -15,16 +15,8 @@ from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.upstream.resolve import resolve
 
 
-@dataclass(frozen=True)
-class PristineTree:
-    """A pristine tree to move from or to; `label` is "vllm 0.23.0"."""
-
-    label: str
-    tree: Path
-
-
-def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> PristineTree:
-    """Unpack an sdist.
+def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
+    """Return the folder with the files of an sdist.
 
     Raises:
         ToolError: it has not the package where the series expects it.
@@ -37,7 +29,7 @@ def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> PristineTre
             f"{named_in_part(found) or 'nothing'}; upstream has another layout: pack "
             "an archive with the package at the top, and give it with --sdist"
         )
-    return PristineTree(f"{package} {artifact.version}", tree)
+    return tree
 
 
 def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:

@@ -26,9 +26,6 @@ from balance_tools.upstream.lock import Artifact, Lock, load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from vllm_balance.fingerprint import series_sha256
 
-# Raise it when the same inputs give another tree than before.
-TREE_FORMAT = "1"
-
 
 @dataclass(frozen=True)
 class Package:
@@ -52,7 +49,6 @@ class Package:
             "version": self.artifact.version,
             "sdist": self.artifact.sha256,
             "series": self.series_sha256,
-            "format": TREE_FORMAT,
         }
 
     @property
@@ -191,17 +187,16 @@ def _named(package: Package, paths: Sequence[str]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `vendor`."""
-    add = parser.add_argument
-    add("--only", choices=("vllm", "vllm_ascend"), help="this package alone")
     text = "overwrite upstream's files that were edited by hand"
-    add("--discard-edits", action="store_true", help=text)
+    parser.add_argument("--discard-edits", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `vendor`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
-    names = [args.only] if args.only else list(lock.packages)
-    for line in vendor(paths, lock, names, discard_edits=args.discard_edits):
+    for line in vendor(
+        paths, lock, list(lock.packages), discard_edits=args.discard_edits
+    ):
         print(line)
     return 0
