@@ -1,4 +1,4 @@
-"""A verification runs real pytest, leaves nothing behind, and knows the baseline."""
+"""A verification runs real pytest, goes on after a kill, and knows the baseline."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
+from balance_tools.verify.verify import once
 from rebase_samples import write_tree
 from vllm_server import is_alive
 
@@ -115,6 +116,18 @@ def test_a_terminated_run_ends_what_it_started(tmp_path):
     child.send_signal(signal.SIGTERM)
     child.communicate()
     assert not is_alive(int(pid.read_text()))
+
+
+def test_what_ran_on_the_same_is_not_run_again(tmp_path):
+    runs: list[str] = []
+
+    def run():
+        runs.append("run")
+        return {"test": PASSED}
+
+    for inputs in ("a", "a", "b"):
+        assert once(tmp_path, "off/test_a.py", inputs, run).results == {"test": PASSED}
+    assert len(runs) == 2
 
 
 def test_tests_of_touched_modules_are_selected_through_helpers_too(tmp_path):

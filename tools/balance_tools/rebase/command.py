@@ -26,7 +26,7 @@ VERBS = {
     "skip": "Leave the patch that waits out of the series, and go on.",
     "abort": "Drop the bump that waits; nothing is changed by it.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
-    "verify": "Run upstream's own tests with and without the series.",
+    "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
     "scan": "Try the series on every final release in a range; write scan.md.",
 }
 
