@@ -3,7 +3,6 @@
 import pytest
 
 from balance_tools.files import exclusive
-from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines, derive
 from balance_tools.rebase.scan import releases, scan
@@ -12,7 +11,6 @@ from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from hooks_oracle import CORE, SCHEDULER, SENTINEL, misplaced
-from rebase_samples import statuses
 
 PATHS = Paths.find()
 LINES = all_lines(PATHS)
@@ -76,16 +74,17 @@ def test_a_scan_places_the_lines_and_finds_a_conflict():
     artifacts = releases(f"{CONFLICTING}..{CONFLICTING}")
     artifacts += [line.lock.vllm for line in LINES]
     with exclusive(work_root(PATHS) / ".lock"):
-        found = scan(PATHS, artifacts)
-    assert found.pop(CONFLICTING) is Status.TARGET_DELETED
-    assert len(found) > 1
-    for version, status in found.items():
-        assert status is Status.UNTOUCHED
-        moved = Work(work_root(PATHS) / f"{version}.dry-run").final_series("vllm")
-        patched = patched_files(load_series(moved), PATHS.unpacked("vllm", version))
+        conflict, *rows = scan(PATHS, artifacts)
+    assert len(rows) > 1
+    for row in rows:
+        assert (row.placed, row.checked, row.findings) == (True, True, ())
+        moved = Work(work_root(PATHS) / "scan" / row.version).final_series("vllm")
+        tree = PATHS.unpacked("vllm", row.version)
+        patched = patched_files(load_series(moved), tree)
         for path in (CORE, SCHEDULER):
             assert misplaced(path, patched[path]) == ""
-    said = statuses(PATHS.root, f"{CONFLICTING}.dry-run").items()
-    stuck = (Status.CONFLICT.label, Status.TARGET_DELETED.label)
-    bad = [name.split("-")[-1] for name, status in said if status in stuck]
-    assert bad == ["option.patch", "gate.patch", "survival.patch"]
+    bad = [patch.name for patch in conflict.patches if patch.reasons]
+    assert [name.split("-")[-1] for name in bad] == [
+        *("option.patch", "gate.patch", "survival.patch")
+    ]
+    assert (conflict.placed, conflict.checked) == (False, False)

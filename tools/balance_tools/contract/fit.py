@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from balance_tools.contract.check import (
@@ -44,9 +43,8 @@ class Pin:
     """What the type checker finds there already."""
 
 
-@cache
 def read_pin(paths: Paths) -> Pin | None:
-    """Read the pin, once for a scan; None if no file is ours.
+    """Read the pin; None if no file is ours.
 
     Raises:
         ToolError: the type checker does not get to the end.

@@ -138,7 +138,6 @@ def _misfits(
     series = load_series(work.final_series(PACKAGE))
     scratch = paths.build / "contract" / work.path.name
     found = findings(pin, series, new, scratch)
-    remove_tree(scratch)
     for one in found:
         print(f"  {one}", file=sys.stderr)
     return list(map(str, found)), status_of(found)

@@ -126,9 +126,9 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
-    found = scan(paths, releases(args.range))
+    rows = scan(paths, releases(args.range))
     pin = load_lock(paths.lock).vllm.version
-    report, text = work_root(paths) / "scan.md", scan_markdown(found, pin)
+    report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
     report.write_text(text, encoding="utf-8")
     print(f"{text}{report}: written")
-    return worst(found.values()).exit_code
+    return worst(row.status for row in rows).exit_code

@@ -1,25 +1,65 @@
-"""Try the series on every final release of vLLM in a range: a dry run of each bump."""
+"""Try the series on every final release of vLLM in a range."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from balance_tools.contract.check import Finding
+from balance_tools.contract.fit import Pin, findings, read_pin, status_of
 from balance_tools.errors import ToolError
-from balance_tools.hooks.model import Status
+from balance_tools.files import remove_tree
+from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.bump import PACKAGE, start
+from balance_tools.progress import progress
+from balance_tools.rebase.patches import Move, place_all
+from balance_tools.rebase.sources import pristine_tree
+from balance_tools.rebase.work import Work, work_root
+from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
 from balance_tools.upstream.lock import Artifact, load_lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
-PLACED = (Status.UNTOUCHED, Status.VANISHED, Status.MISFIT)
-"""The worst statuses of a release on which every hook has a place."""
+PACKAGE = "vllm"
+WORKERS = 2
+NOT_TRIED = "–"
+
+
+@dataclass(frozen=True)
+class ScannedRelease:
+    """What the series and our files are on one release."""
+
+    version: str
+    """Of upstream."""
+    patches: tuple[PatchResult, ...]
+    """In the order of the series."""
+    findings: tuple[Finding, ...] | None = None
+    """What of our files and hooks does not fit; None where nothing was checked, because
+    a patch has no place.
+    """
+
+    @property
+    def placed(self) -> bool:
+        """Whether every hook has a place."""
+        return not any(patch.status.needs_human for patch in self.patches)
+
+    @property
+    def checked(self) -> bool:
+        """Whether everything has a place, and our files fit."""
+        return self.findings == ()
+
+    @property
+    def status(self) -> Status:
+        """The worst status."""
+        found = [patch.status for patch in self.patches]
+        return worst([*found, status_of(self.findings or ())])
 
 
 def releases(wanted: str) -> list[Artifact]:
@@ -54,37 +94,66 @@ def releases(wanted: str) -> list[Artifact]:
     return [found[version] for version in sorted(found)]
 
 
-def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Status]:
-    """Return what became of the series and our files on each release, at worst.
+def scan(paths: Paths, artifacts: Sequence[Artifact]) -> list[ScannedRelease]:
+    """Rebase the series of the pin onto every release, two at a time.
 
-    The report of a release is below build/rebase/VERSION.dry-run.
+    The series of a row is left in the work folder build/rebase/scan/VERSION.
     """
-    lock, found = load_lock(paths.lock), {}
-    for number, artifact in enumerate(artifacts, 1):
-        print(f"{number} of {len(artifacts)}: {artifact.filename}", file=sys.stderr)
-        try:
-            code = start(paths, replace(lock, vllm=artifact), dry_run=True, line="")
-        except ToolError as error:  # upstream has another layout
-            print(f"error: {error}", file=sys.stderr)
-            code = Status.TARGET_DELETED.exit_code
-        found[artifact.version] = next(s for s in Status if s.exit_code == code)
-    return found
+    pin = read_pin(paths)
+    rows: list[ScannedRelease] = []
+    with (
+        ProcessPoolExecutor(WORKERS) as pool,
+        progress("scanning releases", len(artifacts), "release") as report,
+    ):
+        for row in pool.map(partial(_try, paths, pin), artifacts):
+            rows.append(row)
+            report(len(rows))
+    return rows
 
 
-def scan_markdown(found: Mapping[str, Status], pin: str) -> str:
-    """Return how many releases are placed and checked, and a row for each."""
-    placed = [status in PLACED for status in found.values()]
-    checked = [status is Status.UNTOUCHED for status in found.values()]
+def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
+    work = Work(work_root(paths) / "scan" / artifact.version)
+    work.empty()
+    series = load_series(paths.patches(PACKAGE))
+    old, found = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), None
+    try:
+        new = pristine_tree(artifact, paths, PACKAGE)
+    except ToolError as error:  # upstream has another layout
+        gone, why = Status.TARGET_DELETED, (str(error),)
+        names = [patch.name for patch in series.patches]
+        results = tuple(PatchResult(PACKAGE, name, gone, (), why) for name in names)
+    else:
+        move, scratch = Move(PACKAGE, series, old, new), work.path / "contract"
+        placed = place_all(work, [move], {}, stop=False, quiet=True)
+        results = placed.results
+        if pin is not None and not placed.status.needs_human:
+            moved = load_series(work.final_series(PACKAGE))
+            found = findings(pin, moved, new, scratch)
+            remove_tree(scratch)
+    return ScannedRelease(artifact.version, results, found)
+
+
+def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
+    """Return the table and the reasons."""
+    total = len(rows)
     lines = [
-        f"# The series of {PACKAGE} {pin} on {len(found)} releases",
+        f"# The series of {PACKAGE} {pin} on {total} releases",
         "",
-        f"Placed with no human: {sum(placed)} of {len(found)}. "
-        f"Checked (our files and hooks fit): {sum(checked)} of {len(found)}.",
+        f"Placed with no human: {sum(row.placed for row in rows)} of {total}. "
+        f"Checked (our files and hooks fit): {sum(row.checked for row in rows)} of "
+        f"{total}.",
         "",
     ]
-    words = {True: "yes", False: "no"}
-    rows = [
-        (version, words[is_placed], "yes" if is_checked else found[version].label)
-        for version, is_placed, is_checked in zip(found, placed, checked, strict=True)
-    ]
-    return "\n".join([*lines, *table(("release", "placed", "checked"), rows)]) + "\n"
+    names = [patch.name for patch in rows[0].patches]
+    cells = []
+    for row in rows:
+        fit = status_of(row.findings).label if row.findings else NOT_TRIED
+        statuses = (patch.status.label for patch in row.patches)
+        cells.append([row.version, *statuses, "yes" if row.checked else fit])
+    lines += table(("release", *names, "checked"), cells)
+    lines += ["", "## What a person must decide", ""]
+    for row in rows:
+        for patch in row.patches:
+            lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
+        lines += [f"- {row.version}: {finding}" for finding in row.findings or ()]
+    return "\n".join(lines) + "\n"
