@@ -109,7 +109,7 @@ def figures(cells: list[Cell], window: float) -> tuple[float, float]:
 
 
 def varied(constant: Constant, factor: float, cells: list[Cell]) -> tuple[float, float]:
-    """The figures with so many times the constant, wherever it was imported."""
+    """The figures with the constant times the factor, wherever it was imported."""
     changed = type(constant.value)(constant.value * factor)
     if constant.name == "window":
         return figures(cells, changed)

@@ -32,7 +32,7 @@ class Deployment(NamedTuple):
     output_len: int
 
     def scenario(self, cost: CostModel, times: int) -> Scenario:
-        """With so many times as many prompts."""
+        """The same deployment, `times` as long."""
         return Scenario(
             RankLimits(
                 *(self.ranks, self.slots, self.step_tokens),

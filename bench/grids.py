@@ -181,13 +181,13 @@ class Drawn(NamedTuple):
     slots: int = 32
     """Of each rank."""
     turns: int = 4
-    """At least so many requests per one in flight."""
+    """The least number of requests for each that is in flight."""
     kv_blocks: int | None = None
     """Of each rank; None for as many as it can use."""
     load_balancer: str = AS_SERVED
 
     def scenario(self, ranks: int, phi: float) -> Scenario:
-        """With so many ranks, that bear this share of a prefill together."""
+        """With this number of ranks, which bear this share of a prefill together."""
         in_flight = round(self.share * ranks * self.slots)
         return Scenario(
             RankLimits(ranks, self.slots, 4096, self.kv_blocks),

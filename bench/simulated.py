@@ -117,7 +117,7 @@ class Runs:
     def __init__(self, folder: Path, jobs: int, minutes: float) -> None:
         """Reads the runs that these sources have made.
 
-        So many processes, `jobs`, make others; after `minutes` none is begun.
+        `jobs` processes make others; after `minutes` none is begun.
         """
         self.path = folder / f"{sources_hash()}.jsonl"
         self._jobs = jobs
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("results", nargs="*", metavar="RESULT", help=", ".join(GRIDS))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="stop after so many"
+        "--minutes", type=float, default=float("inf"), help="begin no run after these"
     )
     options = parser.parse_args()
     if unknown := sorted(set(options.results) - set(GRIDS)):

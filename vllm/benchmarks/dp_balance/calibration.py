@@ -13,7 +13,7 @@ from .results import read_json
 from .step_time.model import CostModel
 
 BEYOND = 1.1
-"""So many times the load that was seen is no extrapolation yet."""
+"""Up to this multiple of the load that was seen is no extrapolation."""
 
 
 class Calibration(NamedTuple):

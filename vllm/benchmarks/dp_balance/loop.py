@@ -17,7 +17,7 @@ from .requests.request import SimRequest
 from .step_time.model import CostModel, Loads
 
 SYNC_STEPS = 32
-"""vLLM's ranks agree only every so many steps that a wave has ended."""
+"""Steps between two in which vLLM's ranks agree whether a wave has ended."""
 
 
 class StepRecord(NamedTuple):

@@ -89,7 +89,7 @@ class DraftedDecodes(Decodes):
     """
 
     def __init__(self, drafts: int, async_scheduling: bool) -> None:
-        """So many drafts in each step."""
+        """The number of drafts in each step."""
         super().__init__()
         self.per_request = 1 + drafts
         self._async = async_scheduling

@@ -51,7 +51,7 @@ class Blocks:
         return tokens if self._most(work, tokens) <= self.free else 0
 
     def _most(self, work: RankRequest, computed: int) -> int:
-        """Blocks that a request uses once so many tokens are computed, or all."""
+        """Blocks that a request uses once this number of tokens is computed, or all."""
         return max(blocks_of(work.num_tokens), blocks_of(computed + self.ahead))
 
     def cached_tokens(self, work: RankRequest) -> int:
@@ -59,7 +59,7 @@ class Blocks:
         return 0
 
     def take(self, work: RankRequest, count: int) -> None:
-        """Gives a request so many free blocks more."""
+        """Gives a request more free blocks."""
         self.free -= count
         work.num_blocks += count
 
@@ -88,7 +88,7 @@ class Blocks:
         return ((self._first_need(work, 0, budget), 0) for work in works)
 
     def _first_need(self, work: RankRequest, cached: int, budget: int) -> int:
-        """Blocks that a waiting request uses at first, with so many tokens cached."""
+        """Blocks that a waiting request uses at first, with these tokens cached."""
         return self._most(work, min(work.num_tokens, cached + budget))
 
 
@@ -231,7 +231,7 @@ class CachedBlocks(Blocks):
         return head
 
     def take(self, work: RankRequest, count: int) -> None:
-        """Gives a request so many free blocks more."""
+        """Gives a request more free blocks."""
         if not count:
             return
         self.free -= count

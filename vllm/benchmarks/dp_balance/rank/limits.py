@@ -12,7 +12,7 @@ BLOCK_SIZE = 16
 
 
 def blocks_of(tokens: int) -> int:
-    """Blocks of the KV cache that hold so many tokens."""
+    """Blocks of the KV cache that hold a number of tokens."""
     return -(-tokens // BLOCK_SIZE)
 
 
@@ -58,7 +58,7 @@ class RankLimits:
         return len(self.acceptance_rates)
 
     def check_longest(self, tokens: int) -> None:
-        """Refuses a KV cache that cannot hold a request of so many tokens.
+        """Refuses a KV cache that cannot hold a request of this length.
 
         Raises:
             UsageError: it cannot.

@@ -29,7 +29,7 @@ class Runs(Iterable[int]):
     is_global: bool = False
     """Whether equal ids are equal text in all sessions of the file."""
     shared: int = 0
-    """So many of the first are those of all sessions instead."""
+    """The number of first tokens that are those of all sessions instead."""
     mark: int | None = None
     """If given, stands for the next one: equal ids are another text where the marks
     differ."""

@@ -57,13 +57,13 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     text = "Seconds. --num-prompts limits the requests too."
     seconds = real(0, LONGEST, above=True, endless=True)
     add("--timed-trace-duration", type=seconds, default=float("inf"), help=text)
-    text = "Replays the trace so many times faster."
+    text = "By which factor the trace is replayed faster."
     times = real(1e-6, 1e6)
     add("--timed-trace-rate-multiplier", type=times, default=1.0, help=text)
     text = "Tokens with which the prompts of all sessions of a trace begin."
     shared = whole(0, MOST_TOKENS)
     add("--session-shared-tokens", type=shared, default=0, help=text)
-    text = "So many first requests of each session of a trace. Default: all."
+    text = "How many first requests of each session of a trace are sent. Default: all."
     add("--session-turns", type=whole(1, MOST_REQUESTS), help=text)
 
 

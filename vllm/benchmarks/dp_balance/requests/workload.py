@@ -100,7 +100,7 @@ class Workload:
     session_shared: int = 0
     """Tokens that the prompts of all sessions of a trace begin with."""
     session_turns: int | None = None
-    """So many first requests of each session; None for all."""
+    """How many first requests of each session are sent; None for all."""
     prefixes_cached: bool = False
     """Whether all ranks have the prefixes in the KV cache from the start."""
     length_divisor: int = 1

@@ -19,7 +19,8 @@ ROUNDS = 50
 REWEIGHTED = 10
 """How often outliers are weighed anew."""
 HUBER = 1.345
-"""Residuals beyond so many deviations count less (95 % efficient without outliers)."""
+"""Standard deviations beyond which residuals count less (95 % efficient without
+outliers)."""
 FLOOR, RELATIVE = 0.1, 0.02
 """Expected error of a time: a share of the mean step, and a share of the time."""
 LEAST_SPREAD = 0.05

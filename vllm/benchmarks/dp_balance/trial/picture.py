@@ -20,7 +20,7 @@ LEGEND = {
 }
 BASE, OTHER = "#999999", "#228855"
 STEPS, MOST_RANKS = 100, 8
-"""About so many steps are shown, from a third of the turn on."""
+"""About how many steps are shown, from a third of the turn on."""
 FIGURES = (
     ("output tokens per second", STEADY, 1.0),
     ("seconds a request takes: less is better", JUDGED, 1e-3),
