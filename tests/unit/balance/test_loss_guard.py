@@ -5,9 +5,8 @@ import math
 
 import pytest
 from balance.policies.decision import Decision
-from balance.policies.hold_bound import HoldBound
 from balance.policies.loss_guard import LossGuard
-from balance.policies.registry import MAX_HOLD_STEPS, POLICIES, create_policy
+from balance.policies.registry import POLICIES, create_policy
 from balance.policies.step_cost import CostLearner, StepCost
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +40,7 @@ def timed(*rows, seconds=STEP, **fields):
 
 def measured(policy=None, ranks=4):
     """A guard that has seen decodes, and prefills of 100 tokens by one rank each."""
-    guard = HoldBound(LossGuard(policy or AlwaysHolds()), MAX_HOLD_STEPS)
+    guard = LossGuard(policy or AlwaysHolds())
     for _ in range(40):
         guard.decide(timed(*[running(6)] * ranks))
         alone = [running(6, prefill_tokens=100), *[running(6)] * (ranks - 1)]
@@ -178,7 +177,7 @@ def test_costs_that_were_learned_wrong_hold_no_request_longer(cost, monkeypatch)
 
 def test_the_policy_sees_every_snapshot():
     policy = AlwaysHolds()
-    guard = HoldBound(LossGuard(policy), max_hold_steps=1)
+    guard = LossGuard(policy, max_hold_steps=1)
     guard.decide(snapshot([IDLE._replace(held_steps=1)]))
     assert len(policy.seen) == 1
     guard.reset()

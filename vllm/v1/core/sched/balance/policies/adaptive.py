@@ -19,7 +19,7 @@ _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _DECODING = 3
 """Steps that an answer must last for holds to gain by it: with two tokens they lose
 half of the mean; see `_first_decode`."""
-_FIRST_TOKENS = 0.002
+_FIRST_TOKENS = 0.004
 """Share of the mean end-to-end time that is given for earlier first tokens while all
 slots are in use; see `Adaptive._slack`."""
 _LEAST_LOAD = 0.07
@@ -46,7 +46,8 @@ class AdaptiveParameters:
 
 
 _LONGEST_UNKNOWN = AdaptiveParameters.window
-"""Seconds; see `Adaptive._first_decode`."""
+"""Seconds of prefills beside decodes after which a step without a prefill is made in any
+case: as long as the traffic is measured over; see `Adaptive._first_decode`."""
 
 
 class Adaptive:
@@ -79,8 +80,10 @@ class Adaptive:
         self._learner = CostLearner()
         self._traffic = Traffic(parameters.window)
         self._decodes = Decodes()
-        self._mean_age = 0.0
-        """Seconds; 0 at first, so that holds are short until more is known."""
+        self._waited = float(MEMORY)
+        """How many waited in the recent steps, summed."""
+        self._squares = 0.0
+        """Their squared ages, summed; 0 at first, so that the first holds are short."""
         self._attention = 0.0
         """Tokens that attending to one costs, as learned."""
         self._unknown = 0.0
@@ -220,7 +223,7 @@ class Adaptive:
         The first one may take seconds, for which all wait. So it is made while as many
         decode as are pending, and three times those that begin in a step: answers are
         long enough then to gain anything. If too few do, it is made as well once
-        prefills beside decodes have taken so many times 30 s.
+        prefills beside decodes have taken `_LONGEST_UNKNOWN` that many times.
         """
         ranks = len(self._served)
         prefills = snapshot.prefill_tokens
@@ -249,20 +252,22 @@ class Adaptive:
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
         """Adds a step's waiting, more for old requests.
 
-        Half of it grows with the square of the age, as a share of the mean age of what
-        is pending: the last percent of the first tokens are those of the oldest.
+        Half of it grows with the square of the age, as a share of the mean square of
+        whoever waited lately, so that on average a second counts as one: the last
+        percent of the first tokens are those of the oldest.
         """
-        pending, ages = snapshot.pending, snapshot.pending_age_us
-        total = sum(n * age for n, age in zip(pending, ages, strict=True))
-        mean = total / sum(pending) * SECONDS
-        self._mean_age += (mean - self._mean_age) / MEMORY
+        pending = snapshot.pending
+        squares = [age * age * SECONDS * SECONDS for age in snapshot.pending_age_us]
+        keep = 1 - 1 / MEMORY
+        self._waited = self._waited * keep + sum(pending)
+        total = math.fsum(n * x for n, x in zip(pending, squares, strict=True))
+        self._squares = self._squares * keep + total
         if not seconds:  # the first step of a wave: nobody has waited
             return
-        usual = max(self._mean_age, seconds)
-        older = [age * SECONDS / usual for age in ages]
+        usual = max(self._squares / self._waited, seconds * seconds)
         self._waiting = [
-            waited + seconds * n * (1 + age * age) / 2 if n else 0.0
-            for waited, n, age in zip(self._waiting, pending, older, strict=True)
+            waited + seconds * n * (1 + square / usual) / 2 if n else 0.0
+            for waited, n, square in zip(self._waiting, pending, squares, strict=True)
         ]
 
     def _slack(self, load: float) -> float:

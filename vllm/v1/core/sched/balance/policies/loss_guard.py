@@ -6,8 +6,8 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from .decision import Decision, Learned, Policy
-from .hold_bound import BOUND_REACHED, MAX_HOLD_STEPS
+from .decision import Decision, Policy
+from .hold_bound import BOUND_REACHED, MAX_HOLD_STEPS, HoldBound
 from .rows import SECONDS, Snapshot
 
 LOSING = "losing"
@@ -16,14 +16,12 @@ LOSING = "losing"
 _ALLOWED = 0.01
 """Share of the time that holds may cost without saving it: what a mean may lose in a
 world that was not foreseen."""
-_REMEMBERED = MAX_HOLD_STEPS + 1
-"""Ends of steps; `HoldBound` ends longer holds."""
 _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
 
 
-class LossGuard:
-    """A policy whose holds are bounded, whatever it decides and has learned.
+class LossGuard(HoldBound):
+    """A policy whose holds are bounded in time as well, and by what they save.
 
     Both bounds count *heads*: the ranks, and whom a hold delays, those that are pending
     and those that wait for a slot behind them. How many requests decode does not
@@ -50,11 +48,11 @@ class LossGuard:
     same step without the other ranks' prompts would not have been longer.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, max_hold_steps: int = MAX_HOLD_STEPS) -> None:
+        super().__init__(policy, max_hold_steps)
         self._withheld = 0.0
         """Share of a step's prompt tokens that the last decision kept back."""
-        self._held = deque([0.0], maxlen=_REMEMBERED)
+        self._held = deque([0.0], maxlen=max_hold_steps + 1)
         """Seconds that were kept back until the ends of the last steps."""
         self._decode, self._prefill = _Median(), _Median()
         self._lone_rate = _Median()
@@ -62,17 +60,12 @@ class LossGuard:
         self._losing = False
         self._delayed = 0.0
 
-    @property
-    def learned(self) -> Learned | None:
-        """What the policy knows of the device."""
-        return self._policy.learned
-
     def decide(self, snapshot: Snapshot) -> Decision:
         """The policy's decision, or a release.
 
         The policy sees every snapshot, also those that it does not decide on.
         """
-        decision = self._policy.decide(snapshot)
+        decision = super().decide(snapshot)
         requests = sum(snapshot.running) + sum(snapshot.waiting)
         delayed = _delayed(snapshot)
         heads = min(requests, len(snapshot.running) + delayed)
@@ -87,7 +80,7 @@ class LossGuard:
 
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
-        self._policy.reset()
+        super().reset()
         self._delayed = 0.0
 
     def _usual(self) -> float:
@@ -177,7 +170,7 @@ class _Median:
         return bool(self._recent)
 
     def add(self, value: float, weight: int = 1) -> None:
-        """Adds the newest value, which counts so many times."""
+        """Adds the newest value, which counts `weight` times."""
         self._recent.append((value, weight))
         half = sum(weight for _, weight in self._recent) / 2
         for value, weight in sorted(self._recent):

@@ -27,15 +27,11 @@ __all__ = [
 ]
 
 
-def _guarded(parameters: AdaptiveParameters) -> Policy:
-    return LossGuard(Adaptive(parameters))
-
-
 POLICIES: dict[str, tuple[Callable[[Any], Policy], type[Any]]] = {
     "cap": (Cap, CapParameters),
     "align": (Align, AlignParameters),
-    "adaptive": (_guarded, AdaptiveParameters),
-    "adaptive-fcfs": (_guarded, AdaptiveParameters),
+    "adaptive": (Adaptive, AdaptiveParameters),
+    "adaptive-fcfs": (Adaptive, AdaptiveParameters),
 }
 """What makes each policy, and its parameters; "off" has none."""
 
@@ -66,4 +62,5 @@ def create_policy(
                 f"{parameter!r} is not a parameter of balance policy {name!r}; "
                 f"it has {', '.join(known)}"
             )
-    return HoldBound(policy(parameters_of(**(parameters or {}))), max_hold_steps)
+    bound = LossGuard if policy is Adaptive else HoldBound
+    return bound(policy(parameters_of(**(parameters or {}))), max_hold_steps)
