@@ -34,7 +34,7 @@ KEPT = """
 7419:pauses+short_answers+faster+attention+first_decode
 4577:padded 4799:night+slow_rank+two_servers+faster
 8136:faster+equal 9461:as-served+kv_full 10922:two_servers+padded+night+first_decode
-10972:first_decode+starved+0.30 8239:experts+lone+attention+drift+tiny
+10972:first_decode+starved+0.30 8721:equal+attention
 8858:drift+as-served+one_seq+experts 9217:first_decode+tiny+pauses+aborts+batch
 """
 """Worlds that some policy harmed."""
@@ -43,7 +43,7 @@ HARMED = {
     "7068:bursts": "rests of a burst, mean 4 % longer",
     "8038:one_seq+long_prompts+as-served+batch+night": "decodes known at 100,000 only",
     "6261:tiny+first_decode": "p99 of TTFT 3.1 instead of 0.4 s",
-    "8721:equal+attention": "mean 3 % longer",
+    "8239:experts+lone+attention+drift+tiny": "mean 4 % longer",
     "104:slow_rank+short_answers+closed": "mean 9 % longer",
     "8412:equal": "mean shorter, p99 of TTFT 20 instead of 8 s",
     "8163:one_seq+padded+slow_rank": "mean 7 % longer",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .attention_cost import LEAST_CHUNK
+from .attention_cost import LEAST_CHUNK, whole_step
 from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
@@ -183,7 +183,7 @@ class Adaptive:
                 if work
             ],
             ranks=len(self._served),
-            limit=limit,
+            limit=whole_step(limit, self._attention),
             max_tokens=max(snapshot.max_tokens),
             cost=cost,
         )

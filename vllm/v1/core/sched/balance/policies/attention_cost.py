@@ -21,6 +21,11 @@ def cost_of(position: int, tokens: int, per_attended: float) -> float:
     return tokens + per_attended * tokens * (position + tokens / 2)
 
 
+def whole_step(tokens: int, per_attended: float) -> float:
+    """What a step of so many tokens may cost: as much as behind two others."""
+    return cost_of(2 * tokens, tokens, per_attended)
+
+
 def tokens_within(
     budget: float, position: int, tokens: int, per_attended: float, least: int = 1
 ) -> int:
