@@ -23,8 +23,8 @@ KEPT = """
 237:bursts+starved+short_answers
 237:first_decode+bursts+starved+slow_rank+short_answers
 50:equal+aborts+first_decode+two_servers+tiny
-13:long_prompts+first_decode+0.30+tiny+attention 1163:padded 1263:experts
-3048:0.30+padded+as-served+attention+slow_rank 3131:attention
+13:long_prompts+first_decode+0.30+tiny+attention 1163:padded
+3131:attention
 3036:noise+short_answers+first_decode+kv_full+attention
 3125:pinned+first_decode+tiny+noise 5084:long_prompts+one_seq
 5103:faster+first_decode+lone+pinned+two_servers
@@ -34,7 +34,7 @@ KEPT = """
 7419:pauses+short_answers+faster+attention+first_decode
 4577:padded 4799:night+slow_rank+two_servers+faster
 8136:faster+equal 9461:as-served+kv_full 10922:two_servers+padded+night+first_decode
-10972:first_decode+starved+0.30
+10972:first_decode+starved+0.30 8721:equal+attention
 """
 """Worlds that some policy harmed."""
 HARMED = {
@@ -42,8 +42,9 @@ HARMED = {
     "7068:bursts": "rests of a burst, mean 4 % longer",
     "8038:one_seq+long_prompts+as-served+batch+night": "decodes known at 100,000 only",
     "6261:tiny+first_decode": "p99 of TTFT 3.1 instead of 0.4 s",
-    "8721:equal+attention": "mean 3 % longer",
     "104:slow_rank+short_answers+closed": "mean 9 % longer",
+    "1263:experts": "mean shorter, p99 of TTFT 18 instead of 6 s",
+    "3048:0.30+padded+as-served+attention+slow_rank": "the same, 16 instead of 6 s",
     "8412:equal": "mean shorter, p99 of TTFT 20 instead of 8 s",
     "8163:one_seq+padded+slow_rank": "mean 7 % longer",
     "10265:pauses+long_prompts+short_answers+closed+equal": "mean 5 % longer",

@@ -21,10 +21,10 @@ A2 = replace(PRESETS["a2-dp4-tp4"], noise=0.1)
 CODE = Path(__file__).parents[2] / "bench" / "traces" / "azure_2023_code.csv"
 SERVED = {
     "a trace": Scenario(
-        RankLimits(4, 16, 4096),
+        RankLimits(4, 8, 4096),
         A2,
         Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
-        ClientTraffic(self_timed=True, rate_multiplier=1.0),
+        ClientTraffic(self_timed=True, rate_multiplier=2.0),
     ),
     "long prompts": Scenario(
         RankLimits(4, 8, 4096, acceptance_rates=(0.85, 0.65)),
@@ -35,9 +35,9 @@ SERVED = {
 }
 REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
-    *("ttft_budget", "waiting_cost"),
+    *("short", "ttft_budget", "waiting_cost"),
 }
-RECORDED = {"a trace": "8b84e659abfcb28f", "long prompts": "5a274320271ce69e"}
+RECORDED = {"a trace": "7a9906feee14ccb6", "long prompts": "55b6578eaf2afd48"}
 
 
 class Recording:

@@ -1,6 +1,12 @@
 """What chunks of prompts cost, and how many tokens a budget allows."""
 
-from balance.policies.attention_cost import cost_of, tokens_within, twice_attended
+import pytest
+from balance.policies.attention_cost import (
+    cost_of,
+    tokens_within,
+    twice_attended,
+    whole_step,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +40,13 @@ def test_a_deep_chunk_is_not_cut_into_pieces_that_only_project():
     assert tokens_within(8192, 10**6, 9000, 1e-4, least=1000) == 1000
     assert tokens_within(500, 10**6, 9000, 1e-4, least=1000) == 500
     assert tokens_within(8192, 10**6, 300, 1e-4, least=1000) == 300
+
+
+@pytest.mark.parametrize("price", [1e-9, 1e-6, 1e-4, 1e-2])
+def test_a_whole_step_is_one_behind_two_others_whatever_attention_was_learned(price):
+    whole = whole_step(8192, price)
+    assert tokens_within(whole, 2 * 8192, 10**6, price) == 8192
+    assert tokens_within(whole, 16 * 8192, 10**6, price) > 1000
 
 
 @given(positions, tokens, prices)

@@ -86,6 +86,13 @@ def test_how_many_decode_holds_no_request_longer(share, decoding):
     assert steps * STEP == pytest.approx(bound, abs=2 * STEP)
 
 
+def test_who_waits_for_a_prompt_before_it_in_an_open_step_is_held_anew():
+    guard, rows = measured(), [running(4, pending=1), *[running(3)] * 3]
+    steps = round(seconds_held(guard, rows) / STEP)
+    held = rows[0]._replace(held_steps=steps + 1)
+    assert guard.decide(timed(held, *rows[1:])).reason == "always"
+
+
 def lost_by_holds(guard, steps, decoding):
     """Of so many steps, seconds while one is pending after another."""
     rows = [running(decoding // 4, pending=1), *[running(decoding // 4)] * 3]

@@ -24,6 +24,7 @@ from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
     twice_attended,
+    whole_step,
 )
 from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 
@@ -230,9 +231,11 @@ class Scheduler:
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
         admit, limit, _, per_attended, _ = self._decision
+        whole = whole_step(self._max_tokens, per_attended)
         if limit is None:
-            limit = self._max_tokens if per_attended else sys.maxsize
-        self._allowed = limit
+            self._allowed = whole if per_attended else sys.maxsize
+        else:
+            self._allowed = limit
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
         if work is not None:

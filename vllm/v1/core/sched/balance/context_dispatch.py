@@ -46,7 +46,7 @@ class ContextDispatch(TokenDispatch):
         return None
 
     def generated(self, request: Hashable, tokens: int) -> None:
-        """So many tokens of the answer, the first ones included, have passed."""
+        """More tokens of the answer, the first ones included, have passed."""
         sent = self._requests.get(request)
         if sent is not None:
             sent.tokens += tokens

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .prefix_memory import Keys, PrefixMemory, SentPrefix, take_off
 
 REQUEST_TOKENS = 150
-"""A request in flight counts like so many prompt tokens that wait for prefill."""
+"""Prompt tokens that wait for prefill, like which a request in flight counts."""
 
 MISSING_WEIGHT = 4
 """A prompt token that a rank would have to compute of the request itself counts like so

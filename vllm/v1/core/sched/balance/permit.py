@@ -13,6 +13,7 @@ from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
     twice_attended,
+    whole_step,
 )
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -50,8 +51,9 @@ class PrefillPermit:
         self.decision = decision
         budget: float | None = decision.prefill_budget
         if budget is None:
-            is_cut = decision.cost_per_attended > 0
-            budget = self._scheduler.max_num_scheduled_tokens if is_cut else sys.maxsize
+            price = decision.cost_per_attended
+            tokens = self._scheduler.max_num_scheduled_tokens
+            budget = whole_step(tokens, price) if price else sys.maxsize
         self._budget_left = budget
         found_no_room = {
             request.request_id

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .attention_cost import LEAST_CHUNK
+from .attention_cost import LEAST_CHUNK, whole_step
 from .decision import OPEN, Decision, Learned
 from .decodes import Decodes
 from .prefill_budget import best_prefill_budget
@@ -46,8 +46,8 @@ class AdaptiveParameters:
 
 
 _LONGEST_UNKNOWN = AdaptiveParameters.window
-"""Seconds of prefills beside decodes after which a step without a prefill is made in any
-case: as long as the traffic is measured over; see `Adaptive._first_decode`."""
+"""Seconds of prefills beside decodes after which a step without a prefill is made in
+any case: as long as the traffic is measured over; see `Adaptive._first_decode`."""
 
 
 class Adaptive:
@@ -186,7 +186,7 @@ class Adaptive:
                 if work
             ],
             ranks=len(self._served),
-            limit=limit,
+            limit=whole_step(limit, self._attention),
             max_tokens=max(snapshot.max_tokens),
             cost=cost,
         )
@@ -324,7 +324,7 @@ class Adaptive:
 
 
 def _requests(snapshot: Snapshot) -> int:
-    """In all ranks."""
+    """Requests in all ranks."""
     return sum(snapshot.running) + sum(snapshot.waiting)
 
 

@@ -21,12 +21,17 @@ def cost_of(position: int, tokens: int, per_attended: float) -> float:
     return tokens + per_attended * tokens * (position + tokens / 2)
 
 
+def whole_step(tokens: int, per_attended: float) -> float:
+    """What a step of these tokens may cost: as much as behind two other steps."""
+    return cost_of(2 * tokens, tokens, per_attended)
+
+
 def tokens_within(
     budget: float, position: int, tokens: int, per_attended: float, least: int = 1
 ) -> int:
     """How many tokens of a chunk a budget allows; at least one if it is 1 or more.
 
-    And `least` of them, whatever they attend to, as far as it allows so many at the
+    And `least` of them, whatever they attend to, as far as it allows them at the
     beginning of a prompt.
     """
     if budget < 1:

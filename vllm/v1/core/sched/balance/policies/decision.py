@@ -17,7 +17,7 @@ class Decision(NamedTuple):
     """Prompt tokens that a rank may schedule, of prompts in progress and of
     admissions together; None for no limit beyond the scheduler's own. With
     `cost_per_attended`, in tokens as at the beginning of a prompt, and None is
-    a full step."""
+    a `whole_step`."""
     reason: str
     """Why, as a label for metrics."""
     cost_per_attended: float = 0.0

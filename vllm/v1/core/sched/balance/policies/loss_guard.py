@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
+from .attention_cost import whole_step
 from .decision import Decision, Policy
 from .hold_bound import BOUND_REACHED, MAX_HOLD_STEPS, HoldBound
 from .rows import SECONDS, Snapshot
@@ -33,7 +34,7 @@ class LossGuard(HoldBound):
     steps with a prefill. A step with a budget counts by the share of a whole one that
     it withholds: where prompts of many steps queue, a request waits for those before
     it, and not for a hold. At the bound, all ranks schedule one step as if there were
-    no balance scheduling.
+    no balance scheduling, and holds are counted anew, as after every such step.
 
     **By what they save.** The policy has a credit of seconds. A hold takes its time
     from it, by the share of the heads that it delays; what releases save is added, and
@@ -74,6 +75,9 @@ class LossGuard(HoldBound):
             decision = decision.opened(BOUND_REACHED)
         elif self._losing:
             decision = decision.opened(LOSING)
+        if decision.prefill_budget is None:
+            self._held.clear()  # who waits then waits for those before it
+            self._held.append(0.0)
         self._delayed = 0.0 if decision.admit else delayed
         self._withheld = _withheld(decision, snapshot)
         return decision
@@ -134,7 +138,7 @@ def _withheld(decision: Decision, snapshot: Snapshot) -> float:
     if budget is None:
         return 0.0
     whole = max(1, max(snapshot.max_tokens) - max(snapshot.running))
-    return 1 - min(1.0, budget / whole)
+    return 1 - min(1.0, budget / whole_step(whole, decision.cost_per_attended))
 
 
 def _delayed(snapshot: Snapshot) -> float:

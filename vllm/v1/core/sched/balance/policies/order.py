@@ -72,7 +72,7 @@ class ShortFirst:
 
 
 def _lets_pass(prompt: _Prompt | None, tokens: int) -> bool:
-    """Whether a prompt lets so many tokens pass; they are then taken off."""
+    """Whether a prompt lets these tokens pass; they are then taken off."""
     if prompt is None or not prompt.allowed >= tokens < prompt.tokens:
         return False
     prompt.allowed -= tokens

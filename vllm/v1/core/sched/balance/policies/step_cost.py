@@ -67,7 +67,7 @@ _DECODES = 15
 move it."""
 _DEVIATION = 20.0
 """Prior standard deviation of the states, as a multiple of the newest step: a full
-step takes no longer than so many that were seen."""
+step takes no longer than this number of those that were seen."""
 MEMORY = 100
 """Steps, or requests that end, over which what is measured fades. Few enough to follow
 a day, enough to tell five costs apart."""
@@ -77,7 +77,7 @@ _CERTAIN = 10.0
 """By how many variances attention must lessen the squares of all errors, or it is 0:
 three standard deviations and a bit."""
 _USUAL = 1.5
-"""Errors up to so many standard deviations count in full, others in proportion to
+"""Standard deviations up to which errors count in full, larger ones in proportion to
 their size (Huber)."""
 _SWEEPS = 4
 """Of descent over the states at each step; the next goes on where one has stopped."""
