@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import runpy
+import statistics
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,11 +188,12 @@ def simulated(results: Mapping[str, Document]) -> dict[str, str]:
         "synthetic": t.synthetic(drawn, DRAWN),
         "numbers": t.numbers(results["constants"]),
     }
-    queued = t.select(traces, trace=names[-1], load=None)
+    full = [c for c in drawn["cells"] if c["workload"].endswith("half the KV cache")]
     return {
         **{name: lines(each) for name, each in rows.items()},
         **{f"{x}_missed": f"{t.missed(traces['cells'], x)}" for x in t.MISSED},
-        "queued_missed": f"{t.missed(queued, 'mean')}",
+        "full_behind": f"{-statistics.fmean(map(t.gain_lead, full)):.0%}",
+        "full_worst": f"{-min(map(t.gain_lead, full)):.0%}",
         "light_missed": f"{t.missed(t.select(traces, load=0.3), 'goodput')}",
         "cells": f"{len(traces['cells'])}",
         "ttft_slo": f"{traces['slo']['ttft_s']:g}",
