@@ -51,9 +51,9 @@ class PrefillPermit:
         self.decision = decision
         budget: float | None = decision.prefill_budget
         if budget is None:
-            price = decision.cost_per_attended
-            tokens = self._scheduler.max_num_scheduled_tokens
-            budget = whole_step(tokens, price) if price else sys.maxsize
+            budget = sys.maxsize
+            if price := decision.cost_per_attended:
+                budget = whole_step(self._scheduler.max_num_scheduled_tokens, price)
         self._budget_left = budget
         found_no_room = {
             request.request_id
