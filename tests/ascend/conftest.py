@@ -114,6 +114,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     With `integers.SUFFIX` and the bits behind its name the model is quantised.
     """
     folder, made = tmp_path_factory.mktemp("models"), {}
+    tiny = functools.cache(functools.partial(tiny_model, folder=folder))
 
     def find(name: str):
         from hugging_face import samples
@@ -122,7 +123,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
             kind, _, bits = name.partition(integers.SUFFIX)
             makers = {"deepseek": rounded_samples, "GLM-5": sparse_samples}
             makers["eagle3"] = lambda _: []
-            model, write = tiny_model(kind, folder), makers.get(kind, samples)
+            model, write = tiny(kind), makers.get(kind, samples)
             if not bits:
                 made[name] = (model, write(model))
             else:
