@@ -231,11 +231,9 @@ class Scheduler:
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
         admit, limit, _, per_attended, _ = self._decision
-        whole = whole_step(self._max_tokens, per_attended)
-        if limit is None:
-            self._allowed = whole if per_attended else sys.maxsize
-        else:
-            self._allowed = limit
+        self._allowed = sys.maxsize if limit is None else limit
+        if limit is None and per_attended:
+            self._allowed = whole_step(self._max_tokens, per_attended)
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
         if work is not None:
