@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import requests
 
+from vllm_server import direct
+
 ANSWER_S = 120
 
 
@@ -25,7 +27,8 @@ class Load:
 def stream(server, body, headers=None, stop_after=1e9):
     """Seconds to the first token, None without one; hangs up after `stop_after` s."""
     start, first = time.monotonic(), None
-    with requests.post(
+    with direct(
+        "POST",
         f"{server.url}/v1/completions",
         json={"model": str(server.model), "ignore_eos": True, "stream": True} | body,
         headers=headers,

@@ -13,7 +13,7 @@ import requests
 
 from hostile_clients import rank_pids
 from test_greedy_equality import CAP, assert_equal
-from vllm_server import Server, free_port
+from vllm_server import Server, direct, free_port
 
 RANKS = 2
 START_S, END_S = 120, 120
@@ -56,7 +56,7 @@ def router(folder, servers):
 def wait_for(url):
     for _ in range(10 * START_S):
         with contextlib.suppress(requests.ConnectionError):
-            if requests.get(f"{url}/health", timeout=5).ok:
+            if direct("GET", f"{url}/health", timeout=5).ok:
                 return
         time.sleep(0.1)
     raise AssertionError(f"{url} does not answer")
@@ -84,7 +84,8 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
             assert held[rank] > 0
         assert_loads_are_told(servers)
         # There is nothing to choose behind such a port: the header is not read.
-        named = requests.post(
+        named = direct(
+            "POST",
             f"{servers[1].url}/v1/completions",
             json={"model": str(moe_model), "prompt": [5], "max_tokens": 1},
             headers={"X-data-parallel-rank": "0"},
@@ -115,7 +116,7 @@ def assert_loads_are_told(servers):
             body |= {"max_tokens": answer, "ignore_eos": True, "stream": True}
             url = f"{servers[rank].url}/v1/completions"
             clients.enter_context(
-                requests.post(url, json=body, stream=True, timeout=60)
+                direct("POST", url, json=body, stream=True, timeout=60)
             )
 
         for _ in range(2):

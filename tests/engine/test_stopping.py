@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from vllm_server import Server, is_alive
+from vllm_server import Server, direct, is_alive
 
 HANG_S = 60
 """What still runs after that hangs; an idle machine needs two or three seconds."""
@@ -34,8 +34,12 @@ class Stream(threading.Thread):
             "ignore_eos": True,
             "stream": True,
         }
-        self._post = lambda: requests.post(
-            f"{server.url}/v1/completions", json=body, stream=True, timeout=2 * HANG_S
+        self._post = lambda: direct(
+            "POST",
+            f"{server.url}/v1/completions",
+            json=body,
+            stream=True,
+            timeout=2 * HANG_S,
         )
         self.start()
 

@@ -44,6 +44,9 @@ class Trial:
         # Its server is `vllm` on PATH.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
+        # As on most company hosts; nobody listens there.
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+            self._environment[name] = "http://127.0.0.1:9"
 
     def command(self, *more: str, serve: "list[str] | None" = None) -> list[str]:
         words = ["bench", "dp-balance", "trial", "--rounds", "1", "--disable-tqdm"]

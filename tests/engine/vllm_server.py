@@ -52,6 +52,13 @@ def free_port():
     raise RuntimeError("expected a free port from 20000 to 31999, found none")
 
 
+def direct(method, url, **how):
+    """As `requests.request`, but past any proxy and .netrc: the servers are ours."""
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, **how)
+
+
 class ServeProcess:
     """`vllm serve MODEL OPTIONS` with all its processes; it may be headless.
 
@@ -252,8 +259,8 @@ class Server(ServeProcess):
     def post(self, path, body=None, rank=None):
         """POST a JSON body, to that rank if any; the response, whatever its status."""
         headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
-        return requests.post(
-            self.url + path, json=body, headers=headers, timeout=REQUEST_S
+        return direct(
+            "POST", self.url + path, json=body, headers=headers, timeout=REQUEST_S
         )
 
     def metric(self, name, **labels):
@@ -267,7 +274,7 @@ class Server(ServeProcess):
         a thread while it goes on counting: a report that comes meanwhile is in those
         written last and not in those written first.
         """
-        text = requests.get(f"{self.url}/metrics", timeout=REQUEST_S).text
+        text = direct("GET", f"{self.url}/metrics", timeout=REQUEST_S).text
         values: list[dict[int, float]] = [defaultdict(float) for _ in names]
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -310,7 +317,7 @@ class Server(ServeProcess):
                     f"after {waited:.0f} s, before it was ready"
                 )
             with contextlib.suppress(requests.ConnectionError, requests.Timeout):
-                if requests.get(f"{self.url}/health", timeout=30).ok:
+                if direct("GET", f"{self.url}/health", timeout=30).ok:
                     return
             if waited > START_S:
                 raise RuntimeError(f"{self.log}: not ready in {START_S:g} s")

@@ -8,7 +8,7 @@ import time
 import requests
 
 from netns import INTERFACE, Host
-from vllm_server import ServeProcess, Server
+from vllm_server import ServeProcess, Server, direct
 
 OPTIONS = (
     "--enable-expert-parallel",
@@ -153,7 +153,7 @@ def environment(host):
 
 def _healthy(server):
     try:
-        return requests.get(f"{server.url}/health", timeout=5).ok
+        return direct("GET", f"{server.url}/health", timeout=5).ok
     except requests.RequestException:
         return False
 

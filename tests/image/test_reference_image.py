@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from containers import Podman
-from vllm_server import START_S, free_port
+from vllm_server import START_S, direct, free_port
 
 SHARE = "/opt/vllm/share/vllm-balance"
 RANKS = 2
@@ -69,9 +68,9 @@ def test_serves_a_request_on_two_ranks(podman, server):
         assert time.monotonic() < deadline
         time.sleep(1)
     body = {**REQUEST, "model": "/models/moe"}
-    answer = requests.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer = direct("POST", f"{url}/v1/completions", json=body, timeout=60)
     assert answer.json()["usage"]["completion_tokens"] == REQUEST["max_tokens"]
-    metrics = requests.get(f"{url}/metrics", timeout=60).text
+    metrics = direct("GET", f"{url}/metrics", timeout=60).text
     assert "vllm:dp_balance_decisions_total" in metrics
     # The server is the first process of the container, so it gets the signal.
     podman("stop", "--time", "60", name)

@@ -84,6 +84,7 @@ class Answers:
         self.sent: list[int] = []
         self._fails = fails
         self.watch = lambda: None
+        self.way = ""
 
     async def send(self, _: object, number: int) -> dict[str, object]:
         self.sent.append(number)

@@ -1,16 +1,19 @@
 """The server of a turn is waited for, watched, and leaves no process behind."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint
+from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
 
 from vllm_server import free_port, is_alive
@@ -36,7 +39,7 @@ port = pytest.fixture(free_port)
 
 def server(folder, program, *arguments):
     words = [sys.executable, "-c", program, *map(str, arguments)]
-    return Server(words, folder / "server.log", {})
+    return Server(words, folder / "server.log", os.environ)
 
 
 def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
@@ -126,19 +129,12 @@ vllm:dp_balance_decisions_total{engine="0",policy="cap",reason="open"} 3.0
     ],
 )
 def test_a_deployment_with_another_policy_is_refused(text, policy, said):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            models = json.dumps({"data": [{"id": "a", "root": "b"}]} if text else [])
-            models = PAGE if text == PAGE else models
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write((text if "metrics" in self.path else models).encode())
+    def page(path: str, _: str) -> str:
+        models = json.dumps({"data": [{"id": "a", "root": "b"}]} if text else [])
+        return text if "metrics" in path or text == PAGE else models
 
-        def log_message(self, *_): ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as served:
-        Thread(target=served.serve_forever, daemon=True).start()
-        endpoint = Endpoint(f"http://127.0.0.1:{served.server_port}", ARGS)
+    with answering(page) as url:
+        endpoint = Endpoint(url, ARGS)
         if text in ("", PAGE):
             with pytest.raises(UsageError, match="names no model; give the address"):
                 endpoint.model()
@@ -149,4 +145,49 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
                 endpoint.refuse_other_policy(policy)
         else:
             endpoint.refuse_other_policy(policy)
+
+
+@contextmanager
+def answering(page, status: int = 200) -> Iterator[str]:
+    """A server on loopback, as its address; `page` gets path and credentials."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            found = page(self.path, self.headers.get("Authorization", ""))
+            self.wfile.write(found.encode())
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
         served.shutdown()
+
+
+@pytest.mark.parametrize("listed", ["", "example.com", "*"])
+def test_our_server_is_asked_past_the_users_proxy(listed, tmp_path, monkeypatch):
+    """Their .netrc, too, is not for it."""
+    (netrc := tmp_path / "netrc").write_text("default login me password hunter2")
+    with (
+        answering(lambda *_: "blocked", 403) as proxy,
+        answering(lambda _, given: json.dumps({"data": [{"id": given}]})) as url,
+    ):
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.replace("//", "//me:hunter2@"))
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, listed)
+        monkeypatch.setenv("NETRC", str(netrc))
+        monkeypatch.setenv("OPENAI_API_KEY", "ours")
+        endpoint = Endpoint(url, ARGS)
+        if listed != "*":  # as a deployment it may be behind the proxy
+            address = proxy.removeprefix("http://")
+            with pytest.raises(UsageError) as caught:
+                endpoint.model()
+            assert f"through the proxy {address} of the environ" in str(caught.value)
+            assert "add 127.0.0.1 to NO_PROXY" in str(caught.value)
+            assert "hunter2" not in str(caught.value)
+        go_past_proxies(url)
+        assert endpoint.model()[0] == "Bearer ours"
+        assert endpoint.way == ""

@@ -4,6 +4,7 @@
 
 import argparse
 import json
+import os
 import re
 import signal
 import sys
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from ..arguments import real, whole
 from ..errors import UsageError
 from ..policies import BALANCE, PolicySpec, server_options
 from ..results import versions
 from . import report
-from .endpoint import Endpoint
+from .endpoint import Endpoint, go_past_proxies
 from .load import BenchServe, Load, Parser, Replay
 from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
@@ -35,6 +37,7 @@ LOAD_HELP = (
 )
 DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Given(NamedTuple):
@@ -127,6 +130,10 @@ def trial(given: Given) -> None:
         load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
     plan = Plan() if deployments else _plan(given.serve, policies)
     urls = deployments or dict.fromkeys(policies, plan.url)
+    inherited = dict(os.environ)
+    for url in urls.values():
+        if not deployments or urlsplit(url).hostname in LOOPBACK:
+            go_past_proxies(url)
     endpoints = {policy: Endpoint(url, load.args) for policy, url in urls.items()}
     for policy in deployments:
         endpoints[policy].ask()
@@ -149,7 +156,7 @@ def trial(given: Given) -> None:
         steps.unlink(missing_ok=True)
         folder.write(config, json.dumps(logging_config(steps)))
         command = [*given.serve, DETAILS, *server_options(turn.policy)]
-        variables = {"VLLM_LOGGING_CONFIG_PATH": str(config)}
+        variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
             server.start()
             server.wait_until_ready(endpoint, args.ready_timeout)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +26,20 @@ COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, "vllm:generation_tokens_tota
 """What a turn keeps of /metrics."""
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
+
+
+def go_past_proxies(url: str) -> None:
+    """Has this process, and `vllm bench serve` in it, ask a server of ours directly.
+
+    A proxy of the user does not know our loopback address, and what their .netrc has
+    for it would take the place of the API key. Downloads still go through the proxy.
+    """
+    names = ("no_proxy", "NO_PROXY")
+    hosts = [host for name in names if (host := os.environ.get(name))]
+    if "*" not in hosts:
+        hosts = [*dict.fromkeys(hosts), urlsplit(url).hostname or ""]
+        os.environ.update(dict.fromkeys(names, ",".join(hosts)))
+    os.environ["NETRC"] = os.devnull
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ class Endpoint:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise UsageError(
                 f"{self.url}/v1/models: names no model; give the address of a server."
+                f"{self.way}"
             ) from None
 
     def ask(self) -> None:
@@ -132,6 +148,7 @@ class Endpoint:
             raise UsageError(
                 f"{self.url}/metrics: has no statistics of vLLM; serve without "
                 "--disable-log-stats, and give the address of the server itself."
+                f"{self.way}"
             )
         if not has_gate:
             policies = {"off"}
@@ -151,6 +168,20 @@ class Endpoint:
                 "could be said of the comparison."
             )
 
+    @property
+    def way(self) -> str:
+        """For an error: the proxy that may have answered instead; else empty."""
+        proxies = requests.utils.get_environ_proxies(self.url)
+        proxy = requests.utils.select_proxy(self.url, proxies)
+        if not proxy:
+            return ""
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")  # without a password
+        return (
+            f" It was asked through the proxy {parts.hostname}:{parts.port} of the "
+            "environment, whose answer this may be; to go past it, add "
+            f"{urlsplit(self.url).hostname} to NO_PROXY."
+        )
+
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)
 
@@ -161,5 +192,7 @@ class Endpoint:
             )
             answer.raise_for_status()
         except requests.RequestException as error:
-            raise UsageError(f"{self.url}{path}: no answer ({error}).") from None
+            raise UsageError(
+                f"{self.url}{path}: no answer ({error}).{self.way}"
+            ) from None
         return answer

@@ -58,10 +58,10 @@ class Server:
         Args:
             command: its words.
             log: gets what it writes.
-            environment: variables besides those of this process.
+            environment: its variables.
         """
         self._command, self._log = command, log
-        self._environment = {**os.environ, **environment}
+        self._environment = environment
         self._known: dict[int, psutil.Process] = {}
         self._ranks: list[psutil.Process] = []
         self._process: subprocess.Popen[bytes] | None = None

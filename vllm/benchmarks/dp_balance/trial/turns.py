@@ -168,7 +168,7 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
         before = endpoint.figures()
         saved = asyncio.run(_watched(endpoint, load, turn.round))
-        _refuse_failed(saved)
+        _refuse_failed(saved, endpoint.way)
         after = _settled(endpoint)
         endpoint.refuse_other_policy(turn.policy.partition(":")[0])
     counters = {name: after.since(before, name) for name in COUNTERS}
@@ -185,7 +185,7 @@ async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, 
     return await sent
 
 
-def _refuse_failed(saved: Mapping[str, Any]) -> None:
+def _refuse_failed(saved: Mapping[str, Any], way: str) -> None:
     """Looks whether all requests were answered.
 
     Raises:
@@ -197,6 +197,7 @@ def _refuse_failed(saved: Mapping[str, Any]) -> None:
         last = errors[0].strip().splitlines()[-1] if errors else "none says why"
         raise UsageError(
             f"{failed} of {failed + completed} requests failed, the first with: {last}."
+            f"{way}"
         )
 
 
