@@ -37,9 +37,6 @@ HOSTS ?=
 ASCEND ?=
 SLOW ?=
 
-# What fails among the processes of a busy machine runs once more, alone, is shown, and must pass.
-twice = { $(1) || $(1) --last-failed -n 0 --verbose; }
-
 .PHONY: help demo test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env constraints clean
 help:  ## list the targets
@@ -60,34 +57,34 @@ lint: $(VENV)  ## style, types, the patch series, and the pages of results
 	.venv/bin/shellcheck docker/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	$(call twice,.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile)
+	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
 
 test-python: vendor wheel  ## what another Python can change: .ci/run does this on several
-	$(call twice,.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile)
+	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
-	$(call twice,.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist)
+	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	PYTEST="$$($(TOOL) env)"/bin/pytest && $(call twice,"$$PYTEST" tests/engine -n 3 --dist loadfile)
+	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile
 
 test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for more
-	$(call twice,.venv/bin/python -m pytest tests/unit -m slow -n 2)
-	$(call twice,.venv/bin/python -m pytest tests/wheel -m slow)
+	.venv/bin/python -m pytest tests/unit -m slow -n 2
+	.venv/bin/python -m pytest tests/wheel -m slow
 
 test-slow-engine: $(VENV)
 	PYTEST="$$($(TOOL) env)"/bin/pytest && \
-	    $(call twice,"$$PYTEST" tests/engine -m slow -n 2 --dist loadfile $(SLOW))
+	    "$$PYTEST" tests/engine -m slow -n 2 --dist loadfile $(SLOW)
 
 test-hosts: $(VENV)  ## several hosts: needs root or user namespaces, and iproute2
-	PYTEST="$$($(TOOL) env)"/bin/pytest && $(call twice,$(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS))
+	PYTEST="$$($(TOOL) env)"/bin/pytest && $(NAMESPACES) "$$PYTEST" tests/hosts $(HOSTS)
 
 test-ascend: $(VENV)  ## the Ascend wheel on emulated NPUs: needs g++; ASCEND: options of pytest
 	ENVIRONMENT="$$(.venv/bin/python tests/ascend/build.py)" && \
-	    $(call twice,"$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadfile --no-loadscope-reorder $(ASCEND))
+	    "$$ENVIRONMENT/run" pytest tests/ascend -n 2 --dist loadfile --no-loadscope-reorder $(ASCEND)
 
 test-image: $(VENV)  ## both commands, and the reference image, on bare Debian; needs root
-	$(call twice,.venv/bin/python -m pytest tests/image)
+	.venv/bin/python -m pytest tests/image
 
 vendor: $(VENV)  ## materialise the patched upstream packages, as upstream.toml says
 	$(TOOL) vendor

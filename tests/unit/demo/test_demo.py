@@ -1,10 +1,11 @@
-"""The demo compares the answers of all policies."""
+"""The demo compares the answers of all policies, and shows only what is ours."""
 
 import json
 
 import pytest
 
 from balance_tools.demo.demo import compare
+from balance_tools.demo.emulated import run_trial
 from balance_tools.errors import ToolError
 
 
@@ -19,3 +20,20 @@ def test_answers_are_compared(tmp_path):
     (turns / "02-adaptive.json").write_text(other)
     with pytest.raises(ToolError, match=r"answer 1 as in 01-off\.json, 'y', found 'z'"):
         compare(tmp_path)
+
+
+def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch):
+    """And no proxy is between the client and our own server."""
+    program = tmp_path / "bin/vllm"
+    program.parent.mkdir()
+    script = 'echo "ours$http_proxy"; echo leaked >&2; exit $STATUS'
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("http_proxy", "http://company:3128")
+    given = (program.with_name("python"), tmp_path / "gain", tmp_path, [], [])
+    monkeypatch.setenv("STATUS", "0")
+    run_trial(*given)
+    assert capfd.readouterr() == ("ours\n", "")
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
+        run_trial(*given)

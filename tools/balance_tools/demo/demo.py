@@ -29,9 +29,8 @@ from balance_tools.wheel.build import build_wheel
 
 # Few slots, so that ranks fill up and the gate has something to decide.
 FEW_SLOTS = (
-    *("--data-parallel-size", "2", "--api-server-count", "1"),
-    *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
-    *("--max-model-len", "1024"),
+    *("--data-parallel-size", "2", "--max-num-seqs", "4"),
+    *("--max-num-batched-tokens", "256", "--max-model-len", "1024"),
 )
 QUESTIONS = (
     *("--dataset-name", "random", "--random-input-len", "60"),
@@ -57,6 +56,7 @@ def demo(paths: Paths) -> None:
     python = make_env(paths, wheel) / "bin" / "python"
     picture = group_requirements(paths.root / "pyproject.toml", "demo")
     pip(python, "install", f"--constraint={paths.root / CONSTRAINTS}", *picture)
+    print(f"What programs of others write meanwhile is in {folder}/*.log")
     say("1 of 2: the same answers. A tiny model with random weights, on two ranks")
     model = tiny_model(python, folder / "models")
     run_trial(
@@ -70,14 +70,12 @@ def demo(paths: Paths) -> None:
 
 
 def tiny_model(python: Path, folder: Path) -> Path:
-    """A tiny mixture of experts with random weights, made unless it is there.
+    """A tiny mixture of experts with random weights.
 
     Raises:
         ToolError: it could not be made.
     """
     model, log = folder / "moe", folder.with_suffix(".log")
-    if model.is_dir():
-        return model
     arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "moe")
     # Not from a checkout, whose vllm would be imported.
     command = [python, *arguments, "--out", folder.resolve()]

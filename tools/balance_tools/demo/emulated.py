@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.run import tail_of
 
 RANKS, SLOTS, MAX_TOKENS = 4, 8, 512
 DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
@@ -27,8 +28,8 @@ def serve(ranks: int = RANKS, **device: float) -> list[str]:
     """Options of `vllm serve`: on the emulated device, with these constants."""
     emulated = json.dumps({"emulated_device": {**DEVICE, **device}})
     return [
-        *("--data-parallel-size", str(ranks), "--api-server-count", "1"),
-        *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(MAX_TOKENS)),
+        *("--data-parallel-size", str(ranks), "--max-num-seqs", str(SLOTS)),
+        *("--max-num-batched-tokens", str(MAX_TOKENS)),
         *("--max-model-len", "4096", "--no-enable-prefix-caching"),
         *("--no-async-scheduling", "--additional-config", emulated),
     ]
@@ -55,10 +56,13 @@ def run_trial(
         served: options of `vllm serve`.
 
     Raises:
-        ToolError: it did not end well; it has said why.
+        ToolError: it did not end well.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
     programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    # All of it is on this machine.
+    given = {n: v for n, v in os.environ.items() if not n.lower().endswith("_proxy")}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     command = [
         *(str(python.parent / "vllm"), "bench", "dp-balance", "trial"),
@@ -66,13 +70,16 @@ def run_trial(
         *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
         *("--port", str(free_port()), *served),
     ]
-    status = subprocess.call(
-        command,
-        cwd=folder.parent,
-        env={**os.environ, **quiet, "PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
+    # Libraries that the client loads write pages at its end.
+    with log.open("ab") as errors:
+        status = subprocess.call(
+            command,
+            cwd=folder.parent,
+            env={**given, **quiet, "PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"},
+            stderr=errors,
+        )
     if status:
         raise ToolError(
-            f"{folder}: expected the trial to end well, found exit status {status}; "
-            "it says why above. If the machine was busy, run this again when it is not"
+            f"{log}: expected the trial to end well, found exit status {status}: "
+            f"{tail_of(log)}; if the machine was busy, run this again when it is not"
         )
