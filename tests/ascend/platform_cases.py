@@ -20,7 +20,7 @@ def main(moe: str, dense: str, cases: str) -> None:
 def outcome(models, model="moe", environment=None, arguments=None):
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
-    from vllm.v1.core.sched.balance.validation import check_balance_scheduler
+    from vllm.v1.core.sched.balance.options import check_balance_scheduler
     from vllm_ascend.ascend_config import clear_ascend_config
 
     clear_ascend_config()

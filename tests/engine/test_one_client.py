@@ -35,4 +35,8 @@ def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
             assert answer.status_code == status, (change, answer.text)
             for rank in (0, 1):
                 assert server.ask(rank, **GOOD).status_code == 200, change
+        engines = server.metric("vllm:generation_tokens_total")
+        answer = server.post("/scale_elastic_ep", {"new_data_parallel_size": 3})
+        assert answer.status_code == 400, answer.text
+        assert server.metric("vllm:generation_tokens_total") == engines
     assert "its request fails" in server.log.read_text()

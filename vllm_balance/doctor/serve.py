@@ -106,7 +106,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     from vllm.entrypoints.cli.serve import cmd_init
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.core.sched.balance.validation import check_balance_scheduler
+    from vllm.v1.core.sched.balance.options import check_balance_scheduler
 
     parser = FlexibleArgumentParser(prog="vllm")
     (serve,) = cmd_init()

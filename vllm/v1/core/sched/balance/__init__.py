@@ -7,5 +7,5 @@ as the slowest rank's. Once per step each rank measures itself (`measure`) and s
 its row to all others (`group`); every rank derives the same decision from the same rows
 (`policies`), and the scheduler asks its gate how much prefill it may schedule (`gate`).
 
-This file imports nothing: `vllm.config` imports `validation` from here.
+This file imports nothing: `vllm.config` imports `options` from here.
 """

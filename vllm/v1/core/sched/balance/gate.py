@@ -25,6 +25,7 @@ from vllm.v1.core.sched.balance.measure.vllm_compat import (
     keep_prefill_interval,
     max_admitted,
 )
+from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.registry import (
@@ -37,7 +38,6 @@ from vllm.v1.core.sched.balance.policies.registry import (
 from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.balance.policy_log import PolicyLog
 from vllm.v1.core.sched.balance.stats import BalanceStats
-from vllm.v1.core.sched.balance.validation import check_balance_scheduler
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:

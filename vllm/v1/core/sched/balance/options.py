@@ -2,16 +2,21 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Refuses what balance scheduling cannot do, in one sentence each.
 
-Imports nothing else of vllm at run time: `vllm.config` imports this module.
+Also serves the switches of vllm-ascend's balance patch. `vllm.config` imports this
+module.
 """
 
 import inspect
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.core.sched.interface import SchedulerInterface
+
+logger = init_logger(__name__)
 
 BALANCE_OPTIONS = (
     "data_parallel_balance",
@@ -80,9 +85,7 @@ def check_balance_scheduler(
             `schedule()` instead of calling `super().schedule()`, or the engine
             does not run the data parallel loop.
     """
-    # Not at the top, because of vllm.config.
-    from vllm import envs
-    from vllm.logger import init_logger
+    from vllm import envs  # not at the top, because of vllm.config
 
     policy = vllm_config.parallel_config.data_parallel_balance
     if policy == "off":
@@ -115,7 +118,7 @@ def check_balance_scheduler(
         )
     # vllm-ascend 0.23 on instances that only prefill: its copy without preemption.
     if getattr(scheduler, "_disable_preemption", False):
-        init_logger(__name__).warning(
+        logger.warning(
             "%s %s: on this prefill instance the scheduler of vllm-ascend does not ask "
             "the balance gate, so nothing is held and each exchange is in vain. The "
             "dispatch works without it: use %s off with --data-parallel-dispatch "
@@ -143,3 +146,56 @@ def _class_that_ignores_the_gate(cls: type) -> type | None:
         if not ("super" in names and "schedule" in names):
             return owner
     return None
+
+
+def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None:
+    """Turns a legacy switch of the plugin into `--data-parallel-balance cap`.
+
+    The switches are the environment variable VLLM_ASCEND_BALANCE_SCHEDULING and
+    `enable_balance_scheduling` in `additional_config`, at its top level (the plugin
+    has read both into `ascend_config`) or below `scheduler_config`. A policy that
+    was chosen with the flag wins. Where balance cannot work, a switch that may be
+    set for a whole cluster is ignored with a warning; the flag would be refused.
+
+    Afterwards `ascend_config.enable_balance_scheduling` says whether any policy is
+    on, so that the plugin's own checks of the combination hold for the flag too: all
+    but the one that refuses instances that only prefill or only decode, which is about
+    the plugin's copy of the scheduler.
+
+    Raises:
+        ValueError: the flag is given on a decode instance with the plugin's recompute
+            scheduler, whose ranks hang (vllm-ascend #8975).
+    """
+    parallel_config = vllm_config.parallel_config
+    if not isinstance(parallel_config.data_parallel_balance, str):
+        return  # a mock of the plugin's own tests, which has every attribute
+    nested = (vllm_config.additional_config or {}).get("scheduler_config") or {}
+    switched_on = ascend_config.enable_balance_scheduling or nested.get(
+        "enable_balance_scheduling", False
+    )
+    flagged = parallel_config.data_parallel_balance != "off"
+    if switched_on and not flagged:
+        parallel_config.data_parallel_balance = "cap"
+        try:
+            check_balance_config(parallel_config)
+        except ValueError as error:
+            parallel_config.data_parallel_balance = "off"
+            logger.warning(
+                "enable_balance_scheduling of vllm-ascend is ignored: %s", error
+            )
+        else:
+            logger.warning(
+                "enable_balance_scheduling of vllm-ascend is deprecated: it now means "
+                "--data-parallel-balance cap. Use the flag, which has more policies."
+            )
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", "kv_both")
+    policy = parallel_config.data_parallel_balance
+    ascend_config.enable_balance_scheduling = policy != "off" and not (
+        flagged and role != "kv_both"
+    )
+    if flagged and role == "kv_consumer" and ascend_config.recompute_scheduler_enable:
+        raise ValueError(
+            f"--data-parallel-balance {policy}: the ranks of a decode instance hang "
+            "with recompute_scheduler_enable of vllm-ascend (#8975 there), whose "
+            "scheduler does not ask the balance gate. Remove one of the two."
+        )

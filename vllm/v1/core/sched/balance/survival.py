@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Keeps one client from ending or silencing all, whatever the policy.
+
+Later releases of vLLM refuse most of these requests themselves, and keep the error of
+a grammar's compiler.
+"""
+
+import json
+import re
+from concurrent.futures import Future
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import ModelConfig
+    from vllm.engine.protocol import EngineClient
+    from vllm.sampling_params import SamplingParams
+
+logger = init_logger(__name__)
+
+_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
+"""Fields with which logits are indexed."""
+
+MOST_LEVELS = 100
+"""Of a schema: the front-end takes the cube of them, and answers nobody meanwhile."""
+
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def _levels(schema: object) -> int:
+    """How deep a JSON schema is nested, as a text or parsed."""
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+    except RecursionError:
+        return MOST_LEVELS + 1
+    brackets = re.findall(r"[][{}]", _TEXT.sub("", text))
+    return max(accumulate(1 if each in "[{" else -1 for each in brackets), default=0)
+
+
+def check_client(params: "SamplingParams", model_config: "ModelConfig") -> None:
+    """Checks what upstream's own checks leave out, whatever the policy.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    vocab_size = model_config.get_vocab_size()
+    for name in _TOKEN_IDS:
+        ids = getattr(params, name, None) or ()
+        unknown = [token for token in ids if not 0 <= token < vocab_size]
+        if unknown:
+            raise VLLMValidationError(
+                f"{name} has ids that the model has no token for; expected 0 to "
+                f"{vocab_size - 1}",
+                parameter=name,
+                value=unknown,
+            )
+    constraint = params.structured_outputs
+    if constraint is not None and (
+        constraint.json_object is False or constraint.json == ""
+    ):
+        raise VLLMValidationError(
+            "structured_outputs has no constraint; leave it out, or give json a schema "
+            "or json_object true",
+            parameter="structured_outputs",
+        )
+    for name in ("json", "structural_tag") if constraint is not None else ():
+        if _levels(getattr(constraint, name)) > MOST_LEVELS:
+            raise VLLMValidationError(
+                f"structured_outputs.{name} is nested deeper than {MOST_LEVELS} levels",
+                parameter=name,
+            )
+
+
+def check_resize(client: "EngineClient") -> None:
+    """Refuses to resize a server that is not elastic, before anything is touched.
+
+    Upstream finds that out once it has made all metrics anew.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if not client.vllm_config.parallel_config.enable_elastic_ep:
+        raise VLLMValidationError(
+            "this server cannot be resized; start it with --enable-elastic-ep",
+            parameter="new_data_parallel_size",
+        )
+
+
+def fails_alone(grammar: Any) -> Any:
+    """The grammar of a request, or its future: a `FailedGrammar` if there is none.
+
+    Upstream raises the compiler's error in `schedule`, which ends the engine and with
+    it all ranks.
+    """
+    if not isinstance(grammar, Future):
+        return grammar
+    settled: Future[Any] = Future()
+
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        settled.set_result(FailedGrammar(error) if error else done.result())
+
+    grammar.add_done_callback(settle)
+    return settled
+
+
+class FailedGrammar:
+    """Stands for a grammar that does not exist: it rejects every token.
+
+    The scheduler ends a request whose token is rejected with an error, and the client
+    gets status 500. Until then nothing is masked. It has the methods of upstream's
+    `StructuredOutputGrammar`, which `vllm.sampling_params` could not import.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        """Logs why there is none."""
+        logger.error("A grammar could not be compiled; its request fails: %s", error)
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """No token is right."""
+        return False
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Nor is any draft."""
+        return []
+
+    def is_terminated(self) -> bool:
+        """So that upstream masks nothing, and does not ask `fill_bitmask`."""
+        return True
+
+    def fill_bitmask(self, bitmask: "torch.Tensor", batch_index: int) -> None:
+        """There is nothing to mask."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """There is no state."""
+
+    def reset(self) -> None:
+        """There is no state."""
