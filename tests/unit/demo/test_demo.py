@@ -23,13 +23,11 @@ def test_answers_are_compared(tmp_path):
 
 
 def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch):
-    """And no proxy is between the client and our own server."""
     program = tmp_path / "bin/vllm"
     program.parent.mkdir()
-    script = 'echo "ours$http_proxy"; echo leaked >&2; exit $STATUS'
+    script = "echo ours; echo leaked >&2; exit $STATUS"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("http_proxy", "http://company:3128")
     given = (program.with_name("python"), tmp_path / "gain", tmp_path, [], [])
     monkeypatch.setenv("STATUS", "0")
     run_trial(*given)

@@ -61,8 +61,6 @@ def run_trial(
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    # All of it is on this machine.
-    given = {n: v for n, v in os.environ.items() if not n.lower().endswith("_proxy")}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     command = [
         *(str(python.parent / "vllm"), "bench", "dp-balance", "trial"),
@@ -75,7 +73,12 @@ def run_trial(
         status = subprocess.call(
             command,
             cwd=folder.parent,
-            env={**given, **quiet, "PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"},
+            env={
+                **os.environ,
+                **quiet,
+                "PATH": programs,
+                "VLLM_LOGGING_LEVEL": "ERROR",
+            },
             stderr=errors,
         )
     if status:
