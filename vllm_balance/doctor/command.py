@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
-from vllm_balance.doctor import host, npus, serve, software
+from vllm_balance.doctor import host, npus, serve, server, software
 from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
@@ -37,7 +36,6 @@ OF_ALL: Checks = {
     "/dev/shm": host.shared_memory,
     "limits": host.limits,
     "cores": host.cores,
-    "CPU binding": host.tools,
     "variables": host.variables,
     "interfaces": host.interfaces,
     "names": host.names,
@@ -51,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=STATES[1:],
-        help="exit with 1 if a line is as bad as this; bad, or unknown with --pid",
+        default="bad",
+        help="exit with 1 if a line is as bad as this (default: bad)",
     )
-    text = "who is waiting for whom in the server with this process, or in the only one"
+    text = "what the server with this process, or the only one, does"
     parser.add_argument("--pid", type=int, nargs="?", const=0, help=text)
     parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     text = "a command line to look at"
@@ -62,10 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Look, print, and say by the status whether something is wrong."""
-    limit = chosen.fail_on or ("bad" if chosen.pid is None else "unknown")
     if chosen.pid is not None:
-        # Not above: what it needs must not keep the rest from being looked at.
-        lines = list(import_module("vllm_balance.doctor.hang").report(chosen.pid))
+        lines = list(server.report(chosen.pid))
     else:
         machine = Machine(chosen.root, dict(os.environ), load_build_info(), Plan())
         try:
@@ -75,7 +72,7 @@ def run(chosen: argparse.Namespace) -> int:
             return 2
         lines = [*look(replace(machine, plan=plan)), *more]
     print(show(lines, chosen.json), flush=True)
-    status = int(STATES.index(worst(lines)) >= STATES.index(limit))
+    status = int(STATES.index(worst(lines)) >= STATES.index(chosen.fail_on))
     if chosen.pid is None and not (status or chosen.json):
         print(NEXT)
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import socket
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from vllm_balance.doctor.lines import Line, Said, State, judged
 from vllm_balance.doctor.machine import Machine
-from vllm_balance.installed import folder_of
 
 MEGABYTE = 1 << 20
 QUEUE_MB = 160
@@ -25,22 +25,15 @@ LIMITS = {
     "locked memory": (1 << 26, "bytes", "LimitMEMLOCK=infinity, --ulimit memlock=-1"),
 }
 """The least hard limit, what it counts, and what raises it."""
-CORES_PER_NPU = {"A5": 3}
-"""Cores that the plugin's CPU binding wants (`cpu_binding.py`); for other NPUs, 5."""
-TOOLS = {"lscpu": "util-linux", "taskset": "util-linux", "ps": "procps"}
-"""What the plugin's CPU binding runs, to the package that has it."""
+CORES_PER_NPU, CORES_PER_A5 = 5, 3
+"""Cores that the plugin's CPU binding wants (`cpu_binding.py`)."""
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
-CPU_V1 = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
-"""The files of the first version of cgroups."""
 
 GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
 HCCL_PORTS = 16
 """The ports from HCCL_IF_BASE_PORT on (60000) that it takes (vendor's reference)."""
 
 AIV = "HCCL_OP_EXPANSION_MODE"
-PLUGIN = "VLLM_ASCEND_"
-FLASHCOMM = "VLLM_ASCEND_ENABLE_FLASHCOMM1"
-OVERLAP = "multistream_overlap_shared_expert"
 SET = r"(?!0?$)"
 # Name, values that hurt, how much, what is expected, the repair. Numbers are issues of
 # vllm-ascend.
@@ -56,8 +49,6 @@ KNOWN: tuple[tuple[str, str, State, str, str], ...] = (
      "unset it, and pass --data-parallel-balance cap, which it means"),
     ("VLLM_ENABLE_V1_MULTIPROCESSING", "0$", "bad", "1: ranks agree in processes of "
      "their own", "unset it"),
-    ("HCCL_CONNECT_TIMEOUT", r"\d{1,2}$|1[01]\d$", "warn", "120 s, the default,"
-     " or more", "export HCCL_CONNECT_TIMEOUT=1800"),
 )  # fmt: skip
 
 
@@ -95,7 +86,7 @@ def limits(machine: Machine) -> Said:
 
 
 def cores(machine: Machine) -> Said:
-    """Cores that may be used, against what the ranks and their threads want."""
+    """Cores that may be used, against what the ranks want."""
     status = machine.read("/proc/self/status")
     ranges = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
     if ranges is None:
@@ -103,78 +94,33 @@ def cores(machine: Machine) -> Said:
         return
     ends = [part.split("-") for part in ranges[1].split(",")]
     allowed = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
-    quota = _quota(machine)
-    count = min(allowed, quota or allowed)
+    count = min(allowed, _quota(machine))
     found = f"{count:g}" + (" by the quota of the cgroup" if count < allowed else "")
-    npus = len(machine.visible) if machine.is_for_npus else 0
-    each = CORES_PER_NPU.get(machine.smi.device or "", 5) if npus else 1
-    processes = npus or machine.plan.local_ranks
-    threads = machine.environ.get("OMP_NUM_THREADS", "1")
-    per_rank = int(threads) if threads.isdigit() else 1
-    do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
+    processes, each = machine.plan.local_ranks, 1
+    if machine.is_for_npus and machine.visible:
+        processes = len(machine.visible)
+        each = CORES_PER_A5 if machine.smi.device == "A5" else CORES_PER_NPU
     expected = f"{processes * each}: {each} for each of {processes}"
-    if per_rank > each:
-        expected = f"{processes * per_rank}: OMP_NUM_THREADS={threads} of {processes}"
-        do = "export OMP_NUM_THREADS=1"
-    few = count < processes * max(each, per_rank)
-    yield judged("cores", found, expected, do, warn=few)
+    do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
+    yield judged("cores", found, expected, do, warn=count < processes * each)
 
 
-def _quota(machine: Machine) -> float | None:
-    """Cores that the cgroup grants; None without a limit."""
+def _quota(machine: Machine) -> float:
+    """Cores that the cgroup (of version 2) grants."""
     groups = re.findall(r"^0::(.*)$", machine.read("/proc/self/cgroup"), re.M)
     texts = [machine.read(f"/sys/fs/cgroup{g}/cpu.max") for g in (*groups, "/")]
-    texts.append(" ".join(machine.read(CPU_V1.format(n)) for n in ("quota", "period")))
     quota, period = next((t.split() for t in texts if t.strip()), ("max", ""))
-    return None if quota in ("max", "-1") else int(quota) / int(period)
-
-
-def tools(machine: Machine) -> Said:
-    """Programs that bind the processes of a rank to cores."""
-    path = machine.environ.get("PATH", "")
-    for name, package in TOOLS.items():
-        if shutil.which(name, path=path) is None:
-            expected, do = "a program for CPU binding", f"install {package}"
-            yield Line(name, "warn", "not on PATH", expected, do)
-    yield ", ".join(TOOLS)
+    return math.inf if quota == "max" else int(quota) / int(period)
 
 
 def variables(machine: Machine) -> Said:
-    """What is set and known to hurt, and names of the plugin that it does not read."""
-    environ, plan = machine.environ, machine.plan
+    """What is set and known to hurt."""
     for name, values, state, expected, do in KNOWN:
-        value = environ.get(name)
-        if (
-            value is None
-            or not re.match(values, value)
-            or (name == AIV and plan.ranks == 1)
-        ):
-            continue
-        yield Line(name, state, value, expected, do)
-    listed, read = _plugins_own()
-    known = read | {name for name, *_ in KNOWN}
-    for name in sorted(environ):
-        if read and name.startswith(PLUGIN) and name not in known:
-            do = "unset it; it may be a key of --additional-config now"
-            yield Line(name, "warn", "read by nothing", f"a name of {listed}", do)
-    # Three options that start alone and hang together.
-    if plan.ranks > 1 and plan.options.get(OVERLAP):
-        value = environ.get(FLASHCOMM, "0")
-        if re.match(SET, value) or plan.options.get("enable_flashcomm1"):
-            found, do = "both, with several ranks", f"set {OVERLAP} to false in it"
-            expected = f"flashcomm1 or {OVERLAP}, not both (16446)"
-            yield Line("--additional-config", "warn", found, expected, do)
+        value = machine.environ.get(name)
+        is_alone = name == AIV and machine.plan.ranks == 1
+        if value is not None and re.match(values, value) and not is_alone:
+            yield Line(name, state, value, expected, do)
     yield "none that is known to hurt"
-
-
-def _plugins_own() -> tuple[Path, set[str]]:
-    """The file of the plugin that lists the variables which it reads, and their names.
-
-    No names where there is no plugin.
-    """
-    listed = (folder_of("vllm_ascend") or Path("/-")) / "envs.py"
-    text = listed.read_text(encoding="utf-8") if listed.is_file() else ""
-    return listed, set(re.findall(rf'"({PLUGIN}\w+)"', text))
 
 
 def interfaces(machine: Machine) -> Said:

@@ -23,8 +23,6 @@ class Plan:
     rpc_port: int = 0
     address: str = ""
     model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """`--additional-config`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What `vllm bench dp-balance trial` needs to know beside."""
 

@@ -138,7 +138,6 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
         "rpc_port": parallel.data_parallel_rpc_port,
         "address": args.data_parallel_address or "",
         "model": config.model_config.model,
-        "options": dict(config.additional_config or {}),
         "settings": {
             "host": args.host,
             "is_https": bool(args.ssl_keyfile),

@@ -72,7 +72,6 @@ VARIABLES = {  # its value, and the line without its name
         "bad | no bond0 that is up; there are eth0, lo | ip a",
     ),
     "HCCL_OP_EXPANSION_MODE": ("AIV", "warn | AIV | unset"),
-    "VLLM_ASCEND_ENABLE_PREFETCH_MLP": ("1", "warn | read by nothing | unset"),
     "VLLM_PORT": ("tcp://10.96.0.1:8000", "bad | tcp:// | enableServiceLinks"),
 }
 FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
@@ -186,11 +185,6 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     (
         written("/sys/fs/cgroup/cpu.max", "400000 100000\n"),
         "warn | cores | 4 by the quota of the cgroup | limits.cpu",
-    ),
-    (variable("OMP_NUM_THREADS", "100"), "warn | cores | 48 | OMP_NUM_THREADS=1"),
-    (
-        lambda m: (m.programs / "taskset").unlink(),
-        "warn | taskset | not on PATH | util-linux",
     ),
     (
         written("/etc/hosts", "127.0.0.1 localhost\n"),

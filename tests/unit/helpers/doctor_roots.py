@@ -27,7 +27,6 @@ from vllm_balance.build_info import BuildInfo
 
 ROOT = Paths.find().root
 ASCEND = "/usr/local/Ascend"
-ENVS = Paths.find().pristine / "vllm-ascend-0.23.0.post1/vllm_ascend/envs.py"
 CHIPS = {
     "A2": ("910B3", "Chip Type : Ascend\nChip Name : 910B3\n"),
     "A3": ("Ascend910", "NPU Name : 9392\nChip Name : Ascend910\n"),
@@ -169,7 +168,6 @@ class FakeMachine:
             "GLOO_SOCKET_IFNAME": "eth0",
             "HCCL_SOCKET_IFNAME": "=eth0",
             "HCCL_IF_IP": "10.0.0.1",
-            "VLLM_ASCEND_ENABLE_NZ": "1",
         }
 
     @property
@@ -221,12 +219,9 @@ class FakeMachine:
             (self.packages / name).mkdir()
             (self.packages / name / "__init__.py").touch()
         (self.packages / "triton/backends/ascend").mkdir(parents=True)
-        (self.packages / "vllm_ascend/envs.py").symlink_to(ENVS)
 
     def _make_programs(self):
         self.programs.mkdir()
-        for name in ("lscpu", "taskset", "ps"):
-            (self.programs / name).symlink_to("/bin/true")
         (self.programs / "ldd").symlink_to(shutil.which("ldd") or "/usr/bin/ldd")
         self.npu_smi(table(self.device, self.hdk))
 

@@ -1,0 +1,145 @@
+"""What the processes of a server do, by real ones that only look like vLLM's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from vllm.v1.core.sched.balance.group import status_file
+
+from vllm_balance.cli import main
+from vllm_balance.doctor.lines import Line, show
+from vllm_balance.doctor.server import Status, look_at, report, role_of
+
+RANK = """
+import os, sys, time
+open("/proc/self/comm", "w").write("VLLM::EngineCor")
+file = os.memfd_create("vllm-balance status")
+os.write(file, sys.argv[1].encode())
+os.ftruncate(file, 1 << 31)  # more than anybody may read
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+FRONT_END = """
+import subprocess, sys
+_, program, python, _, *texts = sys.argv
+for rank, said in enumerate(texts):
+    words = [f"VLLM::EngineCore_DP{rank}", "-c", program, said]
+    subprocess.Popen(words, executable=python)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def served(*said):
+    """The pids of a front-end and of ranks that say this of themselves."""
+    now = time.monotonic()
+    usual = {"size": len(said), "wave": 3, "step": 5, "doing": "idle"}
+    usual |= {"since": now, "seen": now + 600, "stack": "f(a/b.py:1)"}
+    texts = [json.dumps(usual | {"rank": i} | each) for i, each in enumerate(said)]
+    front = subprocess.Popen(
+        ["vllm", "-c", FRONT_END, RANK, sys.executable, "serve", *texts],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert front.stdout
+    started = sorted(int(front.stdout.readline()) for _ in said)
+    ranks = {look_at(pid).number: pid for pid in started}
+    try:
+        yield front.pid, ranks
+    finally:
+        for pid in (*ranks.values(), front.pid):
+            os.kill(pid, signal.SIGKILL)
+        front.communicate()
+
+
+def looked_at(pid):
+    return {line.what: line for line in report(pid)}
+
+
+def test_a_row_for_each_process_and_what_is_wrong_where_it_is_certain():
+    now = time.monotonic()
+    late = {"doing": "model", "since": now - 60}
+    with served({}, late, {"seen": now - 60, "size": 5}) as (front, ranks):
+        lines = looked_at(ranks["1"])
+        assert {*lines} == {"front-end", "rank 0", "rank 1", "rank 2", "ranks"}
+        assert lines["front-end"].found.startswith(f"pid {front}, sleeping")
+        assert "wave 3, step 5, idle for" in lines["rank 0"].found
+        assert lines["rank 0"].state == "ok"
+        assert "in the model for 60." in lines["rank 1"].found
+        assert "at f(a/b.py:1)" in lines["rank 1"].found
+        assert lines["rank 1"].state == "warn"
+        assert f"--pid {ranks['1']}" in lines["rank 1"].do
+        assert "has not run for 60." in lines["rank 2"].found
+        assert lines["rank 2"].state == "bad"
+        assert lines["ranks"].found == "3 of 5 are on this host, not 3, 4"
+
+
+def test_what_was_stopped_or_has_ended_is_named():
+    with served({}, {}) as (front, ranks):
+        os.kill(ranks["0"], signal.SIGSTOP)
+        os.kill(ranks["1"], signal.SIGKILL)
+        while look_at(ranks["1"]).state != "Z" or look_at(ranks["0"]).state != "T":
+            time.sleep(0.01)
+        lines = looked_at(front)
+        assert f"kill -CONT {ranks['0']}" in lines["rank 0"].do
+        assert lines["rank"].found == f"pid {ranks['1']}, ended"
+        assert {lines["rank 0"].state, lines["rank"].state} == {"bad"}
+        assert "not 1" in lines["ranks"].found
+
+
+def test_a_process_that_is_no_server_is_no_success(capsys):
+    """A script that asks only for the status must not take it for health."""
+    assert main(["doctor", "--pid", str(os.getpid())]) == 1
+    said = capsys.readouterr().out
+    assert "bad      pid" in said
+    assert "another program" in said
+
+
+def test_what_a_rank_writes_is_read():
+    now = time.monotonic()
+    written = status_file.Status("exchange", 3, 121, now - 10)
+    read = Status.read(status_file.text_of(written, 1, 4, {}) + "behind it")
+    assert read is not None
+    assert (read.rank, read.size, read.wave, read.step) == (1, 4, 3, 121)
+    assert read.since == now - 10
+    assert "text_of(group/status_file.py" in read.stack
+    for other in ("no JSON", "[1]", "{}", '{"rank": []}', "[" * 100_000):
+        assert Status.read(other) is None
+
+
+def test_roles_are_read_from_names_that_may_be_cut():
+    assert role_of("EngineCore_DP12") == ("rank", "12")
+    assert role_of("EngineCore") == ("rank", "0")
+    assert role_of("EngineCor") == ("rank", "")
+    assert role_of("DPCoordin") == ("coordinator", "")
+    assert role_of("Worker_DP0_TP1") == ("worker", "_DP0_TP1")
+    assert role_of("other") == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J", "\r", "\x9b1m", "\u202e", "\udc80", "\x7f"]
+)
+def test_no_text_moves_the_cursor(text):
+    line = Line(f"rank{text}", "bad", f"at {text}f(a)", text, text)
+    assert str(line).isprintable()
+    assert show([line], True).replace("\n", "").isprintable()
+    assert json.loads(show([line], True))["lines"][0]["expected"] == text
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    """Also where torch or vllm cannot be imported."""
+    program = (
+        "import sys; from vllm_balance.doctor import command;"
+        "print({'torch', 'vllm', 'numpy', 'packaging'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.stdout == b"set()\n", done.stderr

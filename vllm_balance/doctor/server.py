@@ -1,0 +1,233 @@
+"""A row for each process of a server, as the kernel and the ranks themselves show it.
+
+Nobody has to answer, so it works in a hang, too. It says what is, and not whose fault
+that is: for more there is `py-spy dump --pid PID`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from vllm_balance.doctor.lines import Line, State
+
+PROC = Path("/proc")
+READ_BYTES = 1 << 18
+"""What is read of a file: who writes a title or a status chooses its length."""
+LOOK_S = 1.0
+"""How long the kernel may take, which waits for a process that is in a driver."""
+LONG_S = 5.0
+"""A step of this length is worth a look."""
+STALE_S = 3.0
+"""A rank writes its status twice per second while its interpreter runs."""
+STATUS_FILE = "/memfd:vllm-balance status"
+ROLES = {
+    r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
+    r"DPCoordin(?:ator)?()": "coordinator",
+    r"A(?:PI|pi)Server(?:_(\d+))?": "API server",
+    r"Worker(\S*)": "worker",
+}
+"""What begins the name in a title, to the role; the kernel cuts long names."""
+STATES = {"R": "running", "D": "in the kernel"}
+STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
+DOING = {"model": "in the model", "exchange": "in the exchange"}
+
+Answer = TypeVar("Answer")
+
+
+class Status(NamedTuple):
+    """What a rank says that it does; times are of the monotonic clock.
+
+    `vllm.v1.core.sched.balance` writes it into a file in memory.
+    """
+
+    rank: int
+    size: int
+    wave: int
+    step: int
+    """The last one that has ended."""
+    doing: str
+    """model, exchange or idle"""
+    since: float
+    seen: float
+    """When it was written."""
+    stack: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Status | None:
+        """None if that is none: anybody may have written it, and more behind it."""
+        try:
+            said, _ = json.JSONDecoder().raw_decode(text)
+            return cls(
+                rank=int(said["rank"]),
+                size=int(said["size"]),
+                wave=int(said["wave"]),
+                step=int(said["step"]),
+                doing=str(said["doing"]),
+                since=float(said["since"]),
+                seen=float(said["seen"]),
+                stack=str(said.get("stack", "")),
+            )
+        except (ArithmeticError, AttributeError, LookupError, RecursionError):
+            return None
+        except (TypeError, ValueError):
+            return None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment."""
+
+    pid: int
+    parent: int
+    state: str
+    """As in `ps`: R runs, S sleeps, D is in the kernel, T is stopped, Z has ended."""
+    role: str
+    """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty: no part."""
+    number: str
+    waits_in: str
+    """The function of the kernel in which its main thread sleeps."""
+    status: Status | None
+
+
+def report(pid: int | None) -> Iterator[Line]:
+    """Look at a server of this machine.
+
+    Args:
+        pid: of any of its processes; None or 0 if there is only one server.
+    """
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+    processes = {each: seen for each in pids if (seen := look_at(each)) is not None}
+    parts = {each: process for each, process in processes.items() if process.role}
+    if pid and pid not in parts:
+        found = "another program" if pid in processes else "no process (it has ended)"
+        do = "its log names who failed: look for `Data parallel balance:`"
+        yield Line(f"pid {pid}", "bad", found, "one of `vllm serve`", do)
+        return
+    tops = {top_of(each, parts) for each in ([pid] if pid else parts)}
+    if len(tops) != 1:
+        servers = ", ".join(map(str, sorted(tops))) or "none"
+        yield Line("servers", "bad", f"pids {servers}", "one", "give `--pid PID`")
+        return
+    now = time.monotonic()
+    ours = [each for each in parts.values() if top_of(each.pid, parts) in tops]
+    yield from (describe(each, now) for each in ours)
+    shown = [each.status for each in ours if each.status]
+    if here := {status.rank for status in shown}:
+        size = max(status.size for status in shown)
+        absent = sorted(set(range(size)) - here)
+        found = f"{len(here)} of {size} are on this host"
+        do = ""
+        if absent:
+            found += f", not {', '.join(map(str, absent))}"
+            do = "look on the other hosts, too; one that was here has ended"
+        yield Line("ranks", "ok", found, do=do)
+
+
+def describe(process: Process, now: float) -> Line:
+    """One process: is it there, what does it do, since when, and at which function."""
+    said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
+    if process.waits_in and process.state in "SD":
+        said[0] += f" in {process.waits_in}"
+    state: State = "ok"
+    do = ""
+    if status := process.status:
+        lasts = now - status.since
+        does = DOING.get(status.doing, status.doing)
+        said.append(f"wave {status.wave}, step {status.step}, {does} for {lasts:.1f} s")
+        if status.stack:
+            said.append(f"at {status.stack}")
+        if status.doing != "idle" and lasts > LONG_S:
+            state, do = "warn", f"py-spy dump --nonblocking --pid {process.pid}"
+        if now - status.seen > STALE_S:
+            # Stopped, or native code holds the interpreter.
+            said.append(f"has not run for {now - status.seen:.1f} s")
+            state, do = "bad", f"py-spy dump --native --pid {process.pid}"
+    elif process.role == "rank" and process.state not in "ZX":
+        said.append("says nothing: balance is off, or it is another user's")
+        do = f"py-spy dump --pid {process.pid}"
+    if process.state in "Tt":
+        state, do = "bad", f"kill -CONT {process.pid}: the others wait for it"
+    elif process.state in "ZX":
+        state, do = "bad", "look in the log for the cause, and start again"
+    return Line(
+        f"{process.role} {process.number}".strip(), state, "; ".join(said), do=do
+    )
+
+
+def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """What `look` returns, or `otherwise` if it fails or takes too long."""
+    found = [otherwise]
+
+    def run() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            found[0] = look()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LOOK_S)
+    return found[0]
+
+
+def read_file(path: Path) -> str:
+    """The beginning of a file."""
+    with path.open("rb") as file:
+        return file.read(READ_BYTES).decode(errors="replace")
+
+
+def look_at(pid: int) -> Process | None:
+    """The process; None if there is none."""
+    folder = PROC / str(pid)
+
+    def read(name: str) -> str:
+        return within(lambda: read_file(folder / name), "")
+
+    if not (stat := read("stat")):
+        return None
+    comm, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
+    state, parent = rest.split()[:2]
+    role, number = _role(tuple(filter(None, read("cmdline").split("\0"))), comm)
+    status = within(lambda: _status(folder), None) if role else None
+    if status is not None:
+        role, number = "rank", str(status.rank)
+    return Process(
+        pid, int(parent), state, role, number, read("wchan").strip("0"), status
+    )
+
+
+def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
+    for word in (*arguments[:1], comm):
+        if "::" in word:
+            return role_of(word.split("::", 1)[1])
+    programs = {word.rsplit("/", 1)[-1] for word in arguments}
+    # One that was forked may keep the title of the front-end.
+    served = "serve" in arguments and {"vllm", "vllm.entrypoints.cli.main"} & programs
+    return ("front-end" if served else ""), ""
+
+
+def role_of(name: str) -> tuple[str, str]:
+    """The role and the number in a name that vLLM gives to a process."""
+    for pattern, role in ROLES.items():
+        if found := re.match(pattern, name):
+            return role, found[1] or ("0" if name == "EngineCore" else "")
+    return "", ""
+
+
+def _status(folder: Path) -> Status | None:
+    files = (folder / "fd").iterdir()
+    found = (f for f in files if str(f.readlink()).startswith(STATUS_FILE))
+    return next((Status.read(read_file(file)) for file in found), None)
+
+
+def top_of(pid: int, parts: Mapping[int, Process]) -> int:
+    """The first process of the server that this one belongs to."""
+    while (parent := parts.get(parts[pid].parent)) is not None:
+        pid = parent.pid
+    return pid
