@@ -47,12 +47,11 @@ demo: $(VENV)  ## build, serve with balance off and adaptive, compare answers an
 
 test: lint test-unit test-wheel test-engine  ## the everyday tests, the fast ones first
 
-lint: $(VENV)  ## style, types, the patch series, and the pages of results
+lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(TOOL) lint-series
-	.venv/bin/python bench/pages.py --check
 	.venv/bin/hadolint docker/Dockerfile
 	.venv/bin/shellcheck docker/*.sh tools/*.sh
 

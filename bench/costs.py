@@ -2,46 +2,63 @@
 
 ::
 
-    build/env/reference/bin/python bench/costs.py [PART ...] [--output bench/results]
+    build/env/reference/bin/python bench/costs.py [PART ...]
 
 Needs the interpreter of an environment with this vLLM; nothing else should run on the
-machine meanwhile. The parts:
+machine meanwhile. It writes bench/results/costs.json. The parts:
 
 - decision: a policy decides on the rows of a busy server.
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
-- dispatch: the front-end's event loop hashes a prompt, and sends short requests.
+- choice: the front-end's event loop hashes a prompt, and sends short requests.
+- exchange: ranks on this machine exchange rows; how long the last one waits.
 """
 
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import random
-import shlex
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
-import busy_scheduler
+import torch
+import torch.distributed as dist
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.fingerprint import policies_fingerprint
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.group.wire import encode
-from vllm.v1.core.sched.balance.measure.queues import backlog_of
+from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.registry import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
+from vllm.v1.request import RequestStatus
 
-Result = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "engine"))
+
+import schedulers
+from schedulers import BLOCK_SIZE, FULL_ATTENTION, make_scheduler
+from vllm_balance.reference import tiny_models
+
+Times = list[float]
+"""In microseconds."""
+
+
+def us_since(start_ns: int) -> float:
+    """Microseconds."""
+    return (time.perf_counter_ns() - start_ns) / 1e3
+
 
 # ---- decision
 
@@ -51,24 +68,18 @@ def busy_rows(ranks: int, rng: random.Random) -> list[Row]:
     prefills = rng.random() < 0.2
     rows = []
     for _ in range(ranks):
-        pending = rng.choice([0, 0, 1, 2, 5])
-        age = rng.randrange(3_000_000) if pending else 0
-        running = rng.randint(20, 27)
-        row = Row(
-            wave=0,
-            step=0,
+        pending, running = rng.choice([0, 0, 1, 2, 5]), rng.randint(20, 27)
+        row = Row(*[0] * len(Row._fields))._replace(
             running=running,
             decoding=running,
             waiting=pending,
             pending=pending,
             pending_tokens=pending * rng.randint(50, 3000),
-            held_steps=rng.randint(0, 50),
             prefill_tokens=rng.randrange(4096) if prefills else 0,
             step_time_us=900_000 if prefills else 45_000,
             max_running=32,
             max_tokens=4096,
-            pending_age_us=age,
-            wait_us=age,
+            pending_age_us=rng.randrange(3_000_000) if pending else 0,
             pending_attended=pending * rng.randint(1250, 4_500_000),
             prefill_attended=rng.randrange(8_000_000) if prefills else 0,
         )
@@ -76,64 +87,104 @@ def busy_rows(ranks: int, rng: random.Random) -> list[Row]:
     return rows
 
 
-def decision(calls: int) -> list[Result]:
-    """The policy has seen each snapshot, so that `adaptive` has learned its costs."""
-    results = []
+def decision() -> dict[str, Times]:
+    """Of policies that have seen each snapshot: `adaptive` has learned its costs."""
+    found = {}
     for name in POLICIES:
-        for ranks in (4, 16, 64, 256, 1024):
+        for ranks in (4, 16, 64, 1024):
             rng = random.Random(1)
             snapshots = [Snapshot.from_rows(busy_rows(ranks, rng)) for _ in range(64)]
             policy = create_policy(name)
             for snapshot in snapshots:
                 policy.decide(snapshot)
             times = []
-            for call in range(calls):
+            for call in range(2000):
                 snapshot = snapshots[call % len(snapshots)]
                 start = time.perf_counter_ns()
                 policy.decide(snapshot)
                 times.append(us_since(start))
-            results.append({"policy": name, "ranks": ranks, **spread(times)})
-    return results
+            found[f"{name}, {ranks} ranks"] = times
+    return found
 
 
 # ---- measuring
 
-GOAL_US = 150.0
+SLOTS, WAITING, LONG = 64, 10_000, 400
+"""`LONG` of those that wait, the first, have prompts of `PROMPT` tokens."""
+PROMPT, SHARED, SHORT = 2000, 1792, 100
+"""Tokens of a long prompt, of the prefix that all share, and of a short prompt."""
 HOLD = Decision(admit=False, prefill_budget=0, reason="benchmark")
+STATES = {
+    "all slots taken": (64, 40_000),
+    "64 requests held": (0, 40_000),
+    "64 requests held, the KV cache full": (1, 60),
+}
+"""Requests that run, and free blocks."""
 
 
-def measuring(calls: int) -> list[Result]:
-    """All that happens for the row before it is sent, and the backlog."""
-    results = []
-    for name, state in busy_scheduler.STATES.items():
-        scheduler = busy_scheduler.make(state)
-        gate = scheduler.balance_gate
-        times, row = [], None
-        for step in range(calls):
+def busy_scheduler(running: int, free_blocks: int = 40_000) -> Any:
+    """A real scheduler with 10,000 requests waiting, on a tiny model."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = schedulers.engine_config(
+            tiny_models.make("moe", Path(folder)),
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=8192,
+            max_model_len=4096,
+            enable_prefix_caching=True,
+            data_parallel_size=2,
+            data_parallel_balance="adaptive",
+        )
+    used = PROMPT // BLOCK_SIZE + 1 + running * (SHORT // BLOCK_SIZE + 1)
+    blocks = 1 + used + free_blocks
+    scheduler = make_scheduler(
+        config, num_blocks=blocks, layers=(FULL_ATTENTION,), log_stats=False
+    )
+    shared = [1] * SHARED
+
+    def add(number: int, long: bool) -> None:
+        own = [2 + number] * (PROMPT - SHARED if long else SHORT)
+        prompt = shared + own if long else own
+        request = schedulers.prompt_request(
+            str(number), prompt, 1000, arrival_time=float(number)
+        )
+        scheduler.add_request(request)
+
+    add(0, long=True)
+    scheduler.schedule()
+    if not running:
+        scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    for number in range(1, running):
+        add(number, long=False)
+    scheduler.schedule()
+    assert len(scheduler.running) == running
+    for number in range(1000, 1000 + WAITING):
+        add(number, long=number < 1000 + LONG)
+    return scheduler
+
+
+def measuring() -> dict[str, Times]:
+    """All that happens for the row before it is sent."""
+    found = {}
+    for name, (running, free_blocks) in STATES.items():
+        scheduler = busy_scheduler(running, free_blocks)
+        gate, times = scheduler.balance_gate, []
+        for step in range(600):
             gate.apply(HOLD)
-            free_slots = busy_scheduler.SLOTS - state.running
-            for request in islice(scheduler.waiting, free_slots):
+            for request in islice(scheduler.waiting, SLOTS - running):
                 gate.holds(request)
             start = time.perf_counter_ns()
-            row = gate.measure(0, step, float(step), float(step))
-            encode(row)
-            backlog_of(scheduler)
+            gate.measure(0, step, float(step), float(step))
             times.append(us_since(start))
-            for _ in range(state.turnover):
-                # Another request comes to the head of the queue.
-                head = scheduler.waiting.popleft()
-                scheduler.waiting.insert(busy_scheduler.LONG - 1, head)
-        assert row is not None
-        found = {"state": name, "prompt": busy_scheduler.PROMPT, "goal_us": GOAL_US}
-        found |= {"pending": row.pending, "pending_tokens": row.pending_tokens}
-        results.append({**found, **spread(times[calls // 10 :])})
-    return results
+        found[name] = times[60:]
+    return found
 
 
-# ---- dispatch
+# ---- choice
 
-SHORT, IN_FLIGHT = 100, 256
-"""Prompt tokens of a request, and requests in flight."""
+IN_FLIGHT = 256
+"""Requests."""
+HASHED = 100_000
+"""Prompt tokens of a long request."""
 
 
 def request(name: str, tokens: Sequence[int]) -> EngineCoreRequest:
@@ -146,8 +197,8 @@ def request(name: str, tokens: Sequence[int]) -> EngineCoreRequest:
     )
 
 
-def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[float]:
-    """Microseconds of a client's hooks, from the choice of a rank to the end."""
+def choose(ranks: int, dispatch: BalanceDispatch | None) -> Times:
+    """Of a client's hooks, from the choice of a rank to the end of a request."""
     client: Any = object.__new__(DPLBAsyncMPClient)  # which would start engines
     found = {
         "core_engines": [b"%d" % rank for rank in range(ranks)],
@@ -159,7 +210,8 @@ def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[flo
     }
     vars(client).update(found)
     times = []
-    requests = [request(f"{i}", range(i, i + SHORT)) for i in range(calls + IN_FLIGHT)]
+    calls = 5000 + IN_FLIGHT
+    requests = [request(f"{i}", range(i, i + SHORT)) for i in range(calls)]
     for number, new in enumerate(requests):
         done = requests[number - IN_FLIGHT].request_id
         first = EngineCoreOutputs(outputs=[EngineCoreOutput(done, [7])])
@@ -175,89 +227,115 @@ def choice(ranks: int, calls: int, dispatch: BalanceDispatch | None) -> list[flo
     return times[IN_FLIGHT:]
 
 
-HASHED = 100_000
-"""Prompt tokens of a long request."""
-
-
-def dispatch(calls: int) -> list[Result]:
+def choice() -> dict[str, Times]:
     """Per 10,000 tokens, and per short request, also with vLLM's own."""
     hasher, times = PromptHasher(16), []
-    for number in range(calls // 100):
+    for number in range(50):
         long = request("long", range(number, number + HASHED))
         start = time.perf_counter_ns()
         hasher.keys(long)
         times.append(us_since(start) * 10_000 / HASHED)
-    results: list[Result] = [{"of": "hashing 10,000 prompt tokens", **spread(times)}]
+    found = {"hashing 10,000 prompt tokens": times}
     for ranks in (4, 16, 64):
         own = BalanceDispatch(TokenDispatch(ranks, 64, 1, 0, 1000, 512), hasher)
-        upstream = spread(choice(ranks, calls, None))
-        ours = spread(choice(ranks, calls, own))
-        found = {"upstream_us": upstream["median_us"], **ours}
-        results.append({"of": f"a short request, {ranks} ranks", **found})
-    return results
+        found[f"a short request, {ranks} ranks, vLLM's dispatch"] = choose(ranks, None)
+        found[f"a short request, {ranks} ranks, ours"] = choose(ranks, own)
+    return found
 
 
-# ---- all
+# ---- exchange
+
+STEP_S, JITTER_S = 0.02, 0.0005
+"""Of the emulated device, after which the ranks come that much apart, at most."""
+WARM_UP, CALLS = 20, 200
 
 
-def us_since(start_ns: int) -> float:
-    """Microseconds."""
-    return (time.perf_counter_ns() - start_ns) / 1e3
+def exchange() -> dict[str, Times]:
+    """Of as many ranks as have a core each, and up to four times as many."""
+    found: dict[str, Times] = {}
+    for ranks in (2, 4, 8, 16, 32, 64):
+        if ranks <= 4 * len(os.sched_getaffinity(0)):
+            for kind, times in of_ranks(ranks).items():
+                found[f"{kind}, {ranks} ranks"] = times
+    return found
 
 
-def spread(times_us: Sequence[float]) -> dict[str, float]:
-    """Median, first and ninth tenth of times in microseconds."""
-    tenths = statistics.quantiles(times_us, n=10)
+def of_ranks(ranks: int) -> dict[str, Times]:
+    """How long the last rank waits: for rows, and for upstream's end of a wave.
+
+    Raises:
+        BrokenProcessPool: a rank ended before the others.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(ranks, spawn) as pool,
+    ):
+        spans = list(pool.map(_rank, range(ranks), repeat(ranks), repeat(folder)))
     return {
-        "median_us": round(statistics.median(times_us), 2),
-        "p10_us": round(tenths[0], 2),
-        "p90_us": round(tenths[-1], 2),
+        kind: [
+            1e6 * (max(end for _, end in step) - max(start for start, _ in step))
+            for step in zip(*(rank[kind][WARM_UP:] for rank in spans), strict=True)
+        ]
+        for kind in spans[0]
     }
 
 
-PARTS: dict[str, tuple[Callable[[int], list[Result]], int]] = {
-    "decision": (decision, 2000),
-    "measuring": (measuring, 600),
-    "dispatch": (dispatch, 5000),
+def _rank(rank: int, ranks: int, folder: str) -> dict[str, list[tuple[float, float]]]:
+    """By kind, when each call began and ended, by the machine's one clock."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    group = dist.distributed_c10d._get_default_group()
+    rows = RowExchange(timeout=60.0)
+    row = Row(**dict.fromkeys(Row._fields, 1))
+    number = torch.ones(1, dtype=torch.int32)
+    actions: dict[str, Callable[[int], object]] = {
+        "rows": lambda step: rows.gather(row._replace(step=step), group, lambda: None),
+        "one number, upstream's": lambda step: dist.all_reduce(number, group=group),
+    }
+    rng = random.Random(rank)
+    spans: dict[str, list[tuple[float, float]]] = {kind: [] for kind in actions}
+    for step in range(CALLS + WARM_UP):
+        for kind, act in actions.items():
+            time.sleep(STEP_S + rng.random() * JITTER_S)
+            start = time.monotonic()
+            act(step)
+            spans[kind].append((start, time.monotonic()))
+    dist.barrier()
+    rows.close(None)
+    dist.destroy_process_group()
+    return spans
+
+
+PARTS: dict[str, Callable[[], dict[str, Times]]] = {
+    "decision": decision,
+    "measuring": measuring,
+    "choice": choice,
+    "exchange": exchange,
 }
-"""With the calls per figure."""
-
-
-def write(path: Path, calls: int, results: list[Result]) -> None:
-    """Writes what was run, on what, and what came out."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
-    processor = next(names, platform.processor())
-    document = {
-        "command": shlex.join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "policies": policies_fingerprint(),
-        "machine": f"{platform.machine()}, {processor}, {os.cpu_count()} of them",
-        "load_average": [round(load, 1) for load in os.getloadavg()],
-        "calls": calls,
-        "results": results,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main() -> None:
-    """Prints the figures of each part, and writes them if asked to."""
+    """Writes and prints median and ninth tenth, in microseconds, of each figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--calls", type=int, help="calls per figure")
-    parser.add_argument("--output", type=Path, help="folder for the results")
-    options = parser.parse_args()
-    if unknown := sorted(set(options.parts) - set(PARTS)):
+    parts = parser.parse_args().parts or list(PARTS)
+    if unknown := sorted(set(parts) - set(PARTS)):
         parser.error(f"{', '.join(unknown)}: no such part; choose {', '.join(PARTS)}")
-    for name in tqdm(options.parts or PARTS, unit="part"):
-        measure, usual = PARTS[name]
-        calls = options.calls or usual
-        results = measure(calls)
-        for result in results:
-            tqdm.write(f"{name}: {result}")
-        if options.output:
-            write(options.output / f"cost_{name}.json", calls, results)
+    path = ROOT / "bench" / "results" / "costs.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    for name in tqdm(parts, unit="part"):
+        figures = {}
+        for what, times in PARTS[name]().items():
+            tenths = statistics.quantiles(times, n=10)
+            figures[what] = [round(statistics.median(times), 1), round(tenths[-1], 1)]
+            tqdm.write(f"{name}: {what}: {figures[what]} µs")
+        python, cores = platform.python_version(), os.cpu_count()
+        load = f"load {os.getloadavg()[0]:.1f}"
+        made = f"Python {python}, {platform.machine()}, {cores} cores, {load}"
+        document[name] = {"made": made, "median and ninth tenth, us": figures}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ POLICIES = (
     *OWN,
     "cap:margin=1",
     "adaptive:ttft_budget=1.5",
-    "interval-2",
-    "interval-5",
+    "atom",
+    "eb",
     "sglang-3",
     "sglang-30",
     "sglang23-4",
 )
-LIMITED_POLICIES = (*POLICIES, "trtllm:timeout_iters=8,batching_wait_iters=2")
 LIMITED_CASES = (*range(32), 55, 129)
 """In the last two the gate counts a block for a request that has had its last step."""
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, phi=0.2, noise=0.05)
@@ -92,7 +91,7 @@ def limited(case):
         ]
     )
     scenario = replace(scenario, limits=limits, workload=workload, traffic=traffic)
-    return scenario, LIMITED_POLICIES[case % len(LIMITED_POLICIES)]
+    return scenario, POLICIES[case % len(POLICIES)]
 
 
 def trace(monkeypatch, simulated, *arguments):
@@ -134,7 +133,7 @@ def attending(case):
     limits = replace(scenario.limits, max_num_batched_tokens=256)
     workload = replace(scenario.workload, num_prompts=40, input_len=input_len)
     cost = replace(COST, attention=(1e-6, 1e-5)[case % 2])
-    policies = "adaptive", "adaptive-fcfs", "trtllm:kv_cost_offset=99"
+    policies = "adaptive", "adaptive-fcfs", "align"
     scenario = replace(scenario, limits=limits, workload=workload, cost=cost)
     return scenario, policies[case % 3]
 

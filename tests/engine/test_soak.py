@@ -14,7 +14,7 @@ from vllm.v1.core.sched.balance.stats import BalanceStats
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-import busy_scheduler
+import costs
 
 from vllm_server import free_port
 
@@ -28,7 +28,7 @@ GROWTH_MB = 1.0
 )
 def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     """After the first tenth, with the product's exchange in a group of one."""
-    scheduler = busy_scheduler.make(busy_scheduler.BUSY)
+    scheduler = costs.busy_scheduler(60)
     waiting = list(scheduler.waiting)[:4]
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", free_port(), 0, 1, "gloo"

@@ -115,26 +115,13 @@ def test_sessions_stay_with_their_prefix(tmp_path):
     assert found["as-served"] == found["prefix-aware"]
     for name in ("prefix-aware", *BEYOND[1:]):
         assert found[name][0] < 0.6 * found["tokens"][0], name
-    assert found["prefix-aware"][1] <= 1.02 * found["tpu-inference"][1]
+    assert found["prefix-aware"][1] <= 1.02 * found["trtllm-kv-aware"][1]
 
 
 def test_a_router_keeps_sessions_and_sends_new_ones_round():
     tested = balancer("session-affinity", 2)
     requests = [SimRequest(i, 10, 1, session=i // 2) for i in range(6)]
     assert [tested.choose(request) for request in requests] == [0, 0, 1, 1, 0, 0]
-
-
-def test_tpu_inference_weighs_what_is_left_to_compute():
-    (tested,) = make_load_balancers(
-        *("tpu-inference", 2, random.Random(0)),
-        cached=lambda rank, request: 300 * (rank > request.index == 0),
-    )
-    requests = [SimRequest(n, size, 9) for n, size in enumerate((1000, 650, 100, 10))]
-    for request in requests[:3]:
-        request.rank = tested.choose(request)
-    assert [request.rank for request in requests[:3]] == [1, 0, 0]
-    tested.first_token(requests[0])
-    assert tested.choose(requests[3]) == 1
 
 
 def test_trtllm_weighs_prefixes_against_load():

@@ -96,7 +96,7 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
     [
         *((given, given) for given in NAMED),
         ("--policy best", "--policy best: unknown; choose from off, cap"),
-        ("--policy interval-0", "--policy interval-0: unknown"),
+        ("--policy sglang-0", "--policy sglang-0: unknown"),
         ("--policy cap:margin", "--policy cap:margin: 'margin' is not PARAMETER=NUMB"),
         ("--policy off:", "--policy off:: '' is not PARAMETER=NUMBER"),
         ("--policy cap:margin=1,margin=2", "'margin=2' is not .*, each once"),
@@ -120,11 +120,7 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
             "--synthetic-acceptance-rates 1",
             "--max-num-batched-tokens 9: not enough for 9 requests with their drafts",
         ),
-        ("--policy trtllm:x=1", "--policy trtllm:x=1: trtllm has no such parameters"),
-        (
-            "--policy trtllm:batching_wait_iters=0.5",
-            "batching_wait_iters must be a whole number, not 0.5",
-        ),
+        ("--policy atom:x=1", "--policy atom:x=1: atom has no such parameters"),
         ("--input-len many", "--input-len many: not a distribution"),
         ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
         ("--cost t0=1,t0=2", "--cost t0=2: give NAME=NUMBER, each once"),
@@ -208,7 +204,7 @@ def test_calibrate(tmp_path):
 
 
 def test_recommend():
-    for policy in ("interval-2", "cap:margin=3"):
+    for policy in ("sglang-2", "cap:margin=3"):
         with pytest.raises(UsageError, match=f"--policy {policy}: a server has off, c"):
             run(recommend, "--policy", policy)
     with pytest.raises(UsageError, match="name a policy to compare it with"):

@@ -18,8 +18,6 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
     Frontend,
 )
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.rivals import HOLD
-from vllm.benchmarks.dp_balance.rivals.prefill_interval import IntervalPolicy
 from vllm.benchmarks.dp_balance.scenario import (
     DECODE_SECONDS,
     Scenario,
@@ -28,8 +26,6 @@ from vllm.benchmarks.dp_balance.scenario import (
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
-from vllm.v1.core.sched.balance.policies.registry import OPEN
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 PUBLISHED = Scenario(
@@ -38,12 +34,6 @@ PUBLISHED = Scenario(
     Workload(512, "3500", "normal:1500:0.015"),
     ClientTraffic(max_concurrency=128),
 )
-
-
-def snapshot(**columns):
-    ranks = len(next(iter(columns.values())))
-    zeros = dict.fromkeys(Snapshot._fields, (0,) * ranks)
-    return Snapshot(**zeros | {"max_running": (4,) * ranks} | columns)
 
 
 def test_slowest_rank_counts():
@@ -135,23 +125,6 @@ def test_open_loop_has_the_rate_asked_for():
     requests = [SimRequest(i, 1, 1) for i in range(20_000)]
     Clients(requests, ClientTraffic(request_rate=50.0), Frontend(), random.Random(0))
     assert requests[-1].sent == pytest.approx(20_000 / 50, rel=0.03)
-
-
-BUSY = {"running": (4, 4), "decoding": (4, 4)}
-
-
-@pytest.mark.parametrize(
-    ("step", "columns", "decided"),
-    [
-        (1, BUSY, [HOLD, HOLD]),
-        (2, BUSY, [OPEN, OPEN]),
-        (1, BUSY | {"waiting": (1, 0)}, [OPEN, HOLD]),  # a standing queue
-        (1, {"running": (0, 1), "pending": (0, 1)}, [OPEN, OPEN]),  # no decodes
-    ],
-)
-def test_interval_holds_ranks_off_the_beat(step, columns, decided):
-    state = snapshot(step=(step, step), **columns)
-    assert IntervalPolicy(2).decide(state) == decided
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

@@ -6,7 +6,7 @@ Of release 0.5.23, by a run of both on these states; what they decided is record
 import hashlib
 import random
 
-from vllm.benchmarks.dp_balance.rivals.sglang_delayer import (
+from vllm.benchmarks.dp_balance.rivals.sglang import (
     RankState,
     SGLangDelayer0523,
 )

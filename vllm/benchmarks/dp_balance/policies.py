@@ -5,7 +5,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from vllm.v1.core.sched.balance.policies.registry import (
     POLICIES,
@@ -15,9 +15,9 @@ from vllm.v1.core.sched.balance.policies.registry import (
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from .errors import UsageError
-from .rivals.prefill_interval import IntervalPolicy
-from .rivals.sglang_delayer import SGLangDelayer, SGLangDelayer0523
-from .rivals.trtllm import AttentionDpBalance
+from .rivals.atom import AtomCoalescer
+from .rivals.exhaustive import ExhaustiveCycle
+from .rivals.sglang import SGLangDelayer, SGLangDelayer0523
 
 
 class Controller(Protocol):
@@ -39,12 +39,15 @@ OWN = ("off", *POLICIES)
 """The values of `--data-parallel-balance`."""
 
 _WITH_N: Mapping[str, Callable[..., Controller]] = {
-    "interval": IntervalPolicy,
     "sglang": SGLangDelayer,
     "sglang23": SGLangDelayer0523,
 }
-BASELINES = (*(f"{name}-N" for name in _WITH_N), "trtllm")
-"""Rules of other systems, N in steps or slots; see `rivals`."""
+_OTHERS: Mapping[str, Callable[..., Controller]] = {
+    "atom": AtomCoalescer,
+    "eb": ExhaustiveCycle,
+}
+BASELINES = (*(f"{name}-N" for name in _WITH_N), *_OTHERS)
+"""Rules of other systems, N in steps; see `rivals`."""
 
 
 MOST = 1_000_000
@@ -131,9 +134,8 @@ def make_controller(text: str) -> Controller | None:
         if name in POLICIES:
             _refuse_fractions(POLICIES[name][1], parameters)
             return create_policy(name, parameters)
-        if name == "trtllm":
-            _refuse_fractions(AttentionDpBalance, parameters)
-            return AttentionDpBalance(**cast("dict[str, int]", parameters))
+        if name in _OTHERS:
+            return _OTHERS[name](**parameters)
         if kind in _WITH_N and steps:
             _refuse_fractions(_WITH_N[kind], parameters)
             return _WITH_N[kind](steps, **parameters)

@@ -27,12 +27,7 @@ from .load_balancer import (
     OutputTokens,
     Told,
 )
-from .routers import (
-    BlindBalancer,
-    DealByPrefix,
-    LeastUncached,
-    SessionAffinity,
-)
+from .routers import BlindBalancer, DealByPrefix, SessionAffinity
 
 
 class Balancer023(LoadBalancer):
@@ -211,8 +206,8 @@ LOAD_BALANCERS = ("0.23", "0.30", *OWN, "round-robin", "skewed")
 """Those of servers, and routers that do not look at the ranks; "skewed" draws them, the
 i-th as often as 1 / √i."""
 
-BEYOND = ("session-affinity", "tpu-inference", "trtllm-kv-aware")
-"""A router in front, and those of other engines: one for all API servers."""
+BEYOND = ("session-affinity", "trtllm-kv-aware")
+"""A router in front, and that of another engine: one for all API servers."""
 
 AS_SERVED = "as-served"
 
@@ -256,7 +251,6 @@ def make_load_balancers(
             lambda: rng.choices(range(ranks), cum_weights=weights)[0]
         ),
         "session-affinity": lambda: SessionAffinity(ranks),
-        "tpu-inference": lambda: LeastUncached(ranks, cached),
         "trtllm-kv-aware": lambda: DealByPrefix(ranks, slots, cached),
     }
     if name in for_all:

@@ -43,36 +43,6 @@ class SessionAffinity(LoadBalancer):
         return self._ranks[request.session]
 
 
-class LeastUncached(LoadBalancer):
-    """tpu-inference (#3315): the least tokens to compute, those of the request too."""
-
-    def __init__(self, ranks: int, cached: CachedTokens) -> None:
-        self._cached = cached
-        self._counts, self._tokens = [0] * ranks, [0] * ranks
-        """Requests, and tokens that are left to compute of their prompts."""
-        self._left: dict[int, int] = {}
-        """Tokens to compute of requests without a first token."""
-
-    def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
-        tokens, counts = self._tokens, self._counts
-        ranks, length = range(len(tokens)), request.prompt_len
-        missing = [max(1, length - self._cached(rank, request)) for rank in ranks]
-        rank = min(ranks, key=lambda rank: (tokens[rank] + missing[rank], counts[rank]))
-        self._left[request.index] = missing[rank]
-        tokens[rank] += missing[rank]
-        counts[rank] += 1
-        return rank
-
-    def first_token(self, request: SimRequest) -> None:
-        """Its prompt no longer counts."""
-        self._tokens[request.rank] -= self._left.pop(request.index, 0)
-
-    def finished(self, request: SimRequest) -> None:
-        """It no longer counts."""
-        self._counts[request.rank] -= 1
-
-
 class DealByPrefix(LoadBalancer):
     """TensorRT-LLM's router that `enable_kv_cache_aware_routing` switches on.
 
