@@ -1,0 +1,202 @@
+"""Manifests, units, alerts and dashboard, by the tools that read them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+OLDEST = "1.29"
+"""Older ones do not tell a pod its index in a StatefulSet."""
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+def needs(program, package):
+    missing = f"no {program}: install {package}"
+    return pytest.mark.skipif(not shutil.which(program), reason=missing)
+
+
+def documents():
+    """Every manifest that is not kustomize's own."""
+    for path in sorted(DEPLOY.rglob("*.yaml")):
+        if path.name != "kustomization.yaml":
+            yield from yaml.safe_load_all(path.read_text())
+
+
+def pods(document):
+    """The templates of pods that serve."""
+    spec = document.get("spec", {})
+    both = spec.get("leaderWorkerTemplate", {})
+    found = [both.get("leaderTemplate"), both.get("workerTemplate")]
+    found += [spec.get("template")] if document["kind"] == "StatefulSet" else []
+    return [pod for pod in found if pod]
+
+
+def container(pod):
+    """Its one container, and the variables of that."""
+    (one,) = pod["spec"]["containers"]
+    return one, {e["name"]: e.get("value") for e in one["env"]}
+
+
+PODS = [pod for document in documents() for pod in pods(document)]
+each_pod = pytest.mark.parametrize("pod", PODS)
+COMMANDS = [container(pod)[0]["args"][-1] for pod in PODS]
+COMMANDS += [unit.read_text() for unit in UNITS]
+OPTIONS = [container(pod)[1]["MODEL_OPTIONS"] for pod in PODS]
+OPTIONS += re.findall(r"^OPTIONS=(.*)", (DEPLOY / "systemd/vllm.env").read_text(), re.M)
+
+
+def check(document):
+    """Kubernetes' own kinds, and the pods of others, by Kubernetes' schemas."""
+    if re.search(r"(x-k8s|coreos|kustomize)", document["apiVersion"]):
+        for pod in pods(document):
+            check({"apiVersion": "v1", "kind": "Pod"} | pod)
+        return
+    for version in (OLDEST, kubernetes_validate.latest_version()):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("document", [*documents()], ids=lambda d: d["kind"])
+def test_the_schemas_allow_it(document):
+    check(document)
+
+
+@needs("kubectl", "Kubernetes' client")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_kustomize_builds_what_the_schemas_allow(folder):
+    command = ["kubectl", "kustomize", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for document in yaml.safe_load_all(done.stdout):
+        check(document)
+
+
+def test_every_option_is_one_of_vllm():
+    """And none that makes it slower than without."""
+    folders = (ROOT / "vllm/engine", ROOT / "vllm/entrypoints")
+    known = "".join(path.read_text() for f in folders for path in f.rglob("*.py"))
+    found = set(re.findall(r"--[a-z][\w-]+", " ".join([*COMMANDS, *OPTIONS])))
+    assert len(found) > 20
+    fields = {re.sub("^--(no-)?", "", name).replace("-", "_") for name in found}
+    assert {name for name in fields if name not in known} == set()
+    assert "--api-server-count" not in found
+
+
+@each_pod
+def test_a_pod_has_what_a_group_needs(pod):
+    spec, given = container(pod)
+    (size,) = re.findall(r"--tensor-parallel-size (\d+)", given["MODEL_OPTIONS"])
+    for kind in ("requests", "limits"):
+        npus = spec["resources"][kind]["huawei.com/Ascend910"]
+        assert int(npus) == int(given["RANKS_PER_HOST"]) * int(size)
+    # The variables of a Service would be taken for vLLM's.
+    assert pod["spec"]["enableServiceLinks"] is False
+    # Always is the default: a rank that has ended comes back.
+    assert "restartPolicy" not in pod["spec"]
+    (drain,) = re.findall(r"--shutdown-timeout (\d+)", spec["args"][-1])
+    (wait,) = spec["lifecycle"]["preStop"]["exec"]["command"][1:]
+    needed = int(wait) + int(drain) + 10  # docs/operations.md
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= needed
+    # One second, the default, is less than `/health` may take under load.
+    probes = [spec[name] for name in spec if name.endswith("Probe")]
+    assert all(probe.get("timeoutSeconds", 1) >= 5 for probe in probes)
+    if "startupProbe" in spec:
+        probe = spec["startupProbe"]
+        allowed = probe["periodSeconds"] * probe["failureThreshold"]
+        assert int(given["VLLM_ENGINE_READY_TIMEOUT_S"]) == allowed
+    # A device plugin gives the server the NPUs that the init container had.
+    (doctor,) = pod["spec"]["initContainers"]
+    assert doctor["args"] == ["vllm-balance", "doctor"]
+    for name in ("image", "env", "resources", "securityContext", "volumeMounts"):
+        assert doctor[name] == spec[name]
+
+
+@each_pod
+def test_a_pod_may_do_no_more_than_it_must(pod):
+    """What the Restricted standard asks for, and no token of the cluster."""
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(pod)[0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_a_group_starts_and_restarts_together():
+    (lws,) = [d for d in documents() if d["kind"] == "LeaderWorkerSet"]
+    assert lws["spec"]["startupPolicy"] == "LeaderCreated"
+    template = lws["spec"]["leaderWorkerTemplate"]
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    (group,) = [d for d in documents() if d["kind"] == "StatefulSet"]
+    assert group["spec"]["podManagementPolicy"] == "Parallel"
+    server, given = container(group["spec"]["template"])
+    assert given["HOSTS"] == str(group["spec"]["replicas"])
+    assert server["livenessProbe"]["exec"]["command"][1:] == ["group"]
+
+
+@needs("systemd-analyze", "systemd")
+def test_systemd_has_nothing_to_complain_about(tmp_path):
+    """On a root as docs/deployment.md says how to make it."""
+    units = tmp_path / "etc/systemd/system"
+    programs = (tmp_path / "usr/local/lib/vllm", tmp_path / "opt/vllm/bin")
+    for folder in (units, tmp_path / "etc/vllm", *programs):
+        folder.mkdir(parents=True)
+    for unit in UNITS:
+        shutil.copy(unit, units)
+    for name in ("sysinit", "basic", "shutdown", "multi-user", "network-online"):
+        (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
+    shutil.copy(DEPLOY / "systemd/vllm.env", tmp_path / "etc/vllm")
+    shutil.copy(DEPLOY / "systemd/with-cann", programs[0])
+    (tmp_path / "etc/passwd").write_text("vllm:x:999:999::/:/bin/sh\n")
+    names = [unit.name.replace("@", "@2") for unit in UNITS]
+    command = ["systemd-analyze", "verify", f"--root={tmp_path}", *names]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_restarts_and_has_the_time_to_stop(unit):
+    text = unit.read_text()
+    assert re.search(r"^Restart=(always|on-failure)$", text, re.M)
+    (drain,) = re.findall(r"--shutdown-timeout (\d+)", OPTIONS[-1])
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.M)
+    assert int(limit) >= int(drain) + 10  # docs/operations.md
+    wrapper, program = "/usr/local/lib/vllm/with-cann", "/opt/vllm/bin"
+    assert f"\nExecStartPre={wrapper} {program}/vllm-balance doctor\n" in text
+    assert f"\nExecStart={wrapper} {program}/vllm serve" in text
+
+
+ALERTS = DEPLOY / "kubernetes/monitoring/alerts.yaml"
+DASHBOARD = DEPLOY / "grafana/dp-balance.json"
+METRICS = [
+    ROOT / "vllm/v1/metrics/loggers.py",
+    *sorted((ROOT / "vllm/v1/core/sched/balance").rglob("*.py")),
+]
+
+
+def test_alerts_and_dashboard_are_over_metrics_that_exist():
+    sources = "".join(path.read_text() for path in METRICS)
+    for file in (ALERTS, DASHBOARD):
+        used = set(re.findall(r"vllm:\w+", file.read_text()))
+        assert len(used) > 3
+        plain = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in used}
+        assert {name for name in plain if f'"{name}"' not in sources} == set()
+    json.loads(DASHBOARD.read_text())
+
+
+@needs("promtool", "Debian's prometheus")
+def test_prometheus_takes_the_alerts(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"]))
+    command = ["promtool", "check", "rules", rules]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

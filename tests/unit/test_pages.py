@@ -1,0 +1,81 @@
+"""The pages: links lead somewhere, and commands are ones that a shell and we take."""
+
+import argparse
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from vllm.benchmarks.dp_balance import cli
+from vllm.benchmarks.dp_balance.trial import command as command_of_trial
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+SIMULATOR = "vllm bench dp-balance "
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors(page):
+    """What a link can point to in a page: its headings, as GitHub names them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    kept = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.replace(" ", "-") for title in kept}
+
+
+@each_page
+def test_links_lead_to_files_and_headings(page):
+    for file, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not heading or heading in anchors(target), f"{file}#{heading}"
+
+
+def test_newcomers_find_every_page_from_the_readme():
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
+    pages = {str(page.relative_to(ROOT)) for page in PAGES}
+    assert pages - linked <= {"README.md"}
+
+
+def commands(page):
+    """The commands of the blocks that show a console, continuation lines joined."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return [re.sub(r"<[a-z' ]+>", "X", command) for command in PROMPT.findall(text)]
+
+
+@each_page
+def test_a_shell_make_the_disk_and_our_parsers_take_the_commands(page):
+    found = commands(page)
+    text = "\n".join(found)
+    done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in found:
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= TARGETS, command
+        for word in words:
+            if re.match(r"(deploy|tools|docker|bench|tests)/[\w./@*-]+$", word):
+                assert list(ROOT.glob(word)), word
+        if SIMULATOR in command:
+            our_parser_takes(
+                shlex.split(command.partition(SIMULATOR)[2], comments=True)
+            )
+
+
+def our_parser_takes(given):
+    """It exits if it does not."""
+    parser = argparse.ArgumentParser()
+    cli.add_cli_args(parser)
+    if given[0] == "trial":
+        trial = command_of_trial.parse(given[1:])
+        assert trial.serve or trial.args.deployment
+        assert "--num-prompts" in trial.load
+    else:
+        assert parser.parse_args(given)
+
+
+def test_commands_were_found():
+    assert sum(len(commands(page)) for page in PAGES) > 50
