@@ -33,9 +33,12 @@ class Installed:
         """
         found: dict[Path, str | None] = {}
         for file in self.distribution.files or ():
-            path = os.path.normpath(str(self.distribution.locate_file(file)))
+            path = Path(os.path.normpath(str(self.distribution.locate_file(file))))
+            # `pip install --target` moves scripts below its folder, and leaves RECORD.
+            moved = self.folder.joinpath(*(part for part in file.parts if part != ".."))
             is_hashed = file.hash is not None and file.hash.mode == "sha256"
-            found[Path(path)] = file.hash.value if file.hash and is_hashed else None
+            sha256 = file.hash.value if file.hash and is_hashed else None
+            found[moved if moved.is_file() else path] = sha256
         return found
 
 

@@ -1,10 +1,13 @@
 """What is installed and torn is said in one sentence, and nothing is to be deleted."""
 
+import subprocess
+import sys
 from importlib.metadata import Distribution
 from types import SimpleNamespace
 
 import pytest
 
+from stub_wheels import write_stub
 from vllm_balance.build_info import load_build_info
 from vllm_balance.installed import Installed
 from vllm_balance.verify import verify_installation
@@ -32,3 +35,21 @@ def test_without_a_record_no_file_is_called_foreign(record, tmp_path):
         f"{tmp_path}: expected the RECORD of vllm there, found none; repair: pip "
         "install --force-reinstall --no-deps w.whl"
     ]
+
+
+def test_pips_option_target_is_an_installation(tmp_path):
+    """RECORD says that scripts are elsewhere than pip puts them."""
+    script = "vllm-1.data/scripts/vllm"
+    files = {script: "#!python\n", "vllm/envs.py": "", "vllm-1.data/data/share/x": ""}
+    wheel = write_stub(tmp_path, "vllm", "1", files=files)
+    folder = tmp_path / "target"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--target", folder, wheel], check=True)
+    found = Distribution.at(folder / "vllm-1.dist-info")
+    main = Installed("vllm", "1", folder, found)
+    info = SimpleNamespace(wheel="w.whl", distributions={"vllm": "1"}, target="a")
+    assert folder / "bin/vllm" in main.files
+    assert verify_installation(info, [main]) == []
+    (folder / "bin/vllm").write_text("another")
+    (finding,) = verify_installation(info, [main])
+    assert finding.startswith(f"{folder}/bin/vllm: expected as it was built, found mod")
