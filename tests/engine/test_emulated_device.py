@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.step_time.fit import fit
+from vllm.benchmarks.dp_balance.step_time.learned import learn
 from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 from hostile_scheduler import FOLDER
@@ -50,11 +50,11 @@ def test_calibration_recovers_the_device(tmp_path, moe_model):
         lengths = [rng.randrange(5, 40) for _ in range(60)]
         assert min(map(len, pool.map(server.completion, prompts(60), lengths))) >= 5
         assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
-    found = fit(*read_server_logs([server.log], RANKS))
-    for name, within in (("t0", 0.05), ("a", 0.15), ("b", 0.15), ("c", 0.15)):
-        seconds = getattr(found, name).value
-        assert seconds == pytest.approx(wanted[name], rel=within), name
-    assert found.phi.value == pytest.approx(0, abs=0.1)
+    samples, _ = read_server_logs([server.log], RANKS)
+    found = learn(samples)
+    for name, within in (("t0", 0.1), ("a", 0.2), ("b", 0.2), ("c", 0.3)):
+        assert getattr(found, name) == pytest.approx(wanted[name], rel=within), name
+    assert found.phi == pytest.approx(0, abs=0.2)
 
 
 def test_a_small_cache_preempts(tmp_path, moe_model):

@@ -19,7 +19,7 @@ from vllm_server import Server, free_port
 RANKS = 2
 DEVICE = {"t0": 0.02, "a": 0.002, "b": 0.0008, "c": 0.02}
 SERVE = [
-    *("--data-parallel-size", str(RANKS), "--api-server-count", "1"),
+    *("--data-parallel-size", str(RANKS)),
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
     *("--max-model-len", "1024", "--no-enable-prefix-caching"),
     *("--additional-config", json.dumps({"emulated_device": DEVICE})),
@@ -142,8 +142,8 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
     report = json.loads((trial.out / "report" / "report.json").read_text())
     assert set(report["policies"]) == {"off", "adaptive"}
     assert report["ranks"] == RANKS
-    found = report["fit"]["costs"][0]
-    assert found["b"] == pytest.approx(DEVICE["b"], rel=0.1)
+    assert report["learned_seconds"]["own"] > 0
+    assert 0 < report["waiting_share"]["adaptive"] < 1
     for name in ("report.md", "report.json"):
         text = (trial.out / "report" / name).read_text()
         for private in (str(trial.folder), "127.0.0.1", str(trial.port), "models"):
@@ -193,4 +193,4 @@ def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path)
         assert "turn 1 of 2, off: " in error_of(failed.stderr)
     report = json.loads((tmp_path / "trial" / "report" / "report.json").read_text())
     assert report["exchange_us"] > 0
-    assert "logs of deployments are not read" in report["fit"]
+    assert report["waiting_share"] == {}, "their logs are not read"

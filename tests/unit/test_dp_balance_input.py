@@ -6,7 +6,6 @@ import json
 import pytest
 from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.requests.traces import TraceRow, read_trace
 from vllm.benchmarks.dp_balance.results import read_json
 
 
@@ -65,11 +64,12 @@ UNUSED = (
     "--prefix-share 0.5 --dataset-path x",
     "--burstiness 2",
     "--num-prefixes 3",
-    "--tokenizer x",
     "--session-turns 3",
     "--timed-trace-start 3",
     "--timed-trace-rate-multiplier 3 --dataset-path x",
     "--cost-preset a2-dp4-tp4 --calibration x",
+    "--cost-preset a2-dp4-tp4 --cost-from x",
+    "--cost-from x --calibration x",
     "--result-filename x",
 )
 
@@ -83,12 +83,6 @@ def test_an_option_that_changes_nothing_is_refused(options):
 def test_what_would_never_end_is_refused():
     with pytest.raises(UsageError, match="takes at most 1e"):
         run(simulate, "--num-prompts", "99999", "--output-len", "9999999")
-
-
-def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
-    (path := tmp_path / "some.jsonl").write_text('{"prompt": "a", "output_tokens": 2}')
-    with pytest.raises(UsageError, match="--tokenizer nosuch: cannot be loaded"):
-        run(simulate, "--dataset-path", str(path), "--tokenizer", "nosuch")
 
 
 @pytest.mark.parametrize(
@@ -139,37 +133,6 @@ def test_option(arguments, message):
         run(simulate, *arguments.split())
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("", "holds no request"),
-        ("no json", "line 1: not a JSON object"),
-        ('{"prompt": [1], "output_tokens": 3}\n[]', "line 2: not a JSON object"),
-        ('{"output_tokens": 3}', "line 1: has no prompt"),
-        ('{"prompt": "hello", "output_tokens": 3}', "is text; .* them .--tokenizer"),
-        ('{"prompt": [1], "output_tokens": 0}', "no request with an answer"),
-        ('{"prompt": [1]}', "None output tokens"),
-        ('{"prompt_tokens": "3", "output_tokens": 1}', "'3' prompt tokens"),
-        ('{"total_input_tokens": 9}', "--save-detailed"),
-    ],
-)
-def test_trace(lines, message, tmp_path):
-    (path := tmp_path / "trace.jsonl").write_text(lines)
-    with pytest.raises(UsageError, match=message):
-        read_trace(path)
-
-
-def test_traces_that_vllm_bench_serve_accepts(tmp_path):
-    (path := tmp_path / "trace.jsonl").write_text(
-        '{"prompt": "a b \\ud83d", "output_tokens": 7}\n\n'
-        '{"prompt": "a", "prompt_tokens": 5, "output_tokens": 2}\n'
-    )
-    rows = read_trace(path, lambda text: len(text.encode().split())).rows
-    assert rows == [TraceRow(3, 7), TraceRow(5, 2)]
-    path.write_text(json.dumps({"input_lens": [4, 5], "output_lens": [1, 2]}))
-    assert read_trace(path).rows == [TraceRow(4, 1), TraceRow(5, 2)]
-
-
 def test_file_of_another_version_or_kind(tmp_path):
     said = {"format": "dp-balance calibrate", "format_version": 99}
     (path := tmp_path / "result.json").write_text(json.dumps(said))
@@ -183,15 +146,15 @@ COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
 
 
 @pytest.mark.parametrize(
-    ("fit", "message"),
+    ("cost", "message"),
     [
-        *((each, "has no cost model") for each in (None, {"costs": []}, {"costs": 3})),
-        ({"costs": [COST | {"phi": 7}]}, "result.json: cost model: phi is 7"),
-        ({"costs": [COST | {"a": True}]}, "result.json: cost model: a is True"),
+        *((each, "has no cost model") for each in (None, {}, {"t0": 1}, 3)),
+        (COST | {"phi": 7}, "result.json: cost model: phi is 7"),
+        (COST | {"a": True}, "result.json: cost model: a is True"),
     ],
 )
-def test_calibration_without_constants(fit, message, tmp_path):
-    said = {"format": "dp-balance calibrate", "format_version": 1, "fit": fit}
+def test_calibration_without_constants(cost, message, tmp_path):
+    said = {"format": "dp-balance calibrate", "format_version": 1, "cost": cost}
     (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=message):
         run(simulate, "--calibration", str(path))

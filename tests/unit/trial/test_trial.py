@@ -6,31 +6,21 @@ import random
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib import image
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.benchmarks.dp_balance.requests.workload import Workload
 from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.trial import command, device, picture, report, turns
+from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
-from vllm.benchmarks.dp_balance.trial.load import Prompts, Replay
-from vllm.benchmarks.dp_balance.trial.plan import Plan
-from vllm.benchmarks.dp_balance.trial.steps import (
-    Step,
-    read_steps,
-    spaced,
-    waiting_share,
-)
+from vllm.benchmarks.dp_balance.trial.steps import Step, read_steps, waiting_share
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
 
-COST = CostModel(t0=0.05, a=0.001, b=0.0005, c=0.04)
 APART = "cannot be told apart"
 
 # ---- Order and folder
@@ -71,10 +61,6 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
         folder.write(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-    usage = SimpleNamespace(free=5 << 20)
-    monkeypatch.setattr(turns.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UsageError, match="5 MiB are free on its disk, 16 are needed"):
-        folder.refuse_full()
 
 
 class Answers:
@@ -93,7 +79,7 @@ class Answers:
         return {"completed": 2, "failed": 0, **SAVED}
 
     def figures(self) -> Figures:
-        return Figures(frozenset(), {}, {}, {})
+        return Figures(frozenset(), {}, {})
 
     def refuse_other_policy(self, policy: str) -> None:
         assert policy in ("off", "adaptive")
@@ -128,7 +114,7 @@ def given(text: str) -> "command.Given":
 
 
 SERVE = "-- vllm serve MODEL --port 9"
-TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
+SESSIONS = "--sessions bench/traces/agentx/held_out.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -146,17 +132,14 @@ TRACE = "--replay --dataset-path bench/traces/azure_2023_conv.csv"
             f"--rounds 0 {SERVE}",
             "argument --rounds: 0: give a whole number from 1 to 1000",
         ),
-        (f"--replay {SERVE}", "--replay: give the --dataset-path"),
-        (f"--replay --fast {SERVE}", "unrecognized arguments: --fast"),
-        (f"{TRACE} --prefix-share 0.5 {SERVE}", "unrecognized arguments: --prefix"),
-        (f"{TRACE} --num-prompts 12001 {SERVE}", "--num-prompts 12001: the trace has"),
-        (f"{TRACE} --burstiness 2 {SERVE}", "--burstiness 2.0: would change nothing"),
+        (f"--sessions nowhere {SERVE}", "nowhere: cannot be read"),
         (
-            f"{TRACE} --request-rate 9 --timed-trace-rate-multiplier 2 {SERVE}",
-            "--timed-trace-rate-multiplier 2.0: would change nothing",
+            f"--sessions bench/traces/mooncake_conversation.jsonl {SERVE}",
+            "nothing in it waits for an answer; send a trace by `--dataset-name tim",
         ),
-        (f"{TRACE} {SERVE} --data_parallel_balance=off", "leave it out; --policy says"),
-        (f"{TRACE} {SERVE} --disable-log-stats", "leave it out; the policies could"),
+        (f"{SESSIONS} --request-rate 9 {SERVE}", "unrecognized arguments: --request"),
+        (f"{SESSIONS} {SERVE} --data_parallel_balance=off", "out; --policy says what"),
+        (f"{SESSIONS} {SERVE} --disable-log-stats", "leave it out; the policies could"),
     ],
 )
 def test_what_would_void_the_comparison_is_refused(text, said):
@@ -183,45 +166,6 @@ def test_the_report_shows_numbers_and_hides_names():
         "--random-range-ratio .4",
     ):
         assert told in shown
-
-
-# ---- What is sent
-
-
-class Tokenizer:
-    all_special_ids = (0, 1)
-
-    def __len__(self) -> int:
-        return 1000
-
-
-def test_equal_hash_ids_are_equal_text_and_lengths_are_kept():
-    tokenizer = Tokenizer()
-    one, other = (SimRequest(i, 11, 3, hash_ids=(7, 8), chunk_size=4) for i in (0, 1))
-    prompts = Prompts(tokenizer, seed=5)
-    assert prompts.of(one)[:8] == prompts.of(other)[:8]
-    assert prompts.of(one)[8:] != prompts.of(other)[8:]
-    assert len(prompts.of(one)) == 11
-    assert {0, 1}.isdisjoint(prompts.of(one))
-    assert prompts.of(one) == Prompts(tokenizer, seed=5).of(one)
-    assert prompts.of(one) != Prompts(tokenizer, seed=6).of(one)
-
-
-def test_lengths_are_divided_and_a_rate_stretches_the_intervals(tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    line = '{"timestamp": %d, "input_length": 80, "output_length": 9, "hash_ids": [1]}'
-    trace.write_text("\n".join(line % (1000 * n) for n in range(5)))
-    words = f"--dataset-path {trace} --request-rate 2"
-    load = Replay(words.split(), 8, False)
-    requests = load.workload.requests(random.Random(0))
-    assert {(r.prompt_len, r.output_len, r.chunk_size) for r in requests} == {
-        (10, 1, 64)
-    }
-    due = load.traffic.due_times(requests, random.Random(0))
-    assert due[-1] <= 5 / 2 + 3  # Mooncake's times are spread over three seconds
-    assert load.traffic.rate_multiplier == pytest.approx(
-        requests[-1].due * 2 / len(requests)
-    )
 
 
 # ---- Figures and verdict
@@ -336,41 +280,34 @@ def test_steps_are_read_from_a_log(tmp_path, who):
         "104.9 MainProcess Application startup complete.\n"
         f"105.0 {other}{LINE.format(number=7, prefill=0, decodes=8, ms=190.0)}\n"
     )
-    first, second = read_steps(log, COST)
+    first, second = read_steps(log)
     assert (first.rank, first.number, first.start) == (0, 7, 0)
-    assert first.end == pytest.approx(0.2)
-    assert first.waits_s == pytest.approx(0.2 - (0.05 + 4 * 0.001 + 0.04 + 0.05))
-    assert second.waits_s == pytest.approx(0.19 - 0.058)
-    waited = first.waits_s + second.waits_s
-    assert waiting_share([first, second]) == pytest.approx(waited / 0.39)
-    assert read_steps(tmp_path / "none", COST) == ()
+    assert (first.end, second.start) == pytest.approx((0.2, 0.01))
+    assert (second.prefill, second.decodes) == (0, 8)
+    assert read_steps(tmp_path / "none") == []
 
 
-def test_overlapping_steps_last_from_end_to_end():
-    steps = [
-        Step(rank, number, 0.0, 0.1 * number + 0.001 * rank, 0, 3)
-        for number in range(1, 5)
-        for rank in (0, 1)
-    ]
-    assert [s.seconds for s in spaced(steps, 2)] == pytest.approx([0.1, 0.1, 0.1])
-    # Nothing is known of a step that came after a pause, or that a rank did not log.
-    idle = [step for step in steps if (step.rank, step.number) != (1, 2)]
-    assert len(spaced(idle, 2)) == 1
-
-
-def test_constants_that_the_logs_do_not_tell_are_none(tmp_path):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    (turn,) = turns.order(["off"], 1)
-    steps = (
-        LINE.format(number=n, prefill=0, decodes=n % 9, ms=40 + n % 9)
-        for n in range(150)
-        for _ in range(2)
-    )
-    lines = (f"12-31 10:00:00 [core.py:1] {step}" for step in steps)
-    folder.file(turn, ".server.log").write_text("\n".join(lines))
-    said, _ = device.constants(folder, [turn], Plan(ranks=2))
-    assert said == "the logs do not tell b (no step prefills)"
+def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path):
+    """Every tenth step takes three times as long, and overlaps with the one before."""
+    lines, clock = [], 100.0
+    for number in range(300):
+        prompt = 100 * (number % 10 == 0)
+        clock += 0.15 if prompt else 0.05
+        lines += [
+            f"{clock} {BY_RANKS.format(rank=rank)}"
+            + LINE.format(
+                number=number, prefill=prompt * (rank == 0), decodes=4, ms=230.0
+            )
+            for rank in (0, 1)
+        ]
+    (log := tmp_path / "a.steps").write_text("\n".join(lines))
+    steps = [step for step in read_steps(log) if step.number > 2]
+    lasts = [step.end - step.start for step in steps]
+    assert sorted({round(each, 3) for each in lasts}) == [0.05, 0.15]
+    for step in steps:
+        waits = step.rank == 1 and step.number % 10 == 0
+        assert step.waits_s == pytest.approx(0.1 * waits, abs=0.01)
+    assert waiting_share(steps) == pytest.approx(1 / 12, rel=0.1)
 
 
 def result(turn: turns.Turn, seconds: float) -> turns.Result:
@@ -391,7 +328,7 @@ def result(turn: turns.Turn, seconds: float) -> turns.Result:
         of_ranks["vllm:dp_balance_exchange_seconds_sum"] = sums
         of_ranks["vllm:dp_balance_exchange_seconds_count"] = counts
     counters = {name: of_ranks.get(name, {}) for name in COUNTERS}
-    return turns.Result(saved, counters, {}, {})
+    return turns.Result(saved, counters, {})
 
 
 def test_a_report_has_what_the_turns_say(tmp_path, capsys):
@@ -399,8 +336,8 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     folder.prepare({})
     order = turns.order(["off", "adaptive"], 3)
     results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
-    about = {"command": "vllm bench dp-balance trial"}
-    report.write(folder, order, results, Answers(), Plan(), about)
+    about = {"command": "vllm bench dp-balance trial", "device": "Ascend910B3"}
+    report.write(folder, order, results, about)
     found = json.loads((folder.report / "report.json").read_text())
     adaptive = found["policies"]["adaptive"]
     assert adaptive["runs"]["mean_e2el_ms"] == [8000, 9000, 10000]
@@ -413,39 +350,12 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     verdict = "adaptive: requests end 18.3% earlier than with off (16.7% earlier"
     assert verdict in page
     assert verdict in capsys.readouterr().out
-    assert "no forecast: the cost of a step is not known" in page
+    assert "Ascend910B3" in page
+    assert (found["ranks"], found["requests"]) == (2, 2)
     # Both requests were sent before the first answer: nothing is steady.
     assert "| output tokens per second |" not in page
     assert "| output tokens per second, whole run |" in page
     assert image.imread(folder.report / "trial.png").shape[0] > 500
-    assert not (folder.report / "calibration.json").exists()
-
-
-def test_a_forecast_counts_the_host_of_each_policy(tmp_path):
-    """As an exchange, which only some policies have."""
-    load = SimpleNamespace(
-        as_simulated=lambda _: (Workload(64, "400", "60"), ClientTraffic(32))
-    )
-    order = turns.order(["off", "cap"], 1)
-    results = [result(turn, 10) for turn in order]
-    plan = Plan(ranks=4, slots=8, batched_tokens=512)
-    found = SimpleNamespace(cost=COST, host_seconds=0.01)
-
-    def ratio(**hosts):
-        told = turns.Folder(tmp_path), order, results, load, plan, found, hosts
-        return device.forecast(*told)["cap"]["mean_e2el_ms"]
-
-    alike = ratio(off=0.01, cap=0.01)
-    assert alike == ratio()
-    assert ratio(off=0.01, cap=0.03) > 1.05 * alike
-    assert ratio(off=0.03, cap=0.01) < alike / 1.05
-
-
-def test_a_decode_instance_has_no_constants(tmp_path):
-    """Its logs do not tell how much the decodes attend to."""
-    plan = Plan(ranks=2, kv_role="kv_consumer")
-    found, _ = device.constants(turns.Folder(tmp_path), (), plan)
-    assert "do not tell how much the decodes attend to" in found
 
 
 def test_the_picture_shows_the_same_seconds_of_both(tmp_path):

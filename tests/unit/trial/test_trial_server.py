@@ -3,19 +3,14 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
 
+from serving import answering
 from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
@@ -31,7 +26,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-ARGS = Namespace(header=None, insecure=False)
 
 
 port = pytest.fixture(free_port)
@@ -43,12 +37,10 @@ def server(folder, program, *arguments):
 
 
 def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
+    endpoint = Endpoint(f"http://127.0.0.1:{port}")
     children = []
 
     def turn(started):
-        started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
@@ -62,7 +54,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     (child,) = children
     assert not is_alive(child)
     assert not endpoint.answers()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert f"child {child}" in capfd.readouterr().err, "the end of its log"
 
 
@@ -74,37 +66,15 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     ],
 )
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
-    endpoint = Endpoint(f"http://127.0.0.1:{port}", ARGS)
+    endpoint = Endpoint(f"http://127.0.0.1:{port}")
 
     def turn():
         with server(tmp_path, program) as started:
-            started.start()
             started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
 
     with pytest.raises(UsageError, match=said):
         turn()
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
-
-
-def test_an_interrupt_while_it_is_started_leaves_nothing(tmp_path, monkeypatch):
-    start = subprocess.Popen.__init__
-    begun: list[int] = []
-
-    def interrupted(self, *words, **more):
-        start(self, *words, **more)
-        begun.append(self.pid)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
-    started = server(tmp_path, "import time; time.sleep(600)")
-
-    def turn():
-        with started:
-            started.start()
-
-    with pytest.raises(KeyboardInterrupt):
-        turn()
-    assert not is_alive(begun[0])
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -134,7 +104,7 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
         return text if "metrics" in path or text == PAGE else models
 
     with answering(page) as url:
-        endpoint = Endpoint(url, ARGS)
+        endpoint = Endpoint(url)
         if text in ("", PAGE):
             with pytest.raises(UsageError, match="names no model; give the address"):
                 endpoint.model()
@@ -145,25 +115,6 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
                 endpoint.refuse_other_policy(policy)
         else:
             endpoint.refuse_other_policy(policy)
-
-
-@contextmanager
-def answering(page, status: int = 200) -> Iterator[str]:
-    """A server on loopback, as its address; `page` gets path and credentials."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-            found = page(self.path, self.headers.get("Authorization", ""))
-            self.wfile.write(found.encode())
-
-        def log_message(self, *_): ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as served:
-        Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}"
-        served.shutdown()
 
 
 @pytest.mark.parametrize("listed", ["", "example.com", "*"])
@@ -180,7 +131,7 @@ def test_our_server_is_asked_past_the_users_proxy(listed, tmp_path, monkeypatch)
             monkeypatch.setenv(name, listed)
         monkeypatch.setenv("NETRC", str(netrc))
         monkeypatch.setenv("OPENAI_API_KEY", "ours")
-        endpoint = Endpoint(url, ARGS)
+        endpoint = Endpoint(url)
         if listed != "*":  # as a deployment it may be behind the proxy
             address = proxy.removeprefix("http://")
             with pytest.raises(UsageError) as caught:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
-from .calibration import Calibration
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
 from .policies import BASELINES, OWN, make_controller
@@ -22,8 +22,9 @@ from .requests.trace_options import (
     workload_from,
 )
 from .requests.workload import LENGTH_HELP
-from .results import FORMAT_VERSION, versions, write_json
+from .results import FORMAT_VERSION, read_json, versions, write_json
 from .scenario import ROLES, Scenario
+from .step_time.learned import cost_of_server
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 
@@ -31,7 +32,7 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `policies_from` and `scenarios_from` read."""
+    """Adds the options that `policies_from` and `scenario_from` read."""
     add = parser.add_argument
     text = f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps). "
     text += "Parameters follow a colon: adaptive:ttft_budget=2. "
@@ -74,7 +75,6 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     add = load.add_argument
     add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    add("--tokenizer", help="Counts the tokens of the dataset's prompts.")
     text = "Share of each drawn prompt that is the beginning of a text that it has in "
     text += "common with others."
     add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
@@ -92,8 +92,11 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     text = "Constants that `vllm bench dp-balance calibrate` saved."
     add("--calibration", type=Path, help=text)
+    text = "A server that has served a load with adaptive: constants as learned there, "
+    text += "for its --max-num-batched-tokens."
+    add("--cost-from", metavar="URL", help=text)
     text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-    text += "--calibration or --cost-preset."
+    text += "--calibration, --cost-from or --cost-preset."
     add("--cost", metavar="NAME=SECONDS,...", help=text)
     text = "Whether the server schedules a step before the one before it has ended."
     yes_or_no = argparse.BooleanOptionalAction
@@ -147,8 +150,8 @@ def policies_from(args: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(args.policy))
 
 
-def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
-    """What the options describe, once for each cost model of `costs_from`.
+def scenario_from(args: argparse.Namespace) -> Scenario:
+    """What the options describe.
 
     Raises:
         UsageError: they cannot be; the message names the option.
@@ -163,18 +166,16 @@ def scenarios_from(args: argparse.Namespace) -> list[Scenario]:
     api_servers = args.api_server_count
     refuse_unused(args)
     slots = limits.ranks * limits.max_num_seqs
-    workload, traffic = workload_from(args, slots), traffic_from(args, slots)
-    frontend = Frontend(
-        api_servers=limits.ranks if api_servers is None else api_servers
+    return Scenario(
+        limits,
+        cost_from(args),
+        workload_from(args, slots),
+        traffic_from(args, slots),
+        Frontend(api_servers=limits.ranks if api_servers is None else api_servers),
+        args.load_balancer,
+        async_scheduling=args.async_scheduling,
+        role=args.role,
     )
-    return [
-        Scenario(
-            *(limits, cost, workload, traffic, frontend, args.load_balancer),
-            async_scheduling=args.async_scheduling,
-            role=args.role,
-        )
-        for cost in costs_from(args, limits)
-    ]
 
 
 def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
@@ -191,29 +192,28 @@ def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
     return rates
 
 
-def costs_from(args: argparse.Namespace, limits: RankLimits) -> list[CostModel]:
-    """The cost models of --cost-preset, --calibration and --cost.
-
-    Several if the calibration could not tell phi: they are the ends of its range. What
-    is beyond the load that the calibration saw is a warning on standard error.
+def cost_from(args: argparse.Namespace) -> CostModel:
+    """The cost model of --cost-preset, --calibration or --cost-from, and --cost.
 
     Raises:
         UsageError: one of the options is not valid.
     """
     changes = _cost_changes(args.cost)
-    if args.calibration is None:
-        return [replace(PRESETS[args.cost_preset], **changes)]
-    found = Calibration.read(args.calibration)
-    for name, why in found.unknown.items():
-        if name not in changes:
+    if args.cost_from is not None:
+        cost = cost_of_server(args.cost_from, args.max_num_batched_tokens)
+    elif args.calibration is not None:
+        document: Any = read_json(args.calibration, "calibrate")
+        try:
+            cost = CostModel(**document["cost"])
+        except (KeyError, TypeError):
             raise UsageError(
-                f"{args.calibration}: {name} is not known ({why}); calibrate under a "
-                f"load that varies, or give it with --cost {name}=SECONDS."
-            )
-    for warning in found.warnings(limits):
-        print(f"warning: {warning}", file=sys.stderr)
-    costs = found.costs[-1:] if "phi" in changes else found.costs
-    return [replace(cost, **changes) for cost in costs]
+                f"{args.calibration}: has no cost model; calibrate again."
+            ) from None
+        except UsageError as error:
+            raise UsageError(f"{args.calibration}: {error}") from None
+    else:
+        cost = PRESETS[args.cost_preset]
+    return replace(cost, **changes)
 
 
 def _cost_changes(text: str | None) -> dict[str, float]:

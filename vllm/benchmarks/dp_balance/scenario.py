@@ -20,7 +20,6 @@ from .rank.engine import Engine
 from .rank.limits import RankLimits
 from .requests.arrivals import ClientTraffic, Frontend
 from .requests.request import SimRequest
-from .requests.traces import CountTokens
 from .requests.workload import Workload
 from .step_time.model import CostModel
 
@@ -109,7 +108,6 @@ def simulate(
     policy: str,
     seed: int = 0,
     *,
-    count_tokens: CountTokens | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
@@ -120,9 +118,7 @@ def simulate(
     """
     # Requests and clients draw from their own generators, so that all policies are
     # asked the same questions.
-    requests = scenario.workload.requests(
-        random.Random(f"lengths {seed}"), count_tokens
-    )
+    requests = scenario.workload.requests(random.Random(f"lengths {seed}"))
     _refuse_endless(scenario, requests)
     if rates := scenario.limits.acceptance_rates:
         for request in requests:

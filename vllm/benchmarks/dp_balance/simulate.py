@@ -11,17 +11,15 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from .errors import UsageError
 from .metrics import Metrics
 from .options import (
     add_result_args,
     add_scenario_args,
     policies_from,
     save_result,
-    scenarios_from,
+    scenario_from,
 )
-from .requests.traces import CountTokens
-from .results import PolicyResult, cell, print_table, table_rows, unsteady
+from .results import PolicyResult, print_table, table_rows, unsteady
 from .scenario import Scenario, simulate_and_measure
 
 
@@ -37,9 +35,6 @@ class Comparison(NamedTuple):
     scenario: Scenario
     seeds: Sequence[int]
     results: Sequence[PolicyResult]
-    others: Sequence["Comparison"] = ()
-    """With other cost models that the calibration cannot tell from this one, in which
-    the best policy gains more."""
 
     def gains(self) -> dict[str, float | None]:
         """By policy, how much earlier requests end than with off.
@@ -56,27 +51,9 @@ class Comparison(NamedTuple):
         }
         return {name: None if gain is None else -gain for name, gain in later.items()}
 
-    @property
-    def most(self) -> float:
-        """The gain of the best policy."""
-        return max(
-            (gain for gain in self.gains().values() if gain is not None), default=0.0
-        )
-
     def show(self) -> None:
-        """Prints the table, and how much gains depend on what is not known."""
+        """Prints the table."""
         print_table(table_rows(self.results))
-        if not self.others:
-            return
-        phi, phis = self.scenario.cost.phi, [o.scenario.cost.phi for o in self.others]
-        print(
-            f"\nThe calibration does not tell phi; the table is with {phi:.2g}, where "
-            "policies gain least. Requests end earlier than with off by, with "
-            f"{phi:.2g} and with {', '.join(f'{other:.2g}' for other in phis)}:"
-        )
-        for policy, gain in self.gains().items():
-            ends = [gain, *(other.gains()[policy] for other in self.others)]
-            print(f"  {policy}: {' to '.join(map(cell, ends))}")
 
     def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
         """As `save_result`, with `more` parts of the document."""
@@ -84,7 +61,7 @@ class Comparison(NamedTuple):
             "scenario": json.loads(json.dumps(asdict(self.scenario), default=str)),
             "seeds": list(self.seeds),
             "results": [asdict(result) for result in self.results],
-            "gains": [self.gains(), *(o.gains() for o in self.others)],
+            "gains": self.gains(),
         }
         save_result(args, kind, parts | more)
 
@@ -96,10 +73,8 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
         UsageError: an option is wrong, or the scenario cannot be run.
     """
     seeds = range(args.seed, args.seed + args.num_seeds)
-    found = []
-    count_tokens = _token_counter(args)
 
-    def figures(scenario: Scenario, policy: str, seed: int) -> Metrics:
+    def figures(policy: str, seed: int) -> Metrics:
         """Those of one run, with a progress bar."""
         with tqdm(
             desc=f"{policy}, seed {seed}",
@@ -108,32 +83,14 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
             # None: no bar unless standard error is a terminal.
             disable=True if args.disable_tqdm else None,
         ) as bar:
-            watched = {"count_tokens": count_tokens, "on_done": bar.update}
-            return simulate_and_measure(scenario, policy, seed, **watched)
+            return simulate_and_measure(scenario, policy, seed, on_done=bar.update)
 
-    for scenario in scenarios_from(args):
-        results = [
-            PolicyResult(policy, [figures(scenario, policy, seed) for seed in seeds])
-            for policy in policies
-        ]
-        found.append(Comparison(scenario, seeds, results))
-    least, *others = sorted(found, key=lambda each: each.most)
-    return least._replace(others=others)
-
-
-def _token_counter(args: argparse.Namespace) -> CountTokens | None:
-    if args.tokenizer is None or args.dataset_path is None:
-        return None
-    try:
-        from vllm.tokenizers import get_tokenizer
-
-        tokenizer = get_tokenizer(args.tokenizer)
-    except Exception as error:  # of any of its libraries
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise UsageError(
-            f"--tokenizer {args.tokenizer}: cannot be loaded ({reason})."
-        ) from None
-    return lambda prompt: len(tokenizer.encode(prompt))
+    scenario = scenario_from(args)
+    results = [
+        PolicyResult(policy, [figures(policy, seed) for seed in seeds])
+        for policy in policies
+    ]
+    return Comparison(scenario, seeds, results)
 
 
 def main(args: argparse.Namespace) -> None:

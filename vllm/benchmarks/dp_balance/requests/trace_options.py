@@ -38,10 +38,9 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
         "--dataset-name",
         choices=("custom", "timed_trace"),
         default="custom",
-        help="timed_trace: a trace with times (CSV of Azure or BurstGPT, JSON lines of "
-        "Mooncake or Bailian, a result saved with --save-detailed).",
+        help="timed_trace: send at the times of the trace.",
     )
-    text = "A trace, a custom dataset (.jsonl) or a result saved with --save-detailed, "
+    text = "JSON lines as Mooncake's, CSV with a head, or sessions of kv-cache-tester, "
     text += "instead of --input-len and --output-len."
     add("--dataset-path", type=Path, help=text)
     text = "Whether requests are sent at the times of the trace. Default: yes with "
@@ -51,7 +50,7 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
     add("--timed-trace-sec-multiplier", type=real(1e-12, 1e12))
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         option = f"--timed-trace-label-{name.replace('_', '-')}"
-        add(option, default=name, help="Name in JSON lines.")
+        add(option, default=name, help="Its name in the trace.")
     text = "Seconds into the trace at which the window begins."
     add("--timed-trace-start", type=real(0, LONGEST), default=0.0, help=text)
     text = "Seconds. --num-prompts limits the requests too."
@@ -82,7 +81,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
         ),
         (
             args.dataset_path is None,
-            ("tokenizer", "session_turns", "session_shared_tokens", *_OF_TRACES),
+            ("session_turns", "session_shared_tokens", *_OF_TRACES),
             "it needs a --dataset-path",
         ),
         (
@@ -104,9 +103,14 @@ def refuse_unused(args: argparse.Namespace) -> None:
         (args.request_rate == math.inf, ("burstiness",), "give a --request-rate, too"),
         (args.prefix_share == 0, ("num_prefixes",), "give a --prefix-share, too"),
         (
-            args.calibration is not None,
+            args.calibration is not None or args.cost_from is not None,
             ("cost_preset",),
-            "the constants are of --calibration; leave one of the two out",
+            "the constants are of --calibration or --cost-from; leave one out",
+        ),
+        (
+            args.calibration is not None,
+            ("cost_from",),
+            "the constants are of --calibration; leave one out",
         ),
         (
             not args.save_result,

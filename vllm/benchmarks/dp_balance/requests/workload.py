@@ -12,7 +12,7 @@ from ..arguments import MOST_TOKENS
 from ..errors import UsageError
 from .request import SimRequest
 from .sessions import Runs
-from .traces import CountTokens, TimedTrace, Trace, read_trace
+from .traces import TimedTrace, Trace, read_trace
 
 Lengths = Callable[[random.Random], int]
 """Draws one length, in tokens."""
@@ -106,13 +106,11 @@ class Workload:
     length_divisor: int = 1
     """What the lengths of a trace are divided by."""
 
-    def requests(
-        self, rng: random.Random, count_tokens: CountTokens | None = None
-    ) -> list[SimRequest]:
+    def requests(self, rng: random.Random) -> list[SimRequest]:
         """Draws the requests; equal generators give equal requests."""
         count = self.num_prompts
         if self.trace is not None:
-            trace = read_trace(self.trace, count_tokens, self.timed_trace)
+            trace = read_trace(self.trace, self.timed_trace)
             requests = traced_requests(
                 trace, count, self.session_shared, self.session_turns
             )

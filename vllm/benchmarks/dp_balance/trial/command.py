@@ -3,6 +3,7 @@
 """`trial`: the command, and what it refuses before anything starts."""
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from ..policies import BALANCE, PolicySpec, server_options
 from ..results import versions
 from . import report
 from .endpoint import Endpoint, go_past_proxies
-from .load import BenchServe, Load, Parser, Replay
+from .load import BenchServe, Load, Parser, Sessions
 from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
@@ -31,9 +32,8 @@ USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
 USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
 LOAD_HELP = (
     "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
-    "--request-rate, --max-concurrency and so on. With --replay a trace is sent at its "
-    "own times, and sessions a think time after each answer, by the options of "
-    "`simulate`."
+    "--request-rate, --max-concurrency and so on; with --sessions only --num-prompts, "
+    "--session-turns, --max-concurrency and --seed."
 )
 DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
@@ -78,9 +78,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     text = "Seconds that a server may take to get ready (default: 1800)."
     add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
     add("--show-model", action="store_true", help="Name the model in the report.")
-    add("--replay", action="store_true", help="Send a trace or sessions ourselves.")
-    text = "Lengths of a replay are divided by it, for a slow device (default: 1)."
-    add("--length-divisor", type=whole(1, 10**6), default=1, help=text)
+    text = "Send the sessions of that file (AgentX), which wait for answers."
+    add("--sessions", type=Path, metavar="FILE", help=text)
     add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
 
 
@@ -124,31 +123,32 @@ def trial(given: Given) -> None:
     policies = _policies(args, deployments)
     folder = Folder(args.result_dir)
     load: Load
-    if args.replay:
-        load = Replay(given.load, args.length_divisor, shows)
+    if args.sessions:
+        load = Sessions(args.sessions, given.load, shows)
     else:
         load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
-    plan = Plan() if deployments else _plan(given.serve, policies)
-    urls = deployments or dict.fromkeys(policies, plan.url)
+    plan = None if deployments else _plan(given.serve, policies)
+    urls = dict.fromkeys(policies, plan.url) if plan else deployments
     inherited = dict(os.environ)
     for url in urls.values():
-        if not deployments or urlsplit(url).hostname in LOOPBACK:
+        if plan or urlsplit(url).hostname in LOOPBACK:
             go_past_proxies(url)
-    endpoints = {policy: Endpoint(url, load.args) for policy, url in urls.items()}
+    how = load.args.header or (), load.args.insecure
+    endpoints = {policy: Endpoint(url, *how) for policy, url in urls.items()}
     for policy in deployments:
         endpoints[policy].ask()
         endpoints[policy].refuse_other_policy(policy)
-    if not deployments:
+    if plan:
         refuse_port_in_use(plan.url)
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
-    what = [*given.load, args.replay, args.length_divisor, serve, deployments, policies]
+    what = [*given.load, str(args.sessions), serve, deployments, policies]
     folder.prepare([*what, versions()])
 
     @contextmanager
     def served(turn: Turn) -> Iterator[Endpoint]:
         endpoint = endpoints[turn.policy]
-        if deployments:
+        if not plan:
             yield endpoint
             return
         refuse_port_in_use(plan.url)
@@ -158,7 +158,6 @@ def trial(given: Given) -> None:
         command = [*given.serve, DETAILS, *server_options(turn.policy)]
         variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
-            server.start()
             server.wait_until_ready(endpoint, args.ready_timeout)
             endpoint.watch = server.refuse_ended
             try:
@@ -169,11 +168,19 @@ def trial(given: Given) -> None:
 
     turns = order(policies, args.rounds)
     results = run(folder, turns, served, load, shows)
-    model = endpoints[policies[0]].model()[1] if deployments else plan.model
-    about = {"command": shown(given, policies)}
+    about = {"command": shown(given, policies), "device": _device() if plan else None}
     if args.show_model:
-        about["model"] = model
-    report.write(folder, turns, results, load, plan, about)
+        about["model"] = plan.model if plan else endpoints[policies[0]].model()[1]
+    report.write(folder, turns, results, about)
+
+
+def _device() -> str:
+    """The name of the first chip, which is asked now that nobody serves on it."""
+    from vllm.platforms import current_platform
+
+    with contextlib.suppress(Exception):  # of any driver
+        return str(current_platform.get_device_name())
+    return "unknown"
 
 
 def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
@@ -234,7 +241,7 @@ def shown(given: Given, policies: Sequence[str]) -> str:
         *policies,
         f"--rounds {args.rounds}",
     ]
-    words += ["--replay", f"--length-divisor {args.length_divisor}"] * args.replay
+    words += ["--sessions …"] * bool(args.sessions)
     words += _harmless(given.load)
     if given.serve:
         at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0

@@ -4,9 +4,8 @@
 
 import contextlib
 import os
-from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +21,8 @@ GATE = "vllm:dp_balance_"
 DECISIONS = "vllm:dp_balance_decisions_total"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
 QUERIES, HITS = (f"vllm:prefix_cache_{what}_total" for what in ("queries", "hits"))
-COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, "vllm:generation_tokens_total")
+TOKENS = "vllm:generation_tokens_total"
+COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, TOKENS)
 """What a turn keeps of /metrics."""
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
@@ -52,8 +52,6 @@ class Figures:
     """By name and engine (rank), summed over the other labels."""
     costs: Mapping[str, float]
     """What `adaptive` has learned, seconds by part; the mean of the ranks."""
-    cache: Mapping[str, str]
-    """Of the KV cache's configuration."""
 
     def since(self, before: "Figures", name: str) -> dict[str, float]:
         """By engine, how much more there is of a counter."""
@@ -65,22 +63,25 @@ class Figures:
 class Endpoint:
     """A server by its address."""
 
-    def __init__(self, url: str, args: Namespace) -> None:
+    def __init__(
+        self, url: str, header: Sequence[str] = (), insecure: bool = False
+    ) -> None:
         """Asks nothing yet.
 
         Args:
             url: without a path.
-            args: of them `header` and `insecure` count, as of `vllm bench serve`.
+            header: each as NAME=VALUE, as of `vllm bench serve`.
+            insecure: whether certificates are not looked at.
         """
         self.url = url.rstrip("/")
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
         key = os.environ.get("OPENAI_API_KEY")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        for text in args.header or ():
+        for text in header:
             name, _, value = text.partition("=")
             self.headers[name.strip()] = value.strip()
-        self.verify = not args.insecure
+        self.verify = not insecure
         self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
 
     def answers(self) -> bool:
@@ -126,7 +127,7 @@ class Endpoint:
         """
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         costs: dict[str, list[float]] = defaultdict(list)
-        policies, cache, has_gate = set(), {}, False
+        policies, has_gate = set(), False
         text = self._get("/metrics").text
         try:
             families = [*text_string_to_metric_families(text)]
@@ -140,8 +141,6 @@ class Endpoint:
                     policies.add(labels["policy"])
                 elif sample.name == "vllm:dp_balance_step_cost_seconds":
                     costs[labels["part"]].append(sample.value)
-                elif sample.name == "vllm:cache_config_info":
-                    cache = labels
                 if "engine" in labels:
                     sums[sample.name][labels["engine"]] += sample.value
         if STATISTICS not in sums:
@@ -153,7 +152,7 @@ class Endpoint:
         if not has_gate:
             policies = {"off"}
         means = {part: sum(values) / len(values) for part, values in costs.items()}
-        return Figures(frozenset(policies), sums, means, cache)
+        return Figures(frozenset(policies), sums, means)
 
     def refuse_other_policy(self, policy: str) -> None:
         """Looks whether it serves with that policy.

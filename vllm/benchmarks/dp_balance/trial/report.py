@@ -13,14 +13,10 @@ from dataclasses import asdict
 from datetime import date
 from typing import Any
 
-from ..calibrate import UNITS
 from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
-from .device import constants, exchange_us, forecast
-from .endpoint import HITS, QUERIES
+from .endpoint import EXCHANGE_SUM, EXCHANGES, HITS, QUERIES, TOKENS
 from .figures import FIGURES, JUDGED, STEADY, figures_of
-from .load import Load
-from .plan import Plan
 from .steps import read_steps, waiting_share
 from .turns import Folder, Result, Turn
 from .verdict import Ratio, sentence
@@ -32,8 +28,6 @@ def write(
     folder: Folder,
     turns: Sequence[Turn],
     results: Sequence[Result],
-    load: Load,
-    plan: Plan,
     about: Mapping[str, object],
 ) -> None:
     """Writes the report's files, and prints the table.
@@ -42,45 +36,41 @@ def write(
         folder: has the turns.
         turns: all of them.
         results: of the turns.
-        load: was sent.
-        plan: of the command.
         about: what is known beside, without anything private.
     """
-    found, hosts = constants(folder, turns, plan)
-    simulated = forecast(folder, turns, results, load, plan, found, hosts)
-    cost = None if isinstance(found, str) else found.cost
-    steps = {t.policy: read_steps(folder.file(t, ".steps"), cost) for t in turns}
-    learned = [result.costs for result in results if result.costs]
-    policies = _policies(turns, results)
+    steps = {turn.policy: read_steps(folder.file(turn, ".steps")) for turn in turns}
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
-        **{"cores": os.cpu_count(), "doctor": plan.doctor, "devices": plan.devices},
-        **{"ranks": plan.ranks, "slots": plan.slots},
+        "cores": os.cpu_count(),
+        "ranks": len(results[0].counters[TOKENS]),
         "requests": len(results[0].saved["start_times"]),
-        "policies": policies,
-        "forecast": simulated,
-        "fit": found if isinstance(found, str) else asdict(found),
-        "host_seconds": hosts,
+        "policies": _policies(turns, results),
         "exchange_us": exchange_us(results),
-        "learned_seconds": learned[-1] if learned else {},
-        # Without a cost it is not known when a rank had computed its part.
-        "waiting_share": {
-            p: waiting_share(each) for p, each in steps.items() if each and cost
-        },
+        "learned_seconds": next((r.costs for r in results[::-1] if r.costs), {}),
+        "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
-    files = {"report.json": document}
-    if not isinstance(found, str):
-        head = {"format": "dp-balance calibrate", "format_version": FORMAT_VERSION}
-        files["calibration.json"] = {**head, "fit": document["fit"]}
-    for name, content in files.items():
-        folder.write(folder.report / name, strict_json(content) + "\n")
-    folder.write(folder.report / "report.md", page(document, rows) + "\n")
+    for name, text in (
+        ("report.json", strict_json(document)),
+        ("report.md", page(document, rows)),
+    ):
+        folder.write(folder.report / name, text + "\n")
     print_table(rows)
     print("", *_verdicts(document), "", sep="\n")
     print(picture.draw(document, steps, folder.report / "trial.png"))
     print(f"Report, without prompts, addresses and paths: {folder.report}")
+
+
+def exchange_us(results: Sequence[Result]) -> float | None:
+    """Mean µs of an exchange on the rank that waits least; None if there was none."""
+    found = []
+    for result in results:
+        sums = result.counters[EXCHANGE_SUM]
+        counts = result.counters[EXCHANGES].items()
+        if each := [sums[engine] / count for engine, count in counts if count]:
+            found.append(min(each))
+    return 1e6 * statistics.fmean(found) if found else None
 
 
 def _policies(turns: Sequence[Turn], results: Sequence[Result]) -> dict[str, Document]:
@@ -134,9 +124,6 @@ def table(document: Document) -> list[list[str]]:
                 cell = f"{ratio['mean']:.2f}"
             if ratio is not None and ratio["rounds"] > 1:
                 cell += f" ({ratio['low']:.2f}–{ratio['high']:.2f})"
-            predicted = document["forecast"]
-            if not isinstance(predicted, str) and name in predicted[other]:
-                cell += f", forecast {predicted[other][name]:.2f}"
             row.append(cell)
         rows.append([title, *row])
     if waits := document["waiting_share"]:
@@ -149,42 +136,27 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     """report.md."""
     rounds = len(document["policies"][rows[0][1]]["runs"][JUDGED])
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    device = []
-    if isinstance(fitted := document["fit"], str):
-        device.append(f"- The cost of a step is not known: {fitted}.")
-    else:
-        hosts = document["host_seconds"].items()
-        host = ", ".join(f"{1e3 * s:.3g} ms with {policy}" for policy, s in hosts)
-        device.append(f"- the host between two steps: {host}")
-        device.append(f"- {fitted['steps']} steps:")
-        for name, meaning, factor, unit in UNITS:
-            value, width = (factor * fitted[name][x] for x in ("value", "half_width"))
-            text = fitted[name]["note"] or meaning
-            device.append(f"- {name} = {value:.4g} ± {width:.2g} {unit}: {text}")
+    device = [f"- {document['device'] or 'deployments'}; {document['cores']} cores"]
     if document["exchange_us"] is not None:
         device.append(
             f"- exchange: {document['exchange_us']:.0f} µs on the slowest rank"
         )
     if parts := document["learned_seconds"]:
         said = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in parts.items())
-        device.append(f"- learned by `adaptive`: {said}")
-    if isinstance(document["forecast"], str):
-        device.append(f"- no forecast: {document['forecast']}")
+        device.append(f"- a step, as `adaptive` learned it: {said}")
+    if "model" in document:
+        device.append(f"- model: {document['model']}")
     ran = ", ".join(f"{name} {text}" for name, text in document["versions"].items())
-    chips = ", ".join(dict.fromkeys(document["devices"])) or "none listed"
-    states = ", ".join(f"{what}: {state}" for what, state in document["doctor"])
     return "\n".join(
         [
             "# A trial of data parallel balance scheduling\n",
             *(f"**{verdict}**\n" for verdict in _verdicts(document)),
-            f"{document['requests']} requests, {document['ranks'] or '?'} ranks, "
+            f"{document['requests']} requests, {document['ranks']} ranks, "
             f"{rounds} turn(s) of each policy. Ratios have the range of the rounds.\n",
             *(head, "|---" + "|--:" * (len(rows[0]) - 1) + "|", *body),
             "\n![What the ranks did, and the figures](trial.png)\n\n## The device\n",
             *device,
             f"\n## How\n\n`{document['command']}`\n",
-            f"- {document['date']}; {ran}; {document['cores']} cores; devices: {chips}",
-            *([f"- model: {document['model']}"] if "model" in document else []),
-            f"- doctor: {states or 'did not look at the deployments'}",
+            f"{document['date']}; {ran}.",
         ]
     )

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The server of a turn: starts it, waits until it answers, and ends all of it."""
+"""The server of a turn: starts it, waits until it answers, and ends all of it.
+
+`vllm.benchmarks.sweep.server` kills its server at once and keeps no log: device memory
+may then still be in use when the next turn starts.
+"""
 
 import contextlib
 import os
@@ -9,9 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -19,13 +22,11 @@ import psutil
 from ..errors import UsageError
 from .endpoint import Endpoint
 
-STOP_S, FOLLOW_S, PAUSE_S = 60.0, 5.0, 0.25
-"""How long a server may take to stop, its other processes longer than the first, and
-between two looks."""
+STOP_S, PAUSE_S = 60.0, 0.25
+"""How long a server may take to stop, and between two looks."""
 TAIL_LINES = 40
 RANK = "VLLM::Engine"
 """What the names of the ranks' processes begin with."""
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def refuse_port_in_use(url: str) -> None:
@@ -60,25 +61,13 @@ class Server:
             log: gets what it writes.
             environment: its variables.
         """
-        self._command, self._log = command, log
-        self._environment = environment
-        self._known: dict[int, psutil.Process] = {}
+        self._command, self._log, self._environment = command, log, environment
         self._ranks: list[psutil.Process] = []
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Server":
-        return self
-
-    def start(self) -> None:
-        """Starts it.
-
-        Raises:
-            UsageError: it cannot be.
-        """
         try:
-            # Ctrl-C between the start and our knowing of it would leave it behind.
-            with self._log.open("wb") as log, _deferred_interrupts():
-                self._process = subprocess.Popen(
+            with self._log.open("wb") as log:
+                self._process = psutil.Popen(
                     self._command,
                     env=self._environment,
                     stdin=subprocess.DEVNULL,
@@ -88,15 +77,19 @@ class Server:
                 )
         except OSError as error:
             raise UsageError(f"{self._command[0]}: {error.strerror}.") from None
+        return self
 
-    def __exit__(self, kind: object, error: object, trace: Any) -> None:
-        if self._process is None:
-            return
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, Exception):
             lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
             print(f"--- end of {self._log}", *lines, "---", sep="\n", file=sys.stderr)
-        with _deferred_interrupts():
-            self._stop(self._process)
+        # A second Ctrl-C comes when nothing is left behind.
+        signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            self._stop()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def refuse_ended(self, when: str = "during its turn") -> None:
         """Looks whether it still runs, with all its ranks.
@@ -105,7 +98,6 @@ class Server:
             UsageError: it does not.
         """
         ended = ""
-        assert self._process is not None
         if (status := self._process.poll()) is not None:
             ended = f"the server ended with {status}"
         elif gone := [rank.pid for rank in self._ranks if not _is_alive(rank)]:
@@ -131,47 +123,25 @@ class Server:
                     "--ready-timeout."
                 )
             time.sleep(PAUSE_S)
-        self._ranks = [p for p in self._processes() if p.name().startswith(RANK)]
+        self._ranks = [p for p in self._children() if p.name().startswith(RANK)]
 
-    def _stop(self, first: "subprocess.Popen[bytes]") -> None:
+    def _children(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return list(self._process.children(recursive=True))
+        return []
+
+    def _stop(self) -> None:
         """Asks it to stop, and kills what is left."""
-        self._processes()
-        first.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            first.wait(STOP_S)
-        psutil.wait_procs(self._processes(), timeout=FOLLOW_S)
-        left = self._processes()
+        processes = [self._process, *self._ranks, *self._children()]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.terminate()
+        _, left = psutil.wait_procs(processes, timeout=STOP_S)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # whose parent has ended
         psutil.wait_procs(left, timeout=STOP_S)
-        first.wait(STOP_S)
-
-    def _processes(self) -> list[psutil.Process]:
-        """Those alive of its group, its descendants, and what was one of them."""
-        assert self._process is not None
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                self._known.setdefault(child.pid, child)
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == self._process.pid:
-                    self._known.setdefault(process.pid, process)
-        return [process for process in self._known.values() if _is_alive(process)]
-
-
-@contextlib.contextmanager
-def _deferred_interrupts() -> Iterator[None]:
-    """What would interrupt comes at the end. A child does not inherit that."""
-    came: list[int] = []
-    before = {s: signal.signal(s, lambda n, _: came.append(n)) for s in INTERRUPTS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 def _is_alive(process: psutil.Process) -> bool:

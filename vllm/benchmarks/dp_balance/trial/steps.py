@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..step_time.model import CostModel, Loads
+from ..step_time.learned import learn
+from ..step_time.model import Loads
 from ..step_time.steps import ITERATION, StepSample
 
 # The name of the process has the rank; later releases log from the front-end, with its
@@ -33,7 +34,7 @@ class Step:
     decodes: int
     """Requests that it generated a token for."""
     waits_s: float = 0.0
-    """How long the rank waited for the slowest one, by the cost model."""
+    """How long the rank waited for the slowest one, by what steps cost."""
 
 
 def logging_config(steps: Path) -> dict[str, object]:
@@ -62,63 +63,54 @@ def logging_config(steps: Path) -> dict[str, object]:
     }
 
 
-def read_steps(log: Path, cost: CostModel | None) -> tuple[Step, ...]:
+def read_steps(log: Path) -> list[Step]:
     """The steps of a log that `logging_config` made; none if it has none.
 
-    Args:
-        log: the file.
-        cost: says how long a step would have taken without the other ranks; without
-            it, nobody is said to wait.
+    With asynchronous scheduling a step is logged from when it was asked for; here it
+    begins when the rank's step before it ends.
     """
     if not log.exists():
-        return ()
-    steps = []
+        return []
+    steps, ends = [], defaultdict[int, float](float)
     for found in _LINE.finditer(log.read_text(encoding="utf-8", errors="replace")):
-        end, seconds = float(found["end"]), float(found["ms"]) / 1000
-        prefill, decodes = int(found["prefill"]), int(found["decodes"])
-        own = seconds
-        if cost is not None:
-            loads = Loads((prefill,), (decodes,), (0,))
-            own = cost.step_seconds(loads) if prefill or decodes else 0.0
+        end, rank = float(found["end"]), int(found["process"] or found["engine"])
         steps.append(
             Step(
-                rank=int(found["process"] or found["engine"]),
-                number=int(found["number"]),
-                start=end - seconds,
-                end=end,
-                prefill=prefill,
-                decodes=decodes,
-                waits_s=max(0.0, seconds - own),
+                rank,
+                int(found["number"]),
+                max(end - float(found["ms"]) / 1000, ends[rank]),
+                end,
+                int(found["prefill"]),
+                int(found["decodes"]),
             )
         )
-    if not steps:
-        return ()
-    first = min(step.start for step in steps)
+        ends[rank] = end
+    first = min((step.start for step in steps), default=0.0)
     moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
-    return tuple(sorted(moved, key=lambda step: (step.start, step.rank)))
+    return _with_waits(sorted(moved, key=lambda step: (step.start, step.rank)))
 
 
-def spaced(steps: Sequence[Step], ranks: int) -> list[StepSample]:
-    """Steps by the time since the one before, where logged times overlap.
-
-    With asynchronous scheduling a step is logged from when it was asked for.
-    """
-    numbered: defaultdict[int, list[Step]] = defaultdict(list)
+def _with_waits(steps: list[Step]) -> list[Step]:
+    """A rank waits for what its step took longer than its own part would."""
+    together: defaultdict[int, list[Step]] = defaultdict(list)
     for step in steps:
-        numbered[step.number].append(step)
-    found = []
-    for number, mine in numbered.items():
-        before = numbered.get(number - 1, [])
-        if not len(mine) == len(before) == ranks or not any(b.decodes for b in before):
-            continue
-        ends = (max(step.end for step in each) for each in (mine, before))
-        found.append(
-            StepSample(
-                next(ends) - next(ends),
-                tuple(float(step.prefill) for step in mine),
-                tuple(float(step.decodes) for step in mine),
-            )
+        together[step.number].append(step)
+    samples = [
+        StepSample(
+            min(step.end - step.start for step in each),
+            tuple(float(step.prefill) for step in each),
+            tuple(float(step.decodes) for step in each),
         )
+        for each in together.values()
+    ]
+    if all(any(sample.prefill) for sample in samples):
+        return steps
+    cost = learn(samples)
+    found = []
+    for step in steps:
+        own = Loads((step.prefill,), (step.decodes,), (0,))
+        busy = cost.step_seconds(own) if step.prefill or step.decodes else 0.0
+        found.append(replace(step, waits_s=max(0.0, step.end - step.start - busy)))
     return found
 
 

@@ -5,7 +5,6 @@
 import asyncio
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,8 +17,6 @@ from ..errors import UsageError
 from .endpoint import COUNTERS, Endpoint, Figures
 from .load import Load
 
-ROOM_BYTES = 16 << 20
-"""Free on the disk before a turn; logs of an hour take some of it."""
 SETTLE_S, PAUSE_S = 60.0, 0.5
 NO_SPACE = "Finished turns are kept; run the same command again when there is room."
 
@@ -50,8 +47,6 @@ class Result(NamedTuple):
     """By name and engine: how much was added in the turn."""
     costs: Mapping[str, float]
     """Seconds by part, as `adaptive` learned them."""
-    cache: Mapping[str, str]
-    """The configuration of the KV cache."""
 
 
 Serve = Callable[[Turn], AbstractContextManager[Endpoint]]
@@ -106,18 +101,6 @@ class Folder:
             part.unlink(missing_ok=True)
             raise UsageError(f"{path}: {error.strerror}. {NO_SPACE}") from None
 
-    def refuse_full(self) -> None:
-        """Looks whether the disk has room for a turn.
-
-        Raises:
-            UsageError: it has not.
-        """
-        if (free := shutil.disk_usage(self.path).free) < ROOM_BYTES:
-            raise UsageError(
-                f"--result-dir {self.path}: {free >> 20} MiB are free on its disk, "
-                f"{ROOM_BYTES >> 20} are needed. {NO_SPACE}"
-            )
-
     def result(self, turn: Turn) -> Result | None:
         """Of a turn that has ended well, else None.
 
@@ -149,11 +132,9 @@ def run(
             bar.set_description(turn.policy)
             result = folder.result(turn)
             if result is None:
-                folder.refuse_full()
                 try:
                     result = _run(folder, turn, serve, load)
                 except (UsageError, OSError) as error:
-                    folder.refuse_full()
                     raise UsageError(
                         f"turn {turn.number} of {len(turns)}, {turn.policy}: {error} "
                         f"{len(found)} finished turns are kept; run the same command "
@@ -172,7 +153,7 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
         after = _settled(endpoint)
         endpoint.refuse_other_policy(turn.policy.partition(":")[0])
     counters = {name: after.since(before, name) for name in COUNTERS}
-    parts = counters, after.costs, after.cache
+    parts = counters, after.costs
     folder.write(folder.file(turn), json.dumps({**saved, "trial": parts}))
     return Result(saved, *parts)
 
