@@ -49,7 +49,7 @@ def test_the_second_half_of_the_run_is_predicted():
     scenario = Scenario(
         RankLimits(2, 128, 2048),
         FITTED,
-        Workload(None, trace=RUN, timed_trace=TimedTrace(**labels)),
+        Workload(None, trace=RUN, timed_trace=TimedTrace(sec_multiplier=1.0, **labels)),
         ClientTraffic(self_timed=True),
         Frontend(serial_seconds=0.002, jitter_seconds=0.002),
         async_scheduling=True,
