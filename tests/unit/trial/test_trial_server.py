@@ -10,7 +10,7 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
 
-from serving import answering
+from small_server import answering
 from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
