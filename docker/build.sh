@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build one container image from one finished wheel in dist/; docs/images.md explains it.
+# Build one container image from one finished wheel in dist/; docs/install.md explains it.
 #   OS=openeuler BASE=… ENGINE=podman docker/build.sh dist/….whl [OPTIONS OF THE ENGINE]
 set -eu
 cd "$(dirname "$0")/.."

@@ -93,7 +93,7 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
         listed = "; ".join(f"({i}) {line}" for i, line in enumerate(missing, 1))
         raise ToolError(
             "KERNELS=source: expected everything that compiling the kernels needs, "
-            f"found {len(missing)} things missing: {listed}; docs/images.md tells how "
+            f"found {len(missing)} things missing: {listed}; docs/install.md tells how "
             "to get them"
         )
     compiler = os.environ.get("CXX_COMPILER", "c++")
