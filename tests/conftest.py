@@ -3,8 +3,13 @@
 import contextlib
 
 with contextlib.suppress(ImportError):  # some environments of tests have none
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    # To search for others: --hypothesis-profile=default.
-    settings.register_profile("same", derandomize=True, deadline=None, database=None)
+    settings.register_profile(
+        "same",
+        derandomize=True,  # to search for others: --hypothesis-profile=default
+        database=None,
+        deadline=None,  # a busy machine is no failure
+        suppress_health_check=list(HealthCheck),
+    )
     settings.load_profile("same")

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
@@ -51,7 +51,7 @@ def close(scheduler):
     scheduler.balance_gate.apply(HOLD)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30)
 @given(workload=WORKLOADS, num_blocks=st.sampled_from([18, 30, 100]))
 def test_off_schedules_like_the_unpatched_scheduler(moe_model, workload, num_blocks):
     upstream = pristine_module("vllm/v1/core/sched/scheduler.py").Scheduler

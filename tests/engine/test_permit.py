@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
@@ -156,7 +156,7 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     assert (row.waiting, row.pending) == (1, 0)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(
     workload=WORKLOADS,
     num_blocks=st.sampled_from([18, 30, 100]),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_balance.reference import operators  # noqa: F401 (registers them)
@@ -100,7 +100,7 @@ def test_attention_with_one_window(causal, tokens, left):
     torch.testing.assert_close(found, batch.expected(causal, window))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80)
 @given(
     lengths=requests,
     group=st.sampled_from([1, 2, 3]),

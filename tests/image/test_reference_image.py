@@ -1,4 +1,4 @@
-"""The reference image does what docs/install.md says: from its contents to a request."""
+"""The reference image does what docs/install.md says, from contents to a request."""
 
 import json
 import os

@@ -4,8 +4,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
 FOLDER = Path(__file__).parents[3] / "vllm/v1/core/sched/balance"
 
 
@@ -19,7 +17,3 @@ def _load():
 
 
 _load()
-# A busy machine is no failure.
-slow = [HealthCheck.too_slow]
-settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
-settings.load_profile("untimed")
