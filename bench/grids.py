@@ -71,10 +71,7 @@ ON_TRACES = (
     *("adaptive", WITH_VLLM_DISPATCH, "off", "cap", "align", "sglang-30"),
     *("sglang-100", "sglang23-30", "interval-64", "trtllm"),
 )
-TRADE_OFFS = (
-    *(f"adaptive:ttft_budget={seconds}" for seconds in (1, 2, 4)),
-    *(name for name in VARIANTS if name.endswith("API servers")),
-)
+TRADE_OFFS = tuple(name for name in VARIANTS if name.endswith("API servers"))
 """What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
 WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)
 """What else is run there at every load."""

@@ -30,10 +30,6 @@ POLICY = {
     "cap": (case(**CAP), "cap"),
     "align": (case(data_parallel_balance="align"), "align"),
     "adaptive": (case(data_parallel_balance="adaptive"), "adaptive"),
-    "a TTFT budget": (
-        case(data_parallel_balance="adaptive", data_parallel_balance_ttft=5.0),
-        "adaptive",
-    ),
     "asynchronous": (case(**CAP, async_scheduling=True), "cap"),
     "synchronous": (case(**CAP, async_scheduling=False), "cap"),
     "the variable": (case(environment=VARIABLE), "cap"),

@@ -33,12 +33,9 @@ POLICIES = {
         *("--data-parallel-balance", "align", "--no-async-scheduling"),
         *ONE_PROCESS,
     ),
-    "a TTFT budget": (
-        *("--data-parallel-balance", "adaptive"),
-        *("--data-parallel-balance-ttft", "20", *ONE_PROCESS),
-    ),
+    "adaptive": ("--data-parallel-balance", "adaptive", *ONE_PROCESS),
 }
-FOUR_RANKS = "a TTFT budget"
+FOUR_RANKS = "adaptive"
 """This one runs on four ranks, all others on two."""
 
 

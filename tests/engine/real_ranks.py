@@ -56,7 +56,7 @@ class _Scheduled(NamedTuple):
 
 
 class _Rank:
-    def __init__(self, config, num_blocks, ttft_budget, short_first, is_limited):
+    def __init__(self, config, num_blocks, short_first, is_limited):
         self._is_limited = is_limited
         self._asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = make_scheduler(
@@ -68,9 +68,7 @@ class _Rank:
         self._drafts = self.scheduler.num_spec_tokens
         # Neither the gate's policy nor its exchange is asked: the simulator carries
         # the rows, and one policy decides for all ranks.
-        self.gate = give_gate(
-            self.scheduler, "adaptive", ttft_budget=ttft_budget, short_first=short_first
-        )
+        self.gate = give_gate(self.scheduler, "adaptive", short_first=short_first)
         self.requests: dict[str, SimRequest] = {}
         self._generated: Counter[str] = Counter()
         """Output tokens by request, those of steps in flight too."""
@@ -190,7 +188,6 @@ class RealEngine(Engine):
         self,
         limits,
         max_model_len,
-        ttft_budget,
         async_scheduling,
         prefix_blocks,
         short_first,
@@ -217,7 +214,7 @@ class RealEngine(Engine):
             drafted_by(config, "mtp")
             config.scheduler_config.async_scheduling = async_scheduling
         self._ranks = [
-            _Rank(config, blocks, ttft_budget, short_first, bool(limits.kv_blocks))
+            _Rank(config, blocks, short_first, bool(limits.kv_blocks))
             for _ in range(limits.ranks)
         ]
 
@@ -226,13 +223,12 @@ def _ngrams(drafts):
     return {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
 
 
-def real_engine(scenario, requests, ttft_budget):
+def real_engine(scenario, requests):
     lengths = [request.prompt_len + request.output_len for request in requests]
     shares = any(request.hash_ids for request in requests)
     return RealEngine(
         scenario.limits,
         max(lengths),
-        ttft_budget,
         scenario.async_scheduling,
         sum(-(-length // BLOCK_SIZE) + 2 for length in lengths) if shares else None,
         bool(scenario.short_first),

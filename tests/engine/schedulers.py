@@ -94,16 +94,13 @@ def make_scheduler(
     )
 
 
-def give_gate(
-    scheduler, policy, exchange=None, ttft_budget=None, short_first=False, **bound
-):
-    """A gate with that policy, exchange and bound, instead of the scheduler's."""
+def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters):
+    """A gate with that policy, exchange and parameters, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
-        partial(create_policy, policy, **bound),
+        partial(create_policy, policy, parameters),
         exchange or RowExchange(timeout=1.0),
         BalanceStats(policy=policy),
-        ttft_budget,
         short_first,
     )
     scheduler.balance_gate = gate
@@ -114,7 +111,7 @@ class OtherRank:
     """Instead of the exchange: this rank's row, and another with these fields."""
 
     def __init__(self, **fields):
-        self.fields = {"held_steps": 0, **fields}
+        self.fields = fields
 
     def begin_step(self):
         """This rank has work."""
@@ -155,7 +152,7 @@ def image(name, offset, length=30):
 
 def row_of(scheduler, now=1.0):
     """What the rank would tell the others."""
-    return scheduler.balance_gate.measure(wave=0, step=1, now=now, wall=now)
+    return scheduler.balance_gate.measure(wave=0, step=1, now=now)
 
 
 def step(scheduler):

@@ -14,7 +14,6 @@ from vllm_server import free_port
 POLICIES = (
     {"data_parallel_balance": "cap"},
     {"data_parallel_balance": "adaptive"},
-    {"data_parallel_balance": "adaptive", "data_parallel_balance_ttft": 5.0},
     {"data_parallel_dispatch": "tokens"},
 )
 ROW = Row(*[1] * len(Row._fields))
@@ -69,11 +68,11 @@ def exchange_once(identities):
 
 def test_ranks_compare_themselves_where_no_front_end_does():
     """With Ray, or with one front-end per rank, there is no common handshake."""
-    mine = {"policy": "adaptive", "ttft_budget": 5.0, "code": "abc", "dispatch": None}
+    mine = {"policy": "adaptive", "code": "abc", "dispatch": None}
     assert exchange_once([mine, dict(mine)]) == {0: (1, 1), 1: (1, 1)}
-    found = exchange_once([mine, mine | {"ttft_budget": None}])
+    found = exchange_once([mine, mine | {"dispatch": "tokens"}])
     assert found[1].startswith(
-        "Data parallel rank 1 was started with no --data-parallel-balance-ttft, rank 0 "
-        "with --data-parallel-balance-ttft 5. "
+        "Data parallel rank 1 was started with --data-parallel-dispatch tokens, rank 0 "
+        "with no --data-parallel-dispatch. "
     )
     assert "rank 1 left" in found[0]

@@ -194,7 +194,7 @@ def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
     assert not output.num_scheduled_tokens, "their KV cache has not arrived"
     loading = RequestStatus.WAITING_FOR_REMOTE_KVS
     assert [request.status for request in requests] == [loading] * 2, "loads began"
-    row = gate.measure(wave=0, step=1, now=1.0, wall=0.0)
+    row = gate.measure(wave=0, step=1, now=1.0)
     assert (row.running, row.waiting, row.pending) == (0, 2, 0), "in transfer"
     arrived = KVConnectorOutput(finished_recving={"nearly all", "half"})
     empty = ModelRunnerOutput(
@@ -203,7 +203,7 @@ def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
     scheduler.update_from_output(output, empty)
     gate.apply(HOLD)
     assert step(scheduler).num_scheduled_tokens == {"nearly all": 45 - 32}
-    row = gate.measure(wave=0, step=2, now=2.0, wall=0.0)
+    row = gate.measure(wave=0, step=2, now=2.0)
     assert (row.pending, row.pending_tokens) == (1, 60 - 32)
     gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"nearly all": 1, "half": 60 - 32}

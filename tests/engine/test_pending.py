@@ -2,7 +2,7 @@
 
 import pytest
 from vllm.v1.core.sched.balance.measure.queues import InTurn
-from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
@@ -206,71 +206,6 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     loaded.num_computed_tokens = 0  # no blocks were allocated in this test
     assert not step(scheduler).num_scheduled_tokens
     assert [request.request_id for request in InTurn(scheduler)] == queue
-
-
-def test_steps_without_a_look_at_the_queue_do_not_start_the_count_anew(moe_model):
-    scheduler = make_scheduler(config_of(moe_model))
-    scheduler.add_request(make_request("held", 60, 5))
-    counts = []
-    for number in range(6):
-        row = row_of(scheduler, now=float(number))
-        counts.append(row.held_steps)
-        scheduler.balance_gate.apply(HOLD)
-        if number != 3:  # in this one the scheduler preempts, or has no tokens left
-            step(scheduler)
-    assert counts == [0, 1, 2, 3, 3, 4]
-
-
-def test_the_first_held_step_of_an_arrival_is_a_step_of_its_hold(
-    moe_model, monkeypatch
-):
-    """In the row, the length of the hold and the number of held steps."""
-    scheduler = make_scheduler(config_of(moe_model))
-    gate = scheduler.balance_gate
-    monkeypatch.setattr(gate, "take_stats", lambda: None)  # `step` would take them
-    rows = []
-    for number, decision in enumerate([OPEN, HOLD, HOLD, HOLD, OPEN, OPEN]):
-        rows.append(row_of(scheduler, now=float(number)).held_steps)
-        if number == 1:
-            scheduler.add_request(prompt_request("arrives in a hold", [1] * 20, 5))
-        gate.apply(decision)
-        step(scheduler)
-    assert rows == [0, 0, 1, 2, 3, 0]
-    report = gate.stats.take({})
-    assert report["held_steps"] == 3
-    assert report["hold_lengths"] == [[2, 1, 3]], "one hold of three steps"
-
-
-@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
-def test_the_ttft_budget_does_not_depend_on_the_clock_of_the_front_end(moe_model, skew):
-    scheduler = make_scheduler(config_of(moe_model))
-    gate = give_gate(scheduler, "adaptive", ttft_budget=5.0)
-    waits = []
-    for second in range(6):
-        if second == 2:
-            request = make_request("new", 60, 5, arrival_time=1000.0 + 1.5 + skew)
-            scheduler.add_request(request)
-        row = gate.measure(0, second, now=float(second), wall=1000.0 + second)
-        waits.append(row.wait_us / 1e6)
-        gate.apply(HOLD)
-        step(scheduler)
-    late = 0.0 if not skew else 1.5  # it could have come as early as the row of 0 s
-    assert waits[:2] == [0, 0]
-    assert waits[2:5] == [0.5 + late, 1.5 + late, 2.5 + late]
-
-
-def test_a_request_with_a_token_no_longer_presses_the_ttft_budget(moe_model):
-    scheduler = make_scheduler(config_of(moe_model), num_blocks=10)
-    gate = give_gate(scheduler, "adaptive", ttft_budget=50.0)
-    for name in ("first", "second"):
-        scheduler.add_request(prompt_request(name, [ord(name[0])] * 60, 40))
-        step(scheduler)
-    while not step(scheduler).preempted_req_ids:
-        pass
-    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
-    gate.measure(0, 0, now=0.0, wall=0.0)
-    row = gate.measure(0, 1, now=9.0, wall=9.0)
-    assert (row.pending, row.wait_us) == (1, 0)
 
 
 def test_what_holds_kv_blocks_is_pending_where_upstream_drains_it(moe_model):

@@ -18,7 +18,6 @@ from real_ranks import simulate_real
 POLICIES = (
     *OWN,
     "cap:margin=1",
-    "adaptive:ttft_budget=1.5",
     "atom",
     "eb",
     "sglang-3",

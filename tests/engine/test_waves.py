@@ -15,8 +15,7 @@ from dp_loop import LoopEngine, ModelEngine, prompt_of
 from dp_ranks import Ranks, burst, loop_arguments
 from hugging_face import NEW_TOKENS, continuations
 
-SETTINGS = [("cap", None), ("align", None), ("adaptive", None), ("adaptive", 0.3)]
-"""Policies and TTFT budgets."""
+POLICIES = ("cap", "align", "adaptive")
 PREFILL_S_PER_TOKEN = 6e-4
 """So that there is something to balance: the adaptive policy learns what it costs."""
 
@@ -83,9 +82,9 @@ def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize(("policy", "budget"), SETTINGS)
-def test_waves(moe_model, policy, budget, asynchronous, pytestconfig):
-    waves = pytestconfig.getoption("--waves") // (2 * len(SETTINGS))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_waves(moe_model, policy, asynchronous, pytestconfig):
+    waves = pytestconfig.getoption("--waves") // (2 * len(POLICIES))
     arguments = loop_arguments(
         moe_model,
         async_scheduling=asynchronous,
@@ -94,10 +93,9 @@ def test_waves(moe_model, policy, budget, asynchronous, pytestconfig):
         additional_config={"kv_blocks": 18, "shared_prefix": 48},
         cpu_distributed_timeout_seconds=30,
         data_parallel_balance=policy,
-        data_parallel_balance_ttft=budget,
     )
     with Ranks(3, CheckedEngine, **arguments) as ranks:
-        stress(ranks, random.Random(f"{policy}{budget}{waves}"), waves)
+        stress(ranks, random.Random(f"{policy}{waves}"), waves)
         reports = ranks.stop()
     check(reports, waves)
 

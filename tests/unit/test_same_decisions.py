@@ -35,9 +35,9 @@ SERVED = {
 }
 REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
-    *("short", "ttft_budget", "waiting_cost"),
+    *("short", "waiting_cost"),
 }
-RECORDED = {"a trace": "7a9906feee14ccb6", "long prompts": "55b6578eaf2afd48"}
+RECORDED = {"a trace": "8305711b7aec1485", "long prompts": "b85db2b0ff0f0233"}
 
 
 class Recording:
@@ -66,7 +66,7 @@ def test_recorded_decisions_are_taken_again(monkeypatch):
 
     monkeypatch.setattr(scenario, "make_controller", recorded)
     for served in SERVED.values():
-        scenario.simulate(served, "adaptive:ttft_budget=2", seed=1)
+        scenario.simulate(served, "adaptive", seed=1)
     texts = ["".join(one.texts).encode() for one in made]
     hashes = [hashlib.sha256(text).hexdigest()[:16] for text in texts]
     assert dict(zip(SERVED, hashes, strict=True)) == RECORDED

@@ -12,7 +12,6 @@ class Plan:
     """What the engine would be configured as; without a command line, its defaults."""
 
     policy: str = "off"
-    ttft: float | None = None
     ranks: int = 0
     """0 where nothing says how many."""
     local_ranks: int = 1

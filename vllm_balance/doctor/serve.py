@@ -65,8 +65,7 @@ def _lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     last = plan.first_rank + plan.local_ranks - 1
     here = f"ranks {plan.first_rank} to {last} of {plan.ranks} on this host"
     yield Line("vllm serve", "ok", f"{plan.model}, {here}")
-    target = f" with a target of {plan.ttft:g} s" if plan.ttft is not None else ""
-    does = f"{plan.policy}{target}: {plan.ranks} ranks agree once per step"
+    does = f"{plan.policy}: {plan.ranks} ranks agree once per step"
     does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
     yield Line("balance", "ok", does)
     wanted, seen = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
@@ -128,7 +127,6 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     local = args.data_parallel_size_local
     return {
         "policy": parallel.data_parallel_balance,
-        "ttft": parallel.data_parallel_balance_ttft,
         "ranks": ranks,
         "local_ranks": ranks if local is None else local,
         "first_rank": args.data_parallel_start_rank or 0,

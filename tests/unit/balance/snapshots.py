@@ -38,12 +38,10 @@ def rows(draw):
         waiting=pending + draw(st.integers(0, 5)),
         pending=pending,
         pending_tokens=draw(st.integers(pending, 4000)) if pending else 0,
-        held_steps=draw(st.integers(0, 20)),
         prefill_tokens=draw(st.sampled_from([0, 0, 1, 100, MAX_TOKENS])),
         pending_attended=draw(st.integers(0, 10**6)) if pending else 0,
         prefill_attended=draw(st.sampled_from([0, 1, 10**6])),
         pending_age_us=age,
-        wait_us=age + draw(st.integers(0, 10_000_000)) if pending else 0,
     )
 
 
@@ -91,11 +89,9 @@ class Ranks:
                     waiting=len(self.waiting[rank]),
                     pending=len(pending),
                     pending_tokens=sum(prompt for prompt, _, _ in pending),
-                    held_steps=self.held[rank],
                     prefill_tokens=self.prefilled[rank],
                     step_time_us=int(self.seconds * 1e6),
                     pending_age_us=max(ages, default=0),
-                    wait_us=max(ages, default=0),
                 )
             )
         return snapshot(rows)

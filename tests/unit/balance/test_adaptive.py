@@ -10,7 +10,7 @@ from balance.policies.decodes import Decodes
 from balance.policies.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, histories, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, histories, running, snapshot
 
 DECODE = running(6)
 
@@ -29,18 +29,15 @@ def learned(ranks=4, rate=12, **parameters):
             waiting=1,
             pending=1,
             pending_tokens=100,
-            wait_us=1,
         )
         policy.decide(snapshot([first] + [timed] * (ranks - 1)))
     policy.reset()
     return policy
 
 
-def one_pending(age=0.0, wait=0.0, ranks=4, **fields):
+def one_pending(age=0.0, ranks=4, **fields):
     """Six requests run on each rank; one of 100 tokens is pending on the first."""
-    row = running(
-        6, pending=1, pending_age_us=int(age * 1e6), wait_us=int(wait * 1e6), **fields
-    )
+    row = running(6, pending=1, pending_age_us=int(age * 1e6), **fields)
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
@@ -110,7 +107,7 @@ def test_what_arrives_before_the_first_step_of_a_wave_waits():
     assert policy.decide(snapshot(rows)).reason == "waiting_cost"
 
 
-LEARNED = learned(ttft_budget=1.0)
+LEARNED = learned()
 
 
 @settings(max_examples=200)
@@ -293,68 +290,6 @@ def test_the_first_step_of_a_wave_teaches_nothing():
     cost = policy._learner.cost
     policy.decide(snapshot([DECODE._replace(step_time_us=0, prefill_tokens=50)] * 4))
     assert policy._learner.cost == cost
-
-
-def test_a_request_that_would_miss_its_budget_is_released_sooner():
-    """A lone one, on nearly empty ranks."""
-
-    def until(**parameters):
-        policy = learned(rate=4, **parameters)
-        for step in range(500):
-            rows = one_pending(age=step * 0.04, wait=step * 0.04)
-            decision = policy.decide(rows._replace(max_running=(80,) * 4))
-            if decision.admit:
-                return step, decision.reason
-        raise AssertionError("never admitted")
-
-    without, reason = until()
-    assert reason == "gain"
-    assert until(ttft_budget=90.0) == (without, "gain")
-    early, reason = until(ttft_budget=0.3)
-    assert early < without
-    assert reason == "ttft_budget"
-
-
-def test_the_budget_counts_the_time_that_the_prefill_itself_takes():
-    few, many = (
-        snapshot([running(2, pending=n, tokens=500, wait_us=1)] + [DECODE] * 3)
-        for n in (1, 6)
-    )
-    policy = learned(ttft_budget=1.0)
-    cost = policy._learner.cost
-    assert not policy._budget_is_due(few, 500, cost)
-    assert policy._budget_is_due(many, 500, cost)
-
-
-def test_a_budget_is_not_chased_without_slack(monkeypatch):
-    """Where requests miss it anyway, more releases would only delay everybody."""
-    monkeypatch.setattr(Decodes, "stretch", 1.5)
-    policy, without = learned(ttft_budget=0.2), learned()
-    for step in range(60):
-        rows = one_pending(age=step * 0.04, wait=step * 0.04)
-        assert policy.decide(rows) == without.decide(rows)
-
-
-def test_a_budget_that_is_missed_already_is_no_reason():
-    """The gate reports no wait for such requests."""
-    assert not learned(ttft_budget=0.2).decide(one_pending(wait=0.0)).admit
-
-
-@settings(max_examples=30)
-@given(
-    gaps=st.lists(st.integers(1, 40), min_size=5, max_size=40),
-    budget=st.floats(1.0, 5.0),
-)
-def test_at_light_load_the_budget_is_kept(gaps, budget):
-    """One prompt of 100 tokens at a time takes 100 ms, plus a step until it is seen."""
-    policy = learned(ttft_budget=budget)
-    ranks, due = Ranks(4), 0
-    for number, gap in enumerate(gaps):
-        due += gap
-        while ranks.step < due:
-            ranks.advance(policy.decide(ranks.snapshot()))
-            assert all(ranks.now - t <= budget for q in ranks.waiting for _, _, t in q)
-        ranks.arrive(number % 4, prompt=100, output=30)
 
 
 @pytest.mark.parametrize("rate", [3, 12, 30])

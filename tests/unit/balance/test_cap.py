@@ -21,7 +21,7 @@ def freezes(counts, limit, margin):
 )
 def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
     counts = [min(count, limit) for count in shares]
-    names = ("pending", "pending_tokens", "held_steps", "pending_age_us")
+    names = ("pending", "pending_tokens", "waiting", "pending_age_us")
     row = IDLE._replace(max_running=limit, **dict(zip(names, fields, strict=True)))
     rows = snapshot(row._replace(running=count) for count in counts)
     decision = Cap(CapParameters(margin)).decide(rows)

@@ -8,7 +8,7 @@ from balance.identity import code_version, difference
 
 from conftest import FOLDER
 
-MINE = {"policy": "adaptive", "dispatch": None, "ttft_budget": 5.0, "code": "abc"}
+MINE = {"policy": "adaptive", "dispatch": None, "code": "abc"}
 
 
 def version_of(folder):
@@ -40,8 +40,6 @@ def test_an_edit_of_any_file_is_another_version(tmp_path, name):
     ("other", "words"),
     [
         ({"policy": "cap"}, "balance cap, the front-end with --data-parallel-balance "),
-        ({"ttft_budget": None}, "no --data-parallel-balance-ttft, the front-end with "),
-        ({"ttft_budget": 2.5}, "-ttft 2.5, the front-end with --data-parallel-"),
         ({"dispatch": "tokens"}, "-dispatch tokens, the front-end with no --data-par"),
         ({"code": "def"}, "version def of the balance code, the front-end has abc"),
     ],

@@ -22,7 +22,6 @@ def observe(stats, steps):
             OPEN._replace(prefill_budget=budget), snapshot, number % 11 / 1000
         )
         stats.observe_held_step()
-        stats.observe_hold_end(number % 13, number % 13 / 10)
 
 
 def test_counts_and_sums_are_exact():
@@ -35,17 +34,18 @@ def test_counts_and_sums_are_exact():
     assert report["held_steps"] == 1000
     assert report["load"] == LOAD
     again = stats.take(LOAD)
-    assert not again["decisions"] + again["hold_lengths"]
+    assert not again["decisions"]
     assert again["held_steps"] == 0
 
 
 def test_a_value_goes_into_the_bin_that_prometheus_has_for_it():
     """Bounds are inclusive, and above the last one there is one more bin."""
-    stats = BalanceStats("cap")
-    for steps in (1, 2, 3, 6000):
-        stats.observe_hold_end(steps, 1.0)
-    last = len(HISTOGRAMS["hold_lengths"])
-    assert [index for index, *_ in stats.take(LOAD)["hold_lengths"]] == [0, 1, 2, last]
+    stats, snapshot = BalanceStats("cap"), Snapshot.from_rows([ROW])
+    bounds = HISTOGRAMS["exchange_seconds"]
+    for seconds in (bounds[0], bounds[1], bounds[-1] + 1):
+        stats.observe_step(OPEN, snapshot, seconds)
+    found = [index for index, *_ in stats.take(LOAD)["exchange_seconds"]]
+    assert found == [0, 1, len(bounds)]
 
 
 def test_what_was_learned_is_told_as_it_is_and_set_backs_once():

@@ -35,7 +35,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `policies_from` and `scenario_from` read."""
     add = parser.add_argument
     text = f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps). "
-    text += "Parameters follow a colon: adaptive:ttft_budget=2. "
+    text += "Parameters follow a colon: cap:margin=1. "
     text += f"Default: {' '.join(OWN)}."
     add("--policy", nargs="+", default=list(OWN), metavar="NAME", help=text)
     text = "Specify to disable tqdm progress bar."

@@ -83,11 +83,6 @@ class PolicySpec(NamedTuple):
             parameters[parameter] = int(number) if number.is_integer() else number
         return cls(name, parameters)
 
-    @property
-    def ttft_budget(self) -> float | None:
-        """Seconds that the ranks must know too; None if there is no budget."""
-        return self.parameters.get("ttft_budget")
-
 
 BALANCE = "--data-parallel-balance"
 """The option of `vllm serve`."""
@@ -100,16 +95,12 @@ def server_options(text: str) -> list[str]:
         UsageError: no server has it.
     """
     spec = PolicySpec.parse(text)
-    if spec.name not in OWN or spec.parameters.keys() - {"ttft_budget"}:
+    if spec.name not in OWN or spec.parameters:
         raise UsageError(
-            f"--policy {text}: a server has {', '.join(OWN)}, and of their parameters "
-            "ttft_budget; simulate compares others."
+            f"--policy {text}: a server has {', '.join(OWN)}, without parameters; "
+            "simulate compares others."
         )
-    make_controller(text)
-    words = [BALANCE, spec.name]
-    if spec.ttft_budget is not None:
-        words += [f"{BALANCE}-ttft", f"{spec.ttft_budget:g}"]
-    return words
+    return [BALANCE, spec.name]
 
 
 def _refuse_fractions(

@@ -65,9 +65,7 @@ def _end_at_first_token(requests: Sequence[SimRequest]) -> None:
         request.output_len = 1
 
 
-def make_engine(
-    scenario: Scenario, requests: Sequence[SimRequest], ttft_budget: float | None
-) -> Engine:
+def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
     """The ranks of the scenario, without requests.
 
     Raises:
@@ -76,7 +74,6 @@ def make_engine(
     return Engine(
         scenario.limits,
         max(request.prompt_len + request.output_len for request in requests),
-        ttft_budget,
         scenario.async_scheduling,
         any(request.hash_ids for request in requests),
         bool(scenario.short_first),
@@ -134,7 +131,7 @@ def simulate(
     load_balancer = load_balancer_of(
         scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
     )
-    engine = make_engine(scenario, requests, spec.ttft_budget)
+    engine = make_engine(scenario, requests)
     load_balancers = make_load_balancers(
         load_balancer,
         ranks,

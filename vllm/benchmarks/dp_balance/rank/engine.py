@@ -27,7 +27,6 @@ class Engine:
         self,
         limits: RankLimits,
         max_model_len: int,
-        ttft_budget: float | None = None,
         async_scheduling: bool = False,
         shared_prefixes: bool = False,
         short_first: bool = False,
@@ -38,7 +37,6 @@ class Engine:
         Args:
             limits: the limits of each rank.
             max_model_len: the longest request, prompt and output, in tokens.
-            ttft_budget: what the gate of a server would be told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
             shared_prefixes: whether prompts share beginnings: then all are cached.
             short_first: whether short prompts may pass long ones in a rank.
@@ -60,7 +58,6 @@ class Engine:
             GatedRank(
                 limits,
                 blocks(),
-                ttft_budget,
                 async_scheduling,
                 short_first,
             )
@@ -130,6 +127,6 @@ class Engine:
             rank.apply(decision)
 
     def end_wave(self) -> None:
-        """Forgets the decision and the holds."""
+        """Forgets the decision."""
         for rank in self._ranks:
             rank.end_wave()

@@ -3,15 +3,13 @@
 """A rank: its scheduler, and what its gate measures.
 
 Models `balance/measure`, with its own `ages`. A rank that did not change since its last
-row is not measured again: its requests only grow older, or are held for a step more.
+row is not measured again: its requests only grow older.
 """
 
 from collections import deque
-from collections.abc import Set
 from itertools import islice
-from typing import Any
 
-from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
+from vllm.v1.core.sched.balance.measure.ages import PendingAges
 from vllm.v1.core.sched.balance.policies.attention_cost import twice_attended
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.registry import OPEN
@@ -30,31 +28,6 @@ class _Ages(PendingAges):
         return next(iter(self._since.values()), now)
 
 
-class _Holds(Holds):
-    _repeats = 0
-    _held_on: Set[str] = frozenset()
-
-    def end_step(self, *arguments: Any) -> list[tuple[int, float]]:
-        """Counts one step."""
-        for name in self._held_on:
-            self._steps[name] += self._repeats
-        self._repeats, self._held_on = 0, frozenset()
-        return super().end_step(*arguments)
-
-    def repeat(self, pending: frozenset[str], held: Set[str]) -> None:
-        """As `end_step`, after a step of which the same was said."""
-        if not self._repeats:
-            self._held_on = held & pending
-            self._longest = self._longest_of(self._held_on)
-            self._longest_other = self._longest_of(pending - self._held_on)
-        self._repeats += 1
-        if self._held_on:
-            self.longest = max(self._longest + self._repeats, self._longest_other)
-
-    def _longest_of(self, names: Set[str]) -> int:
-        return max([self._steps.get(name, 0) for name in names], default=0)
-
-
 class GatedRank(Scheduler):
     """One scheduler with its gate."""
 
@@ -62,7 +35,6 @@ class GatedRank(Scheduler):
         self,
         limits: RankLimits,
         blocks: Blocks,
-        ttft_budget: float | None,
         async_scheduling: bool,
         short_first: bool = False,
     ) -> None:
@@ -71,20 +43,14 @@ class GatedRank(Scheduler):
         Args:
             limits: its limits.
             blocks: of its KV cache.
-            ttft_budget: what the gate is told, in seconds.
             async_scheduling: whether a step is scheduled before the last has ended.
             short_first: whether short prompts may pass long ones.
         """
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
-        self._ttft_budget = ttft_budget
-        self._arrivals, self._ages, self._holds = Arrivals(), _Ages(), _Holds()
-        self._new: list[str] = []
-        """Requests that came since the last row."""
+        self._ages = _Ages()
         self._last_changes = -1
         """What `_changes` was at the last row."""
-        self._last_held: Set[str] | None = None
-        """Those that were held in the last step, if nothing changed in it."""
         self._queues = 0, 0, 0, 0, 0
         """Of the row: running, decoding, waiting, pending, pending tokens."""
         self._pending: list[RankRequest] = []
@@ -98,11 +64,6 @@ class GatedRank(Scheduler):
         # Prompt tokens of the step that ends next, and of those after it.
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=1 + async_scheduling)
 
-    def add(self, request: SimRequest) -> None:
-        """Hands a request to the scheduler."""
-        super().add(request)
-        self._new.append(str(request.index))
-
     def cached_tokens(self, request: SimRequest) -> int:
         """Tokens of a request that are in the KV cache now."""
         work = RankRequest(request, "", 0.0)
@@ -110,7 +71,7 @@ class GatedRank(Scheduler):
         return self._blocks.cached_tokens(work)
 
     def end_wave(self) -> None:
-        """Forgets the decision, the holds, and steps without requests."""
+        """Forgets the decision, and steps without requests."""
         self.apply(OPEN)
         self._last_row = None
         self._prefilled.clear()
@@ -130,38 +91,29 @@ class GatedRank(Scheduler):
         # Decodes take blocks, too, and who is pending since is put in order.
         unchanged = self._changes == self._last_changes and not self._unsorted
         if not unchanged or self._blocks.is_limited:
-            self._measure_pending(now, since)
-        elif self._held is not self._last_held:
-            self._last_held = self._held
-            names = self._pending_names
-            self._holds.end_step(self._requests, names, self._held, (), since)
-        elif self._held:
-            self._holds.repeat(self._pending_names, self._held)
+            self._measure_pending(now)
         age = now - self._pending_since if self._pending else 0.0
-        wait = 0.0 if self._ttft_budget is None else self._wait(now, self._ttft_budget)
         prefilled, attended = self._prefilled[0]
         return Row(
             wave,
             step,
             *self._queues,
-            self._holds.longest,
             prefilled,
             int((now - since) * 1e6),
             self._max_running,
             self._max_tokens,
             int(age * 1e6),
-            int(wait * 1e6),
             self._pending_attended,
             attended,
         )
 
-    def _measure_pending(self, now: float, since: float) -> None:
+    def _measure_pending(self, now: float) -> None:
         if (order := self._order) is not None:
             pending = self._pending_tokens
             waiting = islice(self._waiting, len(pending))
             first = ["" if work.preempted else work.name for work in waiting]
             order.sort(self._waiting, first, pending, self._requests)
-        self._last_changes, self._last_held = self._changes, None
+        self._last_changes = self._changes
         self._pending, left, self._pending_attended = self._find_pending()
         running = len(self._running)
         decoding = running - (self._partial is not None)
@@ -174,13 +126,6 @@ class GatedRank(Scheduler):
         self._pending_names = names
         self._ages.oldest(names, now)
         self._pending_since = self._ages.oldest_since(now)
-        self._holds.end_step(self._requests, names, self._held, self._new, since)
-        self._new.clear()
-
-    def _wait(self, now: float, budget: float) -> float:
-        self._arrivals.observe(self._requests, now, now)
-        unanswered = [work.name for work in self._pending if not work.num_output_tokens]
-        return self._arrivals.longest_wait(unanswered, now, less=budget)
 
     def _find_pending(self) -> tuple[list[RankRequest], list[int], int]:
         """What the gate takes for pending: what fits beside the next decodes.

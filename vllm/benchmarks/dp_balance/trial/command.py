@@ -66,8 +66,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "Compared in turn, the first with all others (default: off adaptive). "
-    text += "Parameters follow a colon: adaptive:ttft_budget=2."
+    text = "Compared in turn, the first with all others (default: off adaptive)."
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "A server that runs already, instead of a command; once for each policy."
     add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)

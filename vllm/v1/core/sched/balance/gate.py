@@ -14,7 +14,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group.exchange import RowExchange
 from vllm.v1.core.sched.balance.identity import identity_of
-from vllm.v1.core.sched.balance.measure.ages import Arrivals, Holds, PendingAges
+from vllm.v1.core.sched.balance.measure.ages import PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
 from vllm.v1.core.sched.balance.measure.queues import (
     backlog_of,
@@ -38,7 +38,6 @@ from vllm.v1.core.sched.balance.policies.registry import (
 from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.balance.policy_log import PolicyLog
 from vllm.v1.core.sched.balance.stats import BalanceStats
-from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -69,14 +68,11 @@ def create_balance_gate(
         parallel_config.data_parallel_size,
     )
     scheduler_config = vllm_config.scheduler_config
-    ttft_budget = parallel_config.data_parallel_balance_ttft
-    parameters = {} if ttft_budget is None else {"ttft_budget": ttft_budget}
     return BalanceGate(
         scheduler,
-        partial(create_policy, name, parameters),
+        partial(create_policy, name),
         exchange,
         BalanceStats(policy=name, collect=scheduler.log_stats),
-        ttft_budget,
         short_first=name in SHORT_FIRST and scheduler_config.policy == "fcfs",
     )
 
@@ -118,7 +114,6 @@ class BalanceGate:
         new_policy: Callable[[], Policy],
         exchange: RowExchange,
         stats: BalanceStats,
-        ttft_budget: float | None = None,
         short_first: bool = False,
     ) -> None:
         """The gate of one rank.
@@ -128,8 +123,6 @@ class BalanceGate:
             new_policy: makes a policy that has seen no rows.
             exchange: carries this rank's row to the others, and theirs back.
             stats: collects what happens.
-            ttft_budget: seconds from arrival to first token that the operator
-                promises.
             short_first: whether short prompts may pass long ones; with priorities,
                 never.
         """
@@ -138,7 +131,6 @@ class BalanceGate:
         self._new_policy = new_policy
         self._scheduler = scheduler
         self._exchange = exchange
-        self.ttft_budget = ttft_budget
         self._group: dist.ProcessGroup | None = None
         self._pending = PendingWork(scheduler)
         self._permit = permit = PrefillPermit(scheduler)
@@ -151,8 +143,6 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
-        self._arrivals = Arrivals()
-        self._holds = Holds()
         self._order = ShortFirst() if short_first else None
         self._pending_tokens: dict[str, int] = {}
         parallel_config = scheduler.vllm_config.parallel_config
@@ -210,7 +200,6 @@ class BalanceGate:
         if self.held:
             keep_prefill_interval(self._scheduler)
         if not active:
-            self._observe_ends(self._holds.end_all(now))
             self._exchange.rest(wave, step)
             self.reset()
             return
@@ -219,43 +208,32 @@ class BalanceGate:
             # nobody may, or the ranks would decide differently.
             self._group, self.policy = group, self._new_policy()
             self._forget_steps()
-        row = self.measure(wave, step, now, time.time())
+        row = self.measure(wave, step, now)
         snapshot = self._exchange.gather(row, group, tell_clients)
         exchanged = time.monotonic()
         self.apply(self.policy.decide(snapshot))
         learned = self.policy.learned
         self.stats.observe_step(self.decision, snapshot, exchanged - now)
         self.stats.observe_learned(learned)
-        longest = row.held_steps == max(snapshot.held_steps)
-        self._log.observe(
-            self.decision, learned, row.held_steps if longest else None, now
-        )
+        self._log.observe(self.decision, learned, now)
 
-    def measure(self, wave: int, step: int, now: float, wall: float) -> Row:
+    def measure(self, wave: int, step: int, now: float) -> Row:
         """Ends a step; returns this rank's row.
 
         Args:
             wave: number of the wave.
             step: number of the step.
             now: seconds of a clock that does not go back.
-            wall: seconds of the clock of `Request.arrival_time`.
         """
         scheduler, permit = self._scheduler, self._permit
-        new = self._arrivals.observe(scheduler.requests, now, wall)
         prefilled = permit.prefilled()
         if self._order is not None:
             put_in_order(scheduler, self._order, self._pending_tokens)
         pending = self._pending.read(permit.known_computed, permit.unanswered)
-        pending_ids = pending.names
         self._pending_tokens = pending.by_name
         since = now if self._last_row is None else self._last_row
         self._last_row = now
-        self._observe_ends(
-            self._holds.end_step(
-                scheduler.requests, pending_ids, permit.held_ids, new, since
-            )
-        )
-        if self._holds.held_one:
+        if self.held:
             self.stats.observe_held_step()
         self._prefilled.append(prefilled)
         running = len(scheduler.running)
@@ -268,29 +246,14 @@ class BalanceGate:
             waiting=num_waiting(scheduler),
             pending=len(pending.requests),
             pending_tokens=pending.num_tokens,
-            held_steps=self._holds.longest,
             prefill_tokens=self._prefilled[0][0],
             step_time_us=int((now - since) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
-            pending_age_us=int(self._ages.oldest(pending_ids, now) * 1e6),
-            wait_us=int(self._longest_wait(pending.requests, now) * 1e6),
+            pending_age_us=int(self._ages.oldest(pending.names, now) * 1e6),
             pending_attended=pending.attended,
             prefill_attended=self._prefilled[0][1],
         )
-
-    def _longest_wait(self, requests: list[Request], now: float) -> float:
-        """Seconds since the oldest request arrived that can keep the TTFT budget."""
-        if self.ttft_budget is None:
-            return 0.0
-        names = [
-            request.request_id for request in requests if not request.num_output_tokens
-        ]
-        return self._arrivals.longest_wait(names, now, less=self.ttft_budget)
-
-    def _observe_ends(self, holds: list[tuple[int, float]]) -> None:
-        for steps, seconds in holds:
-            self.stats.observe_hold_end(steps, seconds)
 
     @property
     def decision(self) -> Decision:

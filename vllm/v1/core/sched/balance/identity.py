@@ -21,9 +21,8 @@ _DISPATCH = "--data-parallel-dispatch"
 _STOCK = {"policy": "unknown (stock vLLM)"}
 
 Identity = Mapping[str, Any]
-"""The `policy`, the `dispatch` as chosen or None, the `ttft_budget` in seconds or None,
-and the version of the `code`; as plain types, because it is sent as msgpack and as
-JSON."""
+"""The `policy`, the `dispatch` as chosen or None, and the version of the `code`; as
+plain types, because it is sent as msgpack and as JSON."""
 
 
 def identity_of(vllm_config: "VllmConfig") -> dict[str, Any]:
@@ -35,7 +34,6 @@ def _identity(parallel_config: "ParallelConfig") -> dict[str, Any]:
     return {
         "policy": parallel_config.data_parallel_balance,
         "dispatch": parallel_config.data_parallel_dispatch,
-        "ttft_budget": parallel_config.data_parallel_balance_ttft,
         "code": code_version(),
     }
 
@@ -112,20 +110,9 @@ def difference(
             f"{expected['code']}. Ranks that decide differently would not stay in "
             "step; install the same wheel for all of them."
         )
-    if found["ttft_budget"] != expected["ttft_budget"]:
-        return (
-            f"{who} was started with {_ttft(found)}, {reference} with "
-            f"{_ttft(expected)}. Ranks with another budget would decide differently; "
-            "start all of them with the same arguments."
-        )
     return None
 
 
 def _dispatch(identity: Identity) -> str:
     dispatch = identity.get("dispatch")
     return f"{_DISPATCH} {dispatch}" if dispatch else f"no {_DISPATCH}"
-
-
-def _ttft(identity: Identity) -> str:
-    budget = identity["ttft_budget"]
-    return f"no {_FLAG}-ttft" if budget is None else f"{_FLAG}-ttft {budget:g}"

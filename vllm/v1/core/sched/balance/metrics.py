@@ -22,14 +22,6 @@ _MOST_OBSERVED = 1000
 the front-end has requests to serve. The others follow with the next reports."""
 
 _HISTOGRAMS = {
-    "hold_lengths": (
-        "vllm:dp_balance_hold_length_steps",
-        "Length of the holds that ended, in steps.",
-    ),
-    "hold_seconds": (
-        "vllm:dp_balance_hold_length_seconds",
-        "Length of the holds that ended, in seconds.",
-    ),
     "budgets": (
         "vllm:dp_balance_prefill_budget_tokens",
         "Prompt tokens that each rank was granted, by the decisions that admit.",
@@ -66,7 +58,7 @@ _GAUGES = {
 class DPBalanceProm:
     """Records balance scheduling in Prometheus, labelled by engine (rank).
 
-    The share of steps in which a rank held back admissible requests:
+    The share of steps in which a rank held back requests:
 
       rate(vllm:dp_balance_held_steps_total[$interval]) /
       sum by (engine) (rate(vllm:dp_balance_decisions_total[$interval]))
@@ -97,8 +89,7 @@ class DPBalanceProm:
         self._held_steps = per_engine(
             counter(
                 name="vllm:dp_balance_held_steps",
-                documentation="Steps in which the rank held back an admissible "
-                "request.",
+                documentation="Steps in which the rank held back a request.",
                 labelnames=labelnames,
             )
         )

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-BALANCE_OPTIONS = (
-    "data_parallel_balance",
-    "data_parallel_balance_ttft",
-    "data_parallel_dispatch",
-)
+BALANCE_OPTIONS = ("data_parallel_balance", "data_parallel_dispatch")
 """Our fields of `ParallelConfig`, which are options of the command line, too."""
 
 _FLAG = "--data-parallel-balance"
@@ -33,8 +29,8 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
 
     Raises:
         ValueError: balance is on for one rank, for a model without MoE layers, or
-            with upstream's front-end in Rust; or a TTFT budget is given to a policy
-            that has none; or a dispatch where no front-end chooses among ranks.
+            with upstream's front-end in Rust; or a dispatch is given where no front-end
+            chooses among ranks.
     """
     policy = parallel_config.data_parallel_balance
     dispatch = parallel_config.data_parallel_dispatch
@@ -46,12 +42,6 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
             f"--data-parallel-dispatch {dispatch}: there is one rank for each API, so "
             "that whoever calls it chooses the rank. Set --data-parallel-size without "
             "external load balancing, or remove the flag."
-        )
-    ttft = parallel_config.data_parallel_balance_ttft
-    if ttft is not None and not policy.startswith("adaptive"):
-        raise ValueError(
-            f"{_FLAG}-ttft is a knob of {_FLAG} adaptive, but the policy is {policy}. "
-            "Choose that policy, or remove the knob."
         )
     if policy == "off":
         return

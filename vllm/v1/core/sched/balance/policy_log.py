@@ -7,8 +7,7 @@ from collections import Counter
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.policies.decision import Decision, Learned
-from vllm.v1.core.sched.balance.policies.hold_bound import BOUND_REACHED
-from vllm.v1.core.sched.balance.policies.loss_guard import LOSING
+from vllm.v1.core.sched.balance.policies.guard import BOUND_REACHED, LOSING
 
 logger = init_logger(__name__)
 
@@ -32,27 +31,19 @@ class PolicyLog:
         self._before: str | None = None
         self._set_backs = 0
 
-    def observe(
-        self,
-        decision: Decision,
-        learned: Learned | None,
-        longest: int | None,
-        now: float,
-    ) -> None:
+    def observe(self, decision: Decision, learned: Learned | None, now: float) -> None:
         """Says what is new after a step.
 
         Args:
             decision: of the ranks.
             learned: what the policy knows of the device.
-            longest: steps of this rank's hold, if none is longer; else None.
             now: seconds of a clock that does not go back.
         """
-        if decision.reason == BOUND_REACHED and longest is not None:
+        if decision.reason == BOUND_REACHED and self._is_first:
             self._warn(
                 now,
-                "has held a request of this rank for %d steps, the bound in steps or "
-                "in time, and lets all ranks schedule one step as if it were off",
-                longest,
+                "has held a request for as long as it may, and lets all ranks schedule "
+                "one step as if it were off",
             )
         if decision.reason == LOSING != self._before and self._is_first:
             self._warn(
@@ -66,7 +57,7 @@ class PolicyLog:
             self._warn(now, "learns the costs of a step anew, because they changed")
         self._set_backs = set_backs
 
-    def _warn(self, now: float, text: str, *arguments: object) -> None:
+    def _warn(self, now: float, text: str) -> None:
         self._times[text] += 1
         if now - self._said.get(text, -math.inf) < _PERIOD_S:
             return
@@ -74,6 +65,5 @@ class PolicyLog:
         logger.warning(
             f"Data parallel balance: policy %s {text}. So far: %d.",
             self._policy,
-            *arguments,
             self._times[text],
         )

@@ -13,8 +13,6 @@ from .policies.decision import Decision, Learned
 from .policies.rows import Snapshot
 
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
-    "hold_lengths": (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
-    "hold_seconds": (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
     "budgets": (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     # Up to the time-outs: 300 s, or 1800 s for the collective calls on the CPU.
     "exchange_seconds": (
@@ -83,14 +81,8 @@ class BalanceStats:
         self._learned = learned
 
     def observe_held_step(self) -> None:
-        """This rank held back an admissible request in a step."""
+        """This rank held back a request in a step."""
         self._held_steps += self._collect
-
-    def observe_hold_end(self, steps: int, seconds: float) -> None:
-        """A hold of this rank ended after that many steps, and seconds."""
-        if self._collect:
-            self._observe("hold_lengths", steps)
-            self._observe("hold_seconds", seconds)
 
     def take(self, load: dict[str, int]) -> dict[str, object]:
         """The report; then starts anew.

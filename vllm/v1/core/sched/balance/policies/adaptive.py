@@ -32,17 +32,10 @@ less than can be measured then."""
 
 @dataclass(frozen=True)
 class AdaptiveParameters:
-    """Parameters of `Adaptive`. Only the first is meant for operators."""
+    """Parameters of `Adaptive`."""
 
-    ttft_budget: float | None = None
-    """Time to first token, in seconds, that the operator promises. Requests that
-    still can keep it weigh more when one more step would make them miss it."""
     window: float = 30.0
     """Seconds over which the traffic is measured: several cycles, of seconds each."""
-
-    def __post_init__(self) -> None:
-        if self.ttft_budget is not None and not self.ttft_budget > 0:
-            raise ValueError(f"ttft_budget must be positive, not {self.ttft_budget}")
 
 
 _LONGEST_UNKNOWN = AdaptiveParameters.window
@@ -163,13 +156,8 @@ class Adaptive:
         limit = max(1, max(snapshot.max_tokens) - max(snapshot.running))
         requests = _requests(snapshot)
         load = requests / max(1, sum(snapshot.max_running))
-        # On full ranks, whoever is served in time makes others late.
-        stretch = self._decodes.stretch
-        room = 1 / (max(_LEAST_LOAD, load) * stretch * stretch * stretch)
-        is_due = room > 2 and self._budget_is_due(snapshot, limit, cost)
         if self._is_short(snapshot, cost):
-            wait = any(tokens) and not is_due
-            if wait and self._decodes_first(snapshot, limit, cost):
+            if any(tokens) and self._decodes_first(snapshot, limit, cost):
                 return _DECODES_FIRST
             return OPEN._replace(reason="short")
         if not any(tokens):
@@ -177,8 +165,6 @@ class Adaptive:
             return _HOLD  # an arrival must not slip in before the ranks have seen it
         self._wait(snapshot, seconds)
         scale = (1 + self._slack(load)) / (requests * self._decodes.stretch)
-        if is_due:
-            scale *= room * room
         budget = best_prefill_budget(
             [
                 (work, waited * scale)
@@ -194,8 +180,6 @@ class Adaptive:
             return _HOLD
         if self._nobody:
             return OPEN._replace(reason="idle")
-        if is_due:
-            return OPEN._replace(reason="ttft_budget")
         if self._decodes_first(snapshot, budget, cost):
             return _DECODES_FIRST
         self._waiting = [
@@ -303,24 +287,6 @@ class Adaptive:
         decoding = sum(snapshot.decoding)
         waiting = _requests(snapshot) - decoding
         return decoding * self._decodes.ending * seconds > waiting * cost.decode
-
-    def _budget_is_due(self, snapshot: Snapshot, limit: int, cost: StepCost) -> bool:
-        """Whether one more decode step would make a request miss the TTFT budget.
-
-        The oldest request of a rank that still can keep it is taken to be served
-        last, in full steps: ``wait + decode + ceil(p_r / limit) * full >= budget``.
-        """
-        budget = self._parameters.ttft_budget
-        if budget is None:
-            return False
-        full = cost.decode + cost.fixed + cost.own + cost.shared
-        return any(
-            wait * SECONDS + cost.decode + math.ceil(work / limit) * full >= budget
-            for wait, work in zip(
-                snapshot.wait_us, self._pending(snapshot), strict=True
-            )
-            if wait and work
-        )
 
 
 def _requests(snapshot: Snapshot) -> int:

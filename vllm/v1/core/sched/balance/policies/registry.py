@@ -13,11 +13,9 @@ from .adaptive import Adaptive, AdaptiveParameters
 from .align import Align, AlignParameters
 from .cap import Cap, CapParameters
 from .decision import OPEN, Decision, Policy
-from .hold_bound import MAX_HOLD_STEPS, HoldBound
-from .loss_guard import LossGuard
+from .guard import Guard
 
 __all__ = [
-    "MAX_HOLD_STEPS",
     "OPEN",
     "POLICIES",
     "SHORT_FIRST",
@@ -39,17 +37,12 @@ SHORT_FIRST = frozenset({"adaptive"})
 """Those with which short prompts pass long ones; see `order.py`."""
 
 
-def create_policy(
-    name: str,
-    parameters: Mapping[str, object] | None = None,
-    max_hold_steps: int = MAX_HOLD_STEPS,
-) -> Policy:
+def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
     """A new policy, whose holds are bounded.
 
     Args:
         name: a key of `POLICIES`.
         parameters: fields of the policy's parameters that differ from the defaults.
-        max_hold_steps: bound of every hold.
 
     Raises:
         ValueError: the policy has no such parameter, or not with that value.
@@ -62,5 +55,5 @@ def create_policy(
                 f"{parameter!r} is not a parameter of balance policy {name!r}; "
                 f"it has {', '.join(known)}"
             )
-    bound = LossGuard if policy is Adaptive else HoldBound
-    return bound(policy(parameters_of(**(parameters or {}))), max_hold_steps)
+    made = policy(parameters_of(**(parameters or {})))
+    return Guard(made) if policy is Adaptive else made

@@ -32,8 +32,6 @@ class Row(NamedTuple):
     waiting requests that fit in the free slots and the free KV cache blocks."""
     pending_tokens: int
     """Prompt tokens that the pending requests have left to compute."""
-    held_steps: int
-    """Steps for which this rank has been holding an admissible request."""
     prefill_tokens: int
     """Prompt tokens of the step that `step_time_us` measures."""
     step_time_us: int
@@ -45,9 +43,6 @@ class Row(NamedTuple):
     pending_age_us: int
     """Time since the oldest of the pending requests became pending, in microseconds;
     0 without any."""
-    wait_us: int
-    """Time since the arrival of the oldest of the pending requests that can keep the
-    operator's TTFT budget, in microseconds; 0 without any, or without a budget."""
     pending_attended: int
     """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
     prefill_attended: int

@@ -7,41 +7,32 @@ from collections import deque
 from collections.abc import Iterable
 
 from .attention_cost import whole_step
-from .decision import Decision, Policy
-from .hold_bound import BOUND_REACHED, MAX_HOLD_STEPS, HoldBound
+from .decision import Decision, Learned, Policy
 from .rows import SECONDS, Snapshot
 
+BOUND_REACHED = "hold_bound"
+"""The reason while a request was held for as long as it may be."""
 LOSING = "losing"
 """The reason while holds have cost more than they may."""
 
 _ALLOWED = 0.01
-"""Share of the time that holds may cost without saving it: what a mean may lose in a
-world that was not foreseen."""
+"""Share of everybody's time that holds may cost without saving it: what a mean may lose
+in a world that was not foreseen."""
 _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
 
 
-class LossGuard(HoldBound):
-    """A policy whose holds are bounded in time as well, and by what they save.
+class Guard:
+    """A policy whose holds are bounded, whatever it has learned.
 
-    Both bounds count *heads*: the ranks, and whom a hold delays, those that are pending
-    and those that wait for a slot behind them. How many requests decode does not
-    matter, so nobody is held longer for the sake of a stranger's.
+    **Nobody is held longer** than the prefills of all ranks, or of all whom the hold
+    delays, would take one after another. **All holds together** take from those whom
+    they delay at most the person-seconds that releases saved everybody in the ranks,
+    1 % of everybody's time, and a first credit: of all ranks' prefills.
 
-    **In time.** A hold lets prefills of several ranks share steps that they would have
-    taken one after another, and a prefill delays all by one such step. No request is
-    held longer than ``prefill * heads`` seconds, with the median duration of the recent
-    steps with a prefill. A step with a budget counts by the share of a whole one that
-    it withholds: where prompts of many steps queue, a request waits for those before
-    it, and not for a hold. At the bound, all ranks schedule one step as if there were
-    no balance scheduling, and holds are counted anew, as after every such step.
-
-    **By what they save.** The policy has a credit of seconds. A hold takes its time
-    from it, by the share of the heads that it delays; what releases save is added, and
-    1 % of the time. When it is used up, all ranks schedule as if there were no balance
-    scheduling, until there is some again. So all holds together cost a head at most
-    what they saved, one percent more, and the credit of the beginning: ``ranks *
-    prefill`` seconds, which is the most that the credit can be.
+    Held is what was withheld since a request became pending: of a step with a budget
+    the share of a whole one that it lacks. Who then waits for prompts before it in an
+    open step is held anew after that.
 
     A release that lengthens a step by E for prompts of t_r tokens has saved
     ``rate * sum(t_r) - E`` seconds, if that is positive. The rate is that of the lone
@@ -49,68 +40,81 @@ class LossGuard(HoldBound):
     same step without the other ranks' prompts would not have been longer.
     """
 
-    def __init__(self, policy: Policy, max_hold_steps: int = MAX_HOLD_STEPS) -> None:
-        super().__init__(policy, max_hold_steps)
-        self._withheld = 0.0
-        """Share of a step's prompt tokens that the last decision kept back."""
-        self._held = deque([0.0], maxlen=max_hold_steps + 1)
-        """Seconds that were kept back until the ends of the last steps."""
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._decode, self._prefill = _Median(), _Median()
         self._lone_rate = _Median()
-        self._credit = float("inf")
+        self._credit = math.inf
+        """Person-seconds that holds may still take."""
         self._losing = False
+        self._now = self._total = 0.0
+        self._withheld = 0.0
+        """Share of a step's prompt tokens that the last decision kept back."""
         self._delayed = 0.0
+        """Requests that it delays."""
+        self._restart()
+
+    def _restart(self) -> None:
+        self._held = deque([(self._now, self._total)])
+        """Times, and the seconds withheld until then, since all were open; only those
+        that a pending request has seen."""
+
+    @property
+    def learned(self) -> Learned | None:
+        """What the policy knows of the device."""
+        return self._policy.learned
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The policy's decision, or a release.
 
         The policy sees every snapshot, also those that it does not decide on.
         """
-        decision = super().decide(snapshot)
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        decision = self._policy.decide(snapshot)
+        self._account(snapshot)
         delayed = _delayed(snapshot)
-        heads = min(requests, len(snapshot.running) + delayed)
-        self._account(snapshot, heads)
-        if self._is_held_too_long(max(snapshot.held_steps), heads):
+        if self._is_held_too_long(snapshot, delayed):
             decision = decision.opened(BOUND_REACHED)
         elif self._losing:
             decision = decision.opened(LOSING)
         if decision.prefill_budget is None:
-            self._held.clear()  # who waits then waits for those before it
-            self._held.append(0.0)
+            self._restart()
         self._delayed = 0.0 if decision.admit else delayed
         self._withheld = _withheld(decision, snapshot)
         return decision
 
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
-        super().reset()
-        self._delayed = 0.0
+        self._policy.reset()
+        self._delayed = self._withheld = 0.0
+        self._restart()
 
     def _usual(self) -> float:
         """Seconds of a recent step with a prefill; of any, if there was none."""
         return self._prefill.value or self._decode.value
 
-    def _is_held_too_long(self, steps: int, heads: float) -> bool:
-        if not steps:
-            return False
-        before = self._held[-1 - min(steps, len(self._held) - 1)]
-        bound = heads * self._usual()
-        return bool(bound) and self._held[-1] - before >= bound
+    def _is_held_too_long(self, snapshot: Snapshot, delayed: float) -> bool:
+        oldest = max(snapshot.pending_age_us) * SECONDS
+        held = self._held
+        while len(held) > 1 and held[1][0] <= self._now - oldest:
+            held.popleft()
+        bound = self._usual() * max(len(snapshot.running), delayed)
+        return oldest > 0 < bound <= self._total - held[0][1]
 
-    def _account(self, snapshot: Snapshot, heads: float) -> None:
+    def _account(self, snapshot: Snapshot) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * SECONDS
-        self._held.append(self._held[-1] + seconds * self._withheld)
         if not seconds:  # the first step of a wave
             return
-        saved = self._saved(snapshot.prefill_tokens, seconds)
+        self._now += seconds
+        self._total += seconds * self._withheld
+        self._held.append((self._now, self._total))
+        saved = self._saved(snapshot.prefill_tokens, seconds) + _ALLOWED * seconds
         usual = self._usual()
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
         # A pause of the device is not the hold's fault.
         lost = self._delayed * min(seconds, usual)
-        most = len(snapshot.running) * usual
-        credit = self._credit + saved - lost / max(1, heads) + _ALLOWED * seconds
-        self._credit = max(-most, min(credit, most))
+        most = len(snapshot.running) * usual * requests
+        self._credit = max(-most, min(self._credit + requests * saved - lost, most))
         if self._credit < 0:
             self._losing = True
         elif self._credit > 0:
@@ -142,21 +146,17 @@ def _withheld(decision: Decision, snapshot: Snapshot) -> float:
 
 
 def _delayed(snapshot: Snapshot) -> float:
-    """Requests that a hold delays, as if each were delayed by all of it.
+    """Requests that a hold delays: all that wait on a rank with something pending.
 
-    Those that are pending, and where all slots are taken those that wait for theirs.
+    Those without a place wait for those who decode as well: of whoever may have places,
+    the share that is pending.
     """
+    columns = snapshot.pending, snapshot.running, snapshot.waiting, snapshot.decoding
     return math.fsum(
         [
-            n if running + waiting <= slots else n * (running + waiting) / max(1, slots)
-            for n, running, waiting, slots in zip(
-                snapshot.pending,
-                snapshot.running,
-                snapshot.waiting,
-                snapshot.max_running,
-                strict=True,
-            )
-            if n
+            pending * (running + waiting) / (decoding + pending)
+            for pending, running, waiting, decoding in zip(*columns, strict=True)
+            if pending
         ]
     )
 
