@@ -13,14 +13,14 @@ from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.scenario import Workload
 from vllm.v1.core.block_pool import BlockPool
 
-from test_simulator_identity import LIMITED_POLICIES, assert_same, limited, speculating
+from test_simulator_identity import POLICIES, assert_same, limited, speculating
 
 pytestmark = pytest.mark.skipif(
     "prepend" not in inspect.signature(BlockPool.free_blocks).parameters,
     reason="0.30 and later take blocks of which nothing is cached first",
 )
 
-CASES = 4 * len(LIMITED_POLICIES)
+CASES = 4 * len(POLICIES)
 CROWDED = (8, 44, 50, 66)
 """In these the gate looks up more requests than it does at a time."""
 

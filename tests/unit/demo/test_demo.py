@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from balance_tools.demo.demo import compare
-from balance_tools.demo.emulated import run_trial
+from balance_tools.demo.demo import compare, run_trial
 from balance_tools.errors import ToolError
 
 

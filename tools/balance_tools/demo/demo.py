@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from balance_tools.demo.emulated import ALL_SLOTS, DEVICE, run_trial, serve
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import (
     CONSTRAINTS,
@@ -33,11 +35,25 @@ FEW_SLOTS = (
     *("--max-num-batched-tokens", "256", "--max-model-len", "1024"),
 )
 QUESTIONS = (
-    *("--dataset-name", "random", "--random-input-len", "60"),
+    *("--rounds", "1", "--dataset-name", "random", "--random-input-len", "60"),
     *("--random-output-len", "24", "--random-range-ratio", "0.5"),
     *("--num-prompts", "24", "--max-concurrency", "24", "--temperature", "0"),
 )
-REQUESTS, ROUNDS = 64, 3
+DEVICE = {"t0": 0.05, "a": 0.001, "b": 0.0005, "c": 0.04}
+"""Seconds of a step of the emulated device: t0 always, a for each request that decodes,
+b for each prompt token of the fullest rank, c if any rank has a prompt."""
+FOUR_RANKS = (
+    *("--data-parallel-size", "4", "--max-num-seqs", "8"),
+    *("--max-num-batched-tokens", "512", "--max-model-len", "4096"),
+    *("--no-enable-prefix-caching", "--no-async-scheduling"),
+    *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+)
+# A load that keeps all slots in use.
+LOAD = (
+    *("--rounds", "3", "--dataset-name", "random", "--random-input-len", "400"),
+    *("--random-output-len", "60", "--random-range-ratio", "0.4"),
+    *("--num-prompts", "64", "--max-concurrency", "32"),
+)
 
 
 def say(text: str) -> None:
@@ -59,13 +75,10 @@ def demo(paths: Paths) -> None:
     print(f"What programs of others write meanwhile is in {folder}/*.log")
     say("1 of 2: the same answers. A tiny model with random weights, on two ranks")
     model = tiny_model(python, folder / "models")
-    run_trial(
-        python, folder / "answers", model, ["--rounds", "1", *QUESTIONS], FEW_SLOTS
-    )
+    run_trial(python, folder / "answers", model, QUESTIONS, FEW_SLOTS)
     print(compare(folder / "answers"))
     say("2 of 2: the gain. Four ranks on an emulated device, three turns of each")
-    load = [*ALL_SLOTS, "--num-prompts", str(REQUESTS), "--rounds", str(ROUNDS)]
-    run_trial(python, folder / "gain", model, load, serve())
+    run_trial(python, folder / "gain", model, LOAD, FOUR_RANKS)
     print(epilogue(python))
 
 
@@ -82,6 +95,58 @@ def tiny_model(python: Path, folder: Path) -> Path:
     if to_log(command, log, cwd=folder.parent) != 0:
         raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")
     return model
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_trial(
+    python: Path, folder: Path, model: Path, words: Sequence[str], served: Sequence[str]
+) -> None:
+    """Run `vllm bench dp-balance trial`, whose servers have a port of their own.
+
+    Args:
+        python: of an environment with the reference wheel.
+        folder: gets the turns and the report.
+        model: what is served.
+        words: options of the trial and of the load.
+        served: options of `vllm serve`.
+
+    Raises:
+        ToolError: it did not end well.
+    """
+    log = folder.with_suffix(".log")
+    programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    command = [
+        *(str(python.parent / "vllm"), "bench", "dp-balance", "trial"),
+        *("--result-dir", folder.name, *words),
+        *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
+        *("--port", str(free_port()), *served),
+    ]
+    # Libraries that the client loads write pages at its end.
+    with log.open("ab") as errors:
+        status = subprocess.call(
+            command,
+            cwd=folder.parent,
+            env={
+                **os.environ,
+                **quiet,
+                "PATH": programs,
+                "VLLM_LOGGING_LEVEL": "ERROR",
+            },
+            stderr=errors,
+        )
+    if status:
+        raise ToolError(
+            f"{log}: expected the trial to end well, found exit status {status}: "
+            f"{tail_of(log)}; if the machine was busy, run this again when it is not"
+        )
 
 
 def compare(folder: Path) -> str:
