@@ -103,22 +103,15 @@ class Workload:
     """How many first requests of each session are sent; None for all."""
     prefixes_cached: bool = False
     """Whether all ranks have the prefixes in the KV cache from the start."""
-    length_divisor: int = 1
-    """What the lengths of a trace are divided by."""
 
     def requests(self, rng: random.Random) -> list[SimRequest]:
         """Draws the requests; equal generators give equal requests."""
         count = self.num_prompts
         if self.trace is not None:
             trace = read_trace(self.trace, self.timed_trace)
-            requests = traced_requests(
+            return traced_requests(
                 trace, count, self.session_shared, self.session_turns
             )
-            for request in requests if (divisor := self.length_divisor) > 1 else ():
-                request.prompt_len = max(1, request.prompt_len // divisor)
-                request.output_len = max(1, request.output_len // divisor)
-                request.chunk_size = max(1, request.chunk_size // divisor)
-            return requests
         if count is None:
             raise UsageError("--num-prompts: needed unless there is a trace.")
         prompt = parse_lengths("--input-len", self.input_len)
