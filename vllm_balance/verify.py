@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.fingerprint import ALL_PACKAGES
 from vllm_balance.installed import Installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
+PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
 MOST_FILES = 10
 """Files of each kind that are named one by one."""
 
@@ -77,7 +77,7 @@ def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     modified = [p for p in hashes if p.is_file() and sha256_of(p) != hashes[p]]
     foreign = [
         path
-        for package in ALL_PACKAGES
+        for package in PACKAGES
         for path in _files_of(main.folder / package)
         if path not in files
     ]

@@ -11,11 +11,11 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
+from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, VERSION, Build
-from vllm_balance.fingerprint import series_sha256
 
 EVERY = [Choice(), *ASCEND]
 MACHINES = {"x86_64": 62, "aarch64": 183}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,8 @@ class Plan:
     rpc_port: int = 0
     address: str = ""
     model: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What `vllm bench dp-balance trial` needs to know beside."""
+    host: str = ""
+    is_https: bool = False
 
     @property
     def spans_hosts(self) -> bool:

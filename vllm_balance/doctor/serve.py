@@ -136,13 +136,6 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
         "rpc_port": parallel.data_parallel_rpc_port,
         "address": args.data_parallel_address or "",
         "model": config.model_config.model,
-        "settings": {
-            "host": args.host,
-            "is_https": bool(args.ssl_keyfile),
-            "slots": config.scheduler_config.max_num_seqs,
-            "batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "api_servers": args.api_server_count,
-            "kv_role": getattr(config.kv_transfer_config, "kv_role", None),
-        },
+        "host": args.host or "",
+        "is_https": bool(args.ssl_keyfile),
     }

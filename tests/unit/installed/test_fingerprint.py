@@ -1,6 +1,6 @@
 """What a wheel says that it was made from."""
 
-from vllm_balance.fingerprint import series_sha256
+from balance_tools.fingerprint import series_sha256
 
 
 def test_the_hash_of_a_series_depends_on_order_and_bytes_alone(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, named_in_part, remove_tree
+from balance_tools.fingerprint import series_sha256
 from balance_tools.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -24,7 +25,6 @@ from balance_tools.run import listed_by_git
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.lock import Artifact, Lock, load_lock
 from balance_tools.upstream.pristine import ensure_pristine
-from vllm_balance.fingerprint import series_sha256
 
 
 @dataclass(frozen=True)

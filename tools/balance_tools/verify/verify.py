@@ -16,6 +16,7 @@ from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env, pip
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, sha256_of, write_atomically
+from balance_tools.fingerprint import series_sha256
 from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.series.apply import load_series
@@ -33,7 +34,6 @@ from balance_tools.verify.pytest_file import (
     termination_interrupts,
 )
 from balance_tools.wheel.build import build_wheel
-from vllm_balance.fingerprint import series_sha256
 
 UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
 ENGINE_TESTS = "tests/engine"

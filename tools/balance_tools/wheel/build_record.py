@@ -10,11 +10,11 @@ from pathlib import Path
 
 from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
+from balance_tools.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 from balance_tools.manifest import files_of_ours, walk
 from balance_tools.run import capture, git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
-from vllm_balance.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
 

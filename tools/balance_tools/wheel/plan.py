@@ -24,6 +24,7 @@ from balance_tools.distribution import (
     merge_entry_points,
 )
 from balance_tools.errors import ToolError
+from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.stage import Stage, stage_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest
 from balance_tools.paths import LOCK_NAME, Paths
@@ -37,7 +38,6 @@ from balance_tools.wheel.requirements import (
     reconcile,
 )
 from balance_tools.wheel.upstream_metadata import entry_points_of, upstream_metadata
-from vllm_balance.fingerprint import series_sha256
 
 OURS = "vllm_balance"
 GUARD = "vllm-balance"

@@ -42,9 +42,7 @@ def plan_of(command: Sequence[str]) -> Plan:
         raise UsageError(
             "--headless: such a server has no address to send requests to."
         )
-    host = found.settings["host"]
-    if host in (None, "", "0.0.0.0"):
-        host = "127.0.0.1"
+    host = found.host if found.host not in ("", "0.0.0.0") else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
-    scheme = "https" if found.settings["is_https"] else "http"
+    scheme = "https" if found.is_https else "http"
     return Plan(f"{scheme}://{host}:{found.port}", found.model)

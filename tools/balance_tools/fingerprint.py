@@ -1,7 +1,4 @@
-"""The hashes that say what a wheel was made from: of the lock, of a series.
-
-Standard library only: the build and the installed wheel use the same functions.
-"""
+"""The hashes that say what a wheel was made from: of the lock, of a series."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from pathlib import Path
 
 LOCK = "upstream.toml"
 PACKAGES = ("vllm", "vllm_ascend")
-ALL_PACKAGES = (*PACKAGES, "vllm_balance")
 
 
 def lock_sha256(checkout: Path) -> str:
