@@ -1,6 +1,13 @@
-"""What is simulated: cells of scenarios and policies, by the result."""
+"""What is simulated: regimes, deployments of upstream, agents, instances of one role.
 
-from collections.abc import Callable, Iterator, Mapping
+Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
+dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
+vLLM 0.23.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,14 +21,8 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
-TRACES = Path(__file__).parent / "traces"
-
-
-class Load(NamedTuple):
-    """How fast a trace is sent: a share of what a policy serves without a pause."""
-
-    share: float
-    of: str = "off"
+FOLDER = Path(__file__).parent
+TRACES = FOLDER / "traces"
 
 
 @dataclass(frozen=True)
@@ -29,62 +30,45 @@ class Cell:
     """One place of a grid: what is run there, and what the result says of it."""
 
     labels: Mapping[str, Any]
-    """As in the result, which a page selects cells by."""
+    """As in the result, which a table selects cells by."""
     scenario: Scenario
     """With a load: as it is with all slots in use."""
-    policies: tuple[str, ...]
+    policies: Sequence[str]
     """Names of policies, or of `VARIANTS`."""
     seeds: tuple[int, ...] = (0,)
-    load: Load | None = None
-    own_rate: float = 0.0
-    """Requests per second of the trace by itself."""
+    load: float | None = None
+    """Share of what `off` serves with all slots in use; None for all slots in use."""
+    own_rate: float | None = None
+    """Requests per second of the trace by itself; None: they come at random."""
 
 
-WITH_VLLM_DISPATCH = "adaptive, vLLM's dispatch"
-"""Shows what the dispatch by prompt tokens brings."""
-ALIKE = {"load_balancer": BY_PREFIXES, "short_first": True}
-SERVED_ALIKE = {
-    f"{policy}, order and dispatch": (policy, ALIKE)
-    for policy in ("align", "sglang23-30")
-}
-"""Rules of others, served as `adaptive` is: they show whose a gain is."""
-TRTLLM_ROUTER = {"load_balancer": "trtllm-kv-aware"}
+def served(limits: RankLimits, cost: CostModel, *parts: Any, **more: Any) -> Scenario:
+    """With an API server for each rank."""
+    frontend = Frontend(api_servers=limits.ranks)
+    more = {"load_balancer": AS_SERVED} | more
+    return Scenario(limits, cost, *parts, frontend, **more)
+
+
+VLLM = {"load_balancer": "0.23"}
+OURS = {"load_balancer": BY_PREFIXES}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **SERVED_ALIKE,
-    WITH_VLLM_DISPATCH: ("adaptive", {"load_balancer": "0.23"}),
-    "adaptive, 4 API servers": ("adaptive", {"frontend": Frontend(api_servers=4)}),
-    "adaptive, 8 API servers": ("adaptive", {"frontend": Frontend(api_servers=8)}),
-    "align, sessions kept": ("align", {"load_balancer": "session-affinity"}),
-    "align, tpu-inference's dispatch": ("align", {"load_balancer": "tpu-inference"}),
+    "our dispatch alone": ("off", OURS),
+    "align, vLLM's dispatch": ("align", VLLM),
+    "align, our order": ("align", {"short_first": True}),
+    "adaptive-fcfs, vLLM's dispatch": ("adaptive-fcfs", VLLM),
+    "adaptive, vLLM's dispatch": ("adaptive", VLLM),
+    "adaptive, one API server": ("adaptive", {"frontend": Frontend()}),
+    "off, one API server": ("off", {"frontend": Frontend()}),
     "off, vLLM 0.30": ("off", {"load_balancer": "0.30"}),
-    "trtllm, its router": ("trtllm", TRTLLM_ROUTER),
-    "trtllm, its router and chunks": (
-        *("trtllm:kv_cost_offset=10000,kv_depth_threshold=20000", TRTLLM_ROUTER),
-    ),
+    "align, sessions kept": ("align", {"load_balancer": "session-affinity"}),
+    "align, TensorRT-LLM's router": ("align", {"load_balancer": "trtllm-kv-aware"}),
 }
-"""By name, a policy that is served in another way than its own, and what differs in the
-scenario."""
+"""By name, a policy that is served in another way than its own, and what differs."""
+RIVALS = ("off", "cap", "align", "sglang-100", "sglang23-30", "atom", "eb")
+APART = tuple(VARIANTS)[:7]
+"""Which show whose a gain is, and what another number of API servers does."""
 
-# ---- Real traces
-
-ON_TRACES = (
-    *("adaptive", WITH_VLLM_DISPATCH, "off", "cap", "align", "sglang-30"),
-    *("sglang-100", "sglang23-30", "interval-64", "trtllm"),
-)
-TRADE_OFFS = tuple(name for name in VARIANTS if name.endswith("API servers"))
-"""What else is run where `COSTS` are `TRADE_OFF_COST` and the load is known."""
-WHOSE = ("adaptive-fcfs", *SERVED_ALIKE)
-"""What else is run there at every load."""
-TRADE_OFF_COST = "phi 0.3"
-COSTS = {
-    "phi 0": replace(DEEPSEEK_V3_1, phi=0.0),
-    "phi 0.3": replace(DEEPSEEK_V3_1, phi=0.3),
-    "phi 0.5": replace(DEEPSEEK_V3_1, phi=0.5),
-    "phi 0.5, padded": replace(DEEPSEEK_V3_1, phi=0.5, padded=1),
-}
-LOADS = (*map(Load, (0.3, 0.6, 0.9, 1.3)), Load(1.2, "adaptive"))
-RANKS, SLOTS = 8, 32
-STEP = 8192  # tokens of the largest one
+# ---- Regimes
 
 
 class Window(NamedTuple):
@@ -95,6 +79,15 @@ class Window(NamedTuple):
     first: int
     count: int
 
+    def time(self, number: int) -> float:
+        """When the first, 0, or another of them comes, in seconds of the trace."""
+        return _trace(self.file).rows[self.first + number].time or 0.0
+
+    def rate(self) -> float:
+        """Requests per second."""
+        last = self.count - 1
+        return last / (self.time(last) - self.time(0))
+
 
 CODE = "Azure code", "azure_2023_code.csv"
 CONV = "Azure conv", "azure_2023_conv.csv"
@@ -104,7 +97,14 @@ WINDOWS = (
     *(Window(*CONV, first, 1500) for first in (3000, 9000, 1500)),
     *(Window(*MOONCAKE, first, 600) for first in (700, 2200, 3600)),
 )
-"""No constant was chosen on them; on the last of each trace nothing had been run."""
+"""No constant was chosen on them."""
+FIRST, LONGER = WINDOWS[::3], [Window(*each, 100, 4096) for each in (CODE, CONV)]
+FILLING = 256
+"""Slots of a rank whose cache fills long before they are in use."""
+KV_TOKENS = {"Azure code": 40_000, "Azure conv": 30_000, "Mooncake": 250_000}
+"""In the cache of such a rank."""
+ACCEPTANCE = 0.85, 0.65, 0.5, 0.4, 0.3, 0.2, 0.15
+"""Assumed: upstream does not say how many drafts are accepted."""
 
 
 @cache
@@ -112,216 +112,225 @@ def _trace(file: str) -> Trace:
     return read_trace(TRACES / file)
 
 
-def all_slots(
-    window: Window, limits: RankLimits, cost: CostModel, share: float = 1.0
-) -> tuple[Scenario, float]:
-    """A window with all slots in use, and its own requests per second.
+class Regime(NamedTuple):
+    """How the ranks of a cell on traces are."""
 
-    `share` are requests in flight per slot; some are left to send while they are.
-    """
-    times = [row.time or 0.0 for row in _trace(window.file).rows]
-    start, end = times[window.first], times[window.first + window.count - 1]
-    in_flight = min(
-        round(share * limits.ranks * limits.max_num_seqs), window.count // 2
-    )
-    scenario = Scenario(
-        limits,
-        cost,
-        Workload(
-            window.count,
-            trace=TRACES / window.file,
-            timed_trace=TimedTrace(start=start),
-        ),
-        ClientTraffic(max_concurrency=in_flight),
-        load_balancer=AS_SERVED,
-    )
-    return scenario, (window.count - 1) / (end - start)
+    ranks: int = 8
+    slots: int = 32
+    step: int = 8192
+    drafts: int = 0
+    cost: CostModel = replace(DEEPSEEK_V3_1, phi=0.3)
+    windows: Sequence[Window] = FIRST
+    loads: Sequence[float | None] = (None, 0.9)
+    policies: Sequence[str] = ("adaptive", *RIVALS)
+    more: Mapping[str, Any] = {}
+    """What else differs in the scenario."""
 
-
-def on_trace(window: Window, cost: str, load: Load) -> Cell:
-    """A window of a trace at a load."""
-    whose = WHOSE if cost == TRADE_OFF_COST else ()
-    own = TRADE_OFFS if whose and load.of == "off" else ()
-    labels = {
-        **{"trace": window.trace, "first": window.first, "count": window.count},
-        "cost": cost,
-        "load": load.share if load.of == "off" else None,
-    }
-    limits = RankLimits(RANKS, SLOTS, STEP)
-    scenario, rate = all_slots(window, limits, COSTS[cost], share=2.0)
-    policies = (*ON_TRACES, *whose, *own)
-    return Cell(labels, scenario, policies, load=load, own_rate=rate)
+    def scenario(self, window: Window) -> Scenario:
+        """A window with all slots in use: twice as many requests are in flight."""
+        kv_blocks = (
+            KV_TOKENS[window.trace] // BLOCK_SIZE if self.slots == FILLING else None
+        )
+        rates = ACCEPTANCE[: self.drafts]
+        limits = RankLimits(self.ranks, self.slots, self.step, kv_blocks, rates)
+        timed = TimedTrace(start=window.time(0))
+        in_flight = min(2 * self.ranks * self.slots, window.count // 2)
+        return served(
+            limits,
+            self.cost,
+            Workload(window.count, trace=TRACES / window.file, timed_trace=timed),
+            ClientTraffic(max_concurrency=in_flight),
+            **self.more,
+        )
 
 
-def traces() -> Iterator[Cell]:
-    """The windows at all loads and in all forms of the cost."""
-    for cost in COSTS:
-        for window in WINDOWS:
-            for load in LOADS:
-                yield on_trace(window, cost, load)
-
-
-# ---- Drawn lengths
+MANY = ("adaptive", "off", "align", "sglang-100", "atom")
+USUAL = Regime(
+    windows=WINDOWS,
+    loads=(None, 0.3, 0.6, 0.9),
+    policies=("adaptive", "adaptive-fcfs", *RIVALS, *APART),
+)
+REGIMES = {
+    "8 ranks, 32 slots, steps of 8,192": USUAL,
+    "2 ranks": Regime(2),
+    "4 ranks": Regime(4),
+    "32 ranks": Regime(32, windows=LONGER, policies=MANY),
+    "64 ranks": Regime(64, windows=LONGER, policies=MANY),
+    "2 ranks, 256 slots, caches that fill": Regime(2, 256),
+    "4 ranks, 256 slots, caches that fill": Regime(4, 256),
+    "8 ranks, 256 slots, caches that fill": Regime(8, 256),
+    "asynchronous scheduling": Regime(more={"async_scheduling": True}),
+    "three drafts": Regime(drafts=3),
+    "steps of 2,048": Regime(step=2048),
+    "steps of 32,768": Regime(step=32_768),
+    "phi 0": Regime(cost=DEEPSEEK_V3_1),
+    "phi 0.5, padded": Regime(cost=replace(DEEPSEEK_V3_1, phi=0.5, padded=1)),
+    "skewed by a router outside": Regime(more={"load_balancer": "skewed"}),
+}
+"""By name; what it does not say is as in the first."""
 
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
 PROMPTS = Workload(2048, "lognormal:2000:0.7:8000", "lognormal:200:0.7")
 
 
-class Drawn(NamedTuple):
-    """A workload of drawn lengths on any number of ranks, in a closed loop."""
+def drawn(workload: Workload, ranks: int, cost: CostModel, blocks: int | None) -> Any:
+    """Drawn lengths, with all of 32 slots in use."""
+    limits = RankLimits(ranks, 32, 4096, blocks)
+    return served(limits, cost, workload, ClientTraffic(max_concurrency=32 * ranks))
 
-    workload: Workload
-    """The lengths."""
-    share: float = 1.0
-    """Requests in flight per slot."""
-    slots: int = 32
-    """Of each rank."""
-    turns: int = 4
-    """The least number of requests for each that is in flight."""
-    kv_blocks: int | None = None
-    """Of each rank; None for as many as it can use."""
-    load_balancer: str = AS_SERVED
 
-    def scenario(self, ranks: int, phi: float) -> Scenario:
-        """With this number of ranks, which bear this share of a prefill together."""
-        in_flight = round(self.share * ranks * self.slots)
-        return Scenario(
-            RankLimits(ranks, self.slots, 4096, self.kv_blocks),
-            replace(DEEPSEEK_V3_1, phi=phi),
-            replace(self.workload, num_prompts=max(2048, self.turns * in_flight)),
-            ClientTraffic(max_concurrency=in_flight),
-            load_balancer=self.load_balancer,
+def regimes() -> Iterator[Cell]:
+    """Windows of traces in each regime, and drawn lengths."""
+    for name, regime in REGIMES.items():
+        for window in regime.windows:
+            for load in regime.loads:
+                labels = {"regime": name, "of": window.trace, "first": window.first}
+                labels |= {"load": load}
+                scenario, rate = regime.scenario(window), window.rate()
+                yield Cell(labels, scenario, regime.policies, (0,), load, rate)
+    policies, cost = ("adaptive", *RIVALS), USUAL.cost
+    for of, workload in (("600/300", CHAT), ("2000/200", PROMPTS)):
+        for ranks in (4, 16):
+            for load in (0.35, 0.5, 0.65):
+                name = "requests come at random, drawn lengths"
+                labels = {"regime": name, "of": of, "first": ranks, "load": load}
+                scenario = drawn(workload, ranks, cost, None)
+                yield Cell(labels, scenario, policies, (0,), load)
+    for of, workload, blocks in (("3500/1500", FIXED, 4250), ("600/300", CHAT, 1200)):
+        for phi in (0.0, 0.3):
+            name = "4 ranks, half the cache, drawn lengths"
+            labels = {"regime": name, "of": of, "first": phi, "load": None}
+            scenario = drawn(workload, 4, replace(cost, phi=phi), blocks)
+            yield Cell(labels, scenario, policies, (2, 4))
+
+
+# ---- Deployments of upstream
+
+
+class Deployment(NamedTuple):
+    """How upstream serves and measures models, by what a scenario depends on."""
+
+    ranks: int
+    slots: int
+    step_tokens: int
+    drafts: int
+    asynchronous: bool
+    clients: int
+    prompts: int
+    prompt_len: int
+    hits: int
+    """Per cent of the prompt that is cached."""
+    output_len: int
+
+    def scenario(self, cost: CostModel) -> Scenario:
+        """All ranks have what prompts share from the start."""
+        rates = ACCEPTANCE[: self.drafts]
+        return served(
+            RankLimits(
+                *(self.ranks, self.slots, self.step_tokens), acceptance_rates=rates
+            ),
+            cost,
+            Workload(
+                *(self.prompts, str(self.prompt_len), str(self.output_len)),
+                prefix_share=self.hits / 100,
+                num_prefixes=1,
+                prefixes_cached=True,
+            ),
+            ClientTraffic(max_concurrency=self.clients),
+            async_scheduling=self.asynchronous,
         )
 
 
-SYNTHETIC = {
-    "3500/1500 ±1.5 %": Drawn(FIXED),
-    "3500/1500, twice the slots": Drawn(FIXED, share=2.0),
-    # They begin and end together; what the last have done is not counted: one in 24.
-    "3500/1500 exactly": Drawn(Workload(2048, "3500", "1500"), turns=24),
-    "3500/1500, half the KV cache": Drawn(FIXED, kv_blocks=4250),
-    "8000/200 ±15 %": Drawn(Workload(2048, "normal:8000:0.15", "normal:200:0.15")),
-    "lognormal 600/300": Drawn(CHAT),
-    "lognormal 600/300, 75 % of the slots": Drawn(CHAT, share=0.75),
-    "lognormal 600/300, half the KV cache": Drawn(CHAT, kv_blocks=1200),
-    "lognormal 600/300, skewed routing": Drawn(CHAT, load_balancer="skewed"),
-    "lognormal 2000/200": Drawn(PROMPTS),
-    "lognormal 2000/200, 90 % prefix hits": Drawn(replace(PROMPTS, prefix_share=0.9)),
-    "lognormal 200/2000": Drawn(
-        Workload(2048, "lognormal:200:0.7", "lognormal:2000:0.5:8000")
-    ),
-    "short prompts, 4 slots": Drawn(
-        Workload(2048, "lognormal:128:0.6", "lognormal:300:0.6"), slots=4
-    ),
+DEVICES = {
+    "A2": PRESETS["a2-dp4-tp4"],
+    "A3, padded": PRESETS["a3-dp4-tp4-padded"],
+    "A3": PRESETS["a3-dp4-tp4"],
 }
-"""By a name for the table. Steps have 4096 tokens."""
-SYNTHETIC_POLICIES = (
-    *("adaptive", "off", "align", "cap:margin=1", "sglang-100", "sglang23-30"),
-    *("interval-64", "trtllm"),
+
+
+def model(config: str) -> str:
+    """The model of a configuration, by its name."""
+    name = re.match(r"[A-Za-z]+-?[A-Z]?\d+[._]\d+", config)
+    assert name is not None, config
+    return name[0].replace("_", ".")
+
+
+def deployments() -> Iterator[Cell]:
+    """What upstream serves with its switch on, once each; deployments.tsv has it."""
+    alike: dict[Deployment, list[dict[str, str]]] = {}
+    with (FOLDER / "deployments.tsv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            numbers = row | {"asynchronous": row["async"] == "yes"}
+            made = Deployment(*(int(numbers[name]) for name in Deployment._fields))
+            alike.setdefault(made, []).append(row)
+    for device, cost in DEVICES.items():
+        for deployment, rows in alike.items():
+            models = sorted({model(row["config"]) for row in rows})
+            published = [float(x["published"]) for x in rows if x["published"] != "-"]
+            labels = {"device": device, "models": models, **deployment._asdict()}
+            scenario = deployment.scenario(cost)
+            if all(name.startswith("GLM") for name in models):
+                # Their sparse attention projects nothing anew.
+                scenario = replace(scenario, cost=replace(cost, projection=0.0))
+            labels["published"] = published
+            yield Cell(labels, scenario, ("adaptive", *RIVALS, "sglang-30"), (0, 1))
+
+
+# ---- Agents, and instances that only prefill or only decode
+
+ON_AGENTS = (
+    *("adaptive", "adaptive, vLLM's dispatch", "adaptive, one API server", "off"),
+    *("align, sessions kept", "align, TensorRT-LLM's router"),
 )
-"""Each baseline in the setting that gained most on average with another seed."""
+ON_ROLES = ("adaptive", "off", "off, vLLM 0.30")
 
 
-def synthetic() -> Iterator[Cell]:
-    """Workloads × ranks × phi."""
-    for title, drawn in SYNTHETIC.items():
-        for ranks in (4, 16):
-            for phi in (0.0, 0.3, 0.9):
-                scenario = drawn.scenario(ranks, phi)
-                labels = {"workload": title, "ranks": ranks, "phi": phi}
-                yield Cell(labels, scenario, SYNTHETIC_POLICIES, (2, 4))
+def of_agents(per_rank: int, shared: int = 0, **more: Any) -> Scenario:
+    """So many sessions of AgentX at a time for each of 8 ranks with 1 M tokens each.
 
-
-# ---- Agents
-
-RIVALS = (
-    *("align, sessions kept", "align, tpu-inference's dispatch"),
-    *("trtllm, its router", "trtllm, its router and chunks"),
-)
-ON_AGENTS = ("adaptive", WITH_VLLM_DISPATCH, "off", *RIVALS)
-
-
-def on_agents(
-    ranks: int,
-    per_rank: int,
-    cache: int,
-    shared: int = 0,
-    policies: tuple[str, ...] = ON_AGENTS,
-) -> Cell:
-    """Sessions of AgentX that nothing was chosen on, so many at a time for each rank.
-
-    `cache` are tokens in the KV cache of a rank, `shared` those of all prompts.
+    Nothing was chosen on these sessions. `shared` are tokens that all prompts have.
     """
-    sessions = per_rank * ranks
-    scenario = Scenario(
-        RankLimits(ranks, 16, STEP, cache // BLOCK_SIZE),
-        PRESETS["a3-dp4-tp4"],
-        Workload(
-            21 * sessions,
-            trace=TRACES / "agentx" / "held_out.jsonl",
-            session_shared=shared,
-            session_turns=16,
-        ),
-        ClientTraffic(max_concurrency=sessions),
-        load_balancer=AS_SERVED,
+    sessions = per_rank * 8
+    blocks = None if more.get("role") == "decode" else 1_000_000 // BLOCK_SIZE
+    workload = Workload(
+        21 * sessions,
+        trace=TRACES / "agentx" / "held_out.jsonl",
+        session_shared=shared,
+        session_turns=16,
     )
-    labels = {
-        **{"ranks": ranks, "sessions": sessions},
-        **{"cache": cache, "shared": shared},
-    }
-    return Cell(labels, scenario, policies)
+    traffic = ClientTraffic(max_concurrency=sessions)
+    limits, cost = RankLimits(8, 16, 8192, blocks), PRESETS["a3-dp4-tp4"]
+    return served(limits, cost, workload, traffic, **more)
 
 
 def agents() -> Iterator[Cell]:
-    """KV caches × loads; with what all share; and by number of ranks."""
-    for tokens in (500_000, 1_000_000, 4_000_000):
-        for per_rank in (2, 4, 8):
-            yield on_agents(RANKS, per_rank, tokens)
-    yield on_agents(RANKS, 4, 1_000_000, shared=15_000)
-    for ranks in (1, 2, 4, 16):
-        yield on_agents(ranks, 4, 1_000_000, policies=("adaptive", "off"))
-
-
-# ---- Instances that only prefill or only decode
-
-ON_ROLES = ("adaptive", "off", "off, vLLM 0.30")
-A3_DP16, A3_DP4 = ("a3-dp16-tp1", 16, 48), ("a3-dp4-tp4", 4, 48)
-"""Cost preset, ranks and slots."""
-ROLE_LOADS = 0.5, 0.8, 0.95
-
-
-def roles() -> Iterator[Cell]:
-    """Windows of traces at several loads, and sessions of agents."""
-    long, short = Window(*MOONCAKE, 1200, 3000), Window(*CONV, 7000, 3000)
-    for role, window, sizes in (
-        ("decode", long, (A3_DP16, A3_DP4, ("deepseek-v3.1-5212", 8, 64))),
-        ("decode", short, (A3_DP16,)),
-        ("prefill", long._replace(count=1500), (A3_DP16, A3_DP4)),
-        ("prefill", short, (A3_DP16,)),
+    """Sessions by number, and with what all share; then the instances of one role."""
+    for per_rank, shared in ((2, 0), (4, 0), (8, 0), (4, 15_000)):
+        labels = {"role": "both", "of": "agents", "ranks": 8, "load": per_rank * 8}
+        labels |= {"shared": shared}
+        yield Cell(labels, of_agents(per_rank, shared), ON_AGENTS)
+    for role, window, preset, ranks in (
+        ("decode", Window(*MOONCAKE, 1200, 3000), "a3-dp16-tp1", 16),
+        ("decode", Window(*MOONCAKE, 1200, 3000), "a3-dp4-tp4", 4),
+        ("decode", Window(*CONV, 7000, 3000), "a3-dp16-tp1", 16),
+        ("prefill", Window(*MOONCAKE, 1200, 1500), "a3-dp16-tp1", 16),
+        ("prefill", Window(*MOONCAKE, 1200, 1500), "a3-dp4-tp4", 4),
+        ("prefill", Window(*CONV, 7000, 3000), "a3-dp16-tp1", 16),
     ):
-        for preset, ranks, slots in sizes:
-            limits = RankLimits(ranks, slots, STEP)
-            scenario, rate = all_slots(window, limits, PRESETS[preset])
-            scenario = replace(scenario, role=role)
-            for load in ROLE_LOADS:
-                labels = {"role": role, "of": window.trace, "cost": preset}
-                labels |= {"ranks": ranks, "slots": slots, "load": load}
-                yield Cell(labels, scenario, ON_ROLES, (0,), Load(load), rate)
-    for role, blocks in (("prefill", 1_000_000 // BLOCK_SIZE), ("decode", None)):
-        for per_rank in (4, 8):
-            cell = on_agents(RANKS, per_rank, 1_000_000)
-            limits = replace(cell.scenario.limits, kv_blocks=blocks)
-            labels = {"role": role, "of": "agents", "cost": "a3-dp4-tp4"}
-            labels |= {"ranks": RANKS, "slots": 16, "sessions": per_rank * RANKS}
-            scenario = replace(cell.scenario, limits=limits, role=role)
-            yield Cell(labels, scenario, ON_ROLES)
+        regime = Regime(ranks, 48, cost=PRESETS[preset], more={"role": role})
+        for load in (0.5, 0.8, 0.95):
+            labels = {"role": role, "of": window.trace, "ranks": ranks, "load": load}
+            scenario, rate = regime.scenario(window), window.rate()
+            yield Cell(labels, scenario, ON_ROLES, (0,), load, rate)
+    for role in ("prefill", "decode"):
+        labels = {"role": role, "of": "agents", "ranks": 8, "load": 32}
+        yield Cell(labels, of_agents(4, role=role), ON_ROLES)
 
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
-    "traces": traces,
-    "synthetic": synthetic,
+    "regimes": regimes,
+    "deployments": deployments,
     "agents": agents,
-    "roles": roles,
 }
 """By the name of the result."""

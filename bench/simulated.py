@@ -1,14 +1,14 @@
-"""Makes the simulated results again: `bench/results/{traces,synthetic,...}.json`.
+"""Makes the simulated results again, and fills the tables of the pages with them.
 
 ::
 
-    python bench/simulated.py [RESULT ...] [--jobs 2] [--minutes N]
+    python bench/simulated.py [RESULT ...] [--jobs 2] [--minutes N] [--tables]
 
-Any Python with tqdm does, PyPy too; vLLM need not be installed, for the simulator of
-this tree is run. Runs that have ended are kept in build/bench, by the sources that they
-were made with: if it is stopped, it goes on where it was. A result is written once none
-of its runs is missing; all of them take about an hour on two cores. `grids.py` and
-`deployment_grid.py` say what is run.
+Any Python with tqdm does, PyPy is five times as fast; vLLM need not be installed, for
+the simulator of this tree is run. Runs that have ended are kept in build/bench, by the
+sources that they were made with: if it is stopped, it goes on where it was. A result is
+written to bench/results once none of its runs is missing; with PyPy all of them take
+half an hour on two cores. `grids.py` says what is run, `tables.py` what is shown.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +31,8 @@ sys.path.append(str(ROOT / "tests" / "unit" / "helpers"))
 import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
-import grids
-from deployment_grid import deployments
-from grids import VARIANTS, Cell, Load
+import tables
+from grids import GRIDS, VARIANTS, Cell
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
 from vllm.benchmarks.dp_balance.metrics import measure
@@ -41,15 +40,14 @@ from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 
-GRIDS = {"deployments": deployments, **grids.GRIDS}
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""
 MEASURED = (
-    *("output_throughput", "steady_output_throughput", "mean_tpot_ms"),
-    *("median_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "mean_e2el_ms"),
+    *("output_throughput", "mean_tpot_ms", "median_ttft_ms", "p99_ttft_ms"),
+    "mean_e2el_ms",
 )
-"""Of `Metrics`."""
+"""Of `Metrics`, of the whole run."""
 
 Figures = dict[str, float]
 
@@ -73,9 +71,7 @@ def execute(task: Task) -> tuple[str, Figures]:
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
-    figures = {n: round(v, 3) for n, v in measured.items() if v is not None}
-    if found.steady_output_throughput is None:  # all were sent at the start
-        figures["steady_output_throughput"] = figures["output_throughput"]
+    figures = {n: round(v, 2) for n, v in measured.items() if v is not None}
     figures["goodput"] = round(goodput(run), 4)
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
@@ -156,17 +152,20 @@ class Runs:
         return missing.keys() <= self._known.keys()
 
 
-def capacity(cell: Cell, load: Load) -> Task:
+def capacity(cell: Cell) -> Task:
     """The run that tells the rate of a cell with a load."""
-    return Task(cell.scenario, load.of, cell.seeds[0])
+    return Task(cell.scenario, "off", cell.seeds[0])
 
 
 def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
     """By policy, a run for each seed."""
     what = cell.scenario
-    if (rate := sent_rate(cell, runs)) is not None:
-        faster = rate / cell.own_rate
-        traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
+    if cell.load is not None:
+        rate = round(cell.load * runs[capacity(cell)]["requests_per_s"], 4)
+        traffic = ClientTraffic(request_rate=rate)
+        if cell.own_rate is not None:
+            faster = rate / cell.own_rate
+            traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
         what = replace(what, traffic=traffic)
     found = {}
     for name in cell.policies:
@@ -176,89 +175,59 @@ def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
     return found
 
 
-def sent_rate(cell: Cell, runs: Runs) -> float | None:
-    """Requests per second of a cell with a load."""
-    if cell.load is None:
-        return None
-    served = runs[capacity(cell, cell.load)]["requests_per_s"]
-    return round(cell.load.share * served, 4)
-
-
 def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
-    """Labels, and by policy the mean of each figure and the gain over `off`."""
-    found = {
-        name: [runs[task] for task in of_policy]
-        for name, of_policy in tasks(cell, runs).items()
-    }
-    policies = {
-        name: {
-            figure: round(statistics.fmean(run[figure] for run in of_policy), 4)
-            for figure in of_policy[0]
+    """Labels, and by policy the mean of each figure."""
+    policies = {}
+    for name, of_policy in tasks(cell, runs).items():
+        found = [runs[task] for task in of_policy]
+        policies[name] = {
+            figure: round(statistics.fmean(run[figure] for run in found), 4)
+            for figure in found[0]
         }
-        | {"gain": gain(of_policy, found["off"], cell.load is None)}
-        for name, of_policy in found.items()
-    }
-    rate = {} if cell.load is None else {"rate": sent_rate(cell, runs)}
-    return {**cell.labels, **rate, "seeds": list(cell.seeds), "policies": policies}
-
-
-def gain(found: Sequence[Figures], off: Sequence[Figures], closed: bool) -> float:
-    """Over `off`, as a share, and the mean over the seeds.
-
-    Of a closed loop, of its steady throughput; of an open one, whose throughput is
-    given, of 1 / mean end-to-end time.
-    """
-    name = "steady_output_throughput" if closed else "mean_e2el_ms"
-    pairs = zip(found, off, strict=True)
-    ratios = [mine[name] / theirs[name] for mine, theirs in pairs]
-    each = [ratio - 1 if closed else 1 / ratio - 1 for ratio in ratios]
-    return round(statistics.fmean(each), 5)
-
-
-def write(path: Path, head: Mapping[str, Any], cells: Sequence[object]) -> None:
-    """Writes a result; each of its cells takes a line."""
-    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
-    lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in cells)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    return {**cell.labels, "policies": policies}
 
 
 def make(name: str, cells: Sequence[Cell], runs: Runs, folder: Path) -> bool:
     """Makes what is missing of a result and writes it; False if the time was over."""
-    rates = [capacity(cell, cell.load) for cell in cells if cell.load]
+    rates = [capacity(cell) for cell in cells if cell.load is not None]
     if not runs.make(f"{name}: what is served", rates):
         return False
     wanted = (tasks(cell, runs).values() for cell in cells)
     if not runs.make(name, (task for cell in wanted for each in cell for task in each)):
         return False
-    head = {
-        "command": f"python bench/simulated.py {name}",
-        "versions": versions(),
-        "interpreter": platform.python_implementation(),
-        "slo": {"ttft_s": TTFT_SLO_S, "tpot_s": TPOT_SLO_S},
-    }
-    write(folder / f"{name}.json", head, [summary(cell, runs) for cell in cells])
-    print(f"Wrote {folder / name}.json")
+    head = {"versions": versions(), "interpreter": platform.python_implementation()}
+    text = json.dumps(head, indent=1)[:-2]
+    found = [json.dumps(summary(cell, runs), ensure_ascii=False) for cell in cells]
+    path = folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n  ".join(found)
+    path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    print(f"Wrote {path}")
     return True
 
 
 def main() -> None:
-    """Makes the results that were named, or all."""
+    """Makes the results that were named, or all, and fills the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", nargs="*", metavar="RESULT", help=", ".join(GRIDS))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="begin no run after these"
     )
+    parser.add_argument("--tables", action="store_true", help="only fill the tables")
     options = parser.parse_args()
     if unknown := sorted(set(options.results) - set(GRIDS)):
         parser.error(f"{', '.join(unknown)}: no such result; choose {', '.join(GRIDS)}")
     # As an error, so that the processes end with this one.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    runs = Runs(ROOT / "build" / "bench", options.jobs, options.minutes)
-    for name in options.results or GRIDS:
-        if not make(name, list(GRIDS[name]()), runs, RESULTS):
-            sys.exit(f"Time is over; run it again to go on. Runs are in {runs.path}.")
+    if not options.tables:
+        runs = Runs(ROOT / "build" / "bench", options.jobs, options.minutes)
+        for name in options.results or GRIDS:
+            if not make(name, list(GRIDS[name]()), runs, RESULTS):
+                sys.exit(
+                    f"Time is over; run it again to go on. Runs are in {runs.path}."
+                )
+    tables.fill(ROOT)
 
 
 if __name__ == "__main__":
