@@ -26,11 +26,15 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BlindBalancer,
     make_load_balancers,
 )
-from vllm.benchmarks.dp_balance.loop import StepRecord, run
+from vllm.benchmarks.dp_balance.loop import Cluster, StepRecord
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.policies import make_controller
 from vllm.benchmarks.dp_balance.rank.scheduler import Outcome
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.arrivals import (
+    Clients,
+    ClientTraffic,
+    Frontend,
+)
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
 from vllm.benchmarks.dp_balance.step_time.model import Loads
@@ -248,18 +252,18 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     def watch(step: StepRecord) -> None:
         assert step.end < until, f"not done after {step.end:.0f} s"
 
-    done = run(
+    traffic = ClientTraffic(world.concurrency, self_timed=True)
+    frontend = Frontend(api_servers=world.api_servers)
+    done = Cluster(
         engine,
         copies,
         requests,
-        ClientTraffic(world.concurrency, self_timed=True),
+        Clients(requests, traffic, frontend, rng),
         dispatcher,
-        device,
-        rng,
-        frontend=Frontend(api_servers=world.api_servers),
+        device.step_seconds,
         async_scheduling=world.asynchronous,
         on_step=watch,
-    )
+    ).run()
     stayed = [request for request in requests if request.index not in leaving]
     wrong = copies and wrong_costs(
         copies.cost, device.recent, limits.max_num_batched_tokens

@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """One run in virtual time: clients, load balancer, ranks, policy and cost model."""
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,10 +10,9 @@ from .front_end.api_servers import Dispatcher
 from .front_end.coordinator import Counts
 from .policies import Controller
 from .rank.engine import Engine
-from .rank.scheduler import NOTHING
-from .requests.arrivals import Clients, ClientTraffic, Frontend
+from .requests.arrivals import Clients
 from .requests.request import SimRequest
-from .step_time.model import CostModel, Loads
+from .step_time.model import Loads
 
 SYNC_STEPS = 32
 """Steps between two in which vLLM's ranks agree whether a wave has ended."""
@@ -56,90 +54,110 @@ class Run(NamedTuple):
     """Requests that a closed loop sends at once, if there are; 0 of an open loop."""
 
 
-def run(
-    engine: Engine,
-    controller: Controller | None,
-    requests: Sequence[SimRequest],
-    traffic: ClientTraffic,
-    dispatcher: Dispatcher,
-    cost: CostModel,
-    rng: random.Random,
-    *,
-    frontend: Frontend,
-    async_scheduling: bool = False,
-    on_step: Callable[[StepRecord], None] | None = None,
-    on_done: Callable[[int], object] | None = None,
-) -> Run:
-    """Serves the requests, which are sent in their order, and returns what happened.
+class Cluster:
+    """Clients, front-ends and ranks, in virtual time."""
 
-    The engine was told of `async_scheduling`, too. Without a controller nothing is
-    exchanged. `on_done` is called with the number of requests that ended in a step.
-    """
-    clients = Clients(requests, traffic, frontend, rng)
-    left = len(requests)
-    tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
-    in_flight: deque[Loads] = deque()
-    totals: list[StepTotals] = []
-    now, wave, step = 0.0, 0, 0
-    routed: list[tuple[int, SimRequest]] = []
-    while left:
-        if step == 0 and not routed and not engine.has_work():
-            now = max(now, clients.next_arrival)
-            dispatcher.coordinator.wake(now)
-        for rank, request in (*routed, *dispatcher.route(clients.arrived(now))):
+    def __init__(
+        self,
+        engine: Engine,
+        controller: Controller | None,
+        requests: Sequence[SimRequest],
+        clients: Clients,
+        dispatcher: Dispatcher,
+        step_seconds: Callable[[Loads], float],
+        *,
+        async_scheduling: bool = False,
+        on_step: Callable[[StepRecord], None] | None = None,
+        on_done: Callable[[int], object] | None = None,
+    ) -> None:
+        """Nothing has been sent yet.
+
+        The engine was told of `async_scheduling`, too. Without a controller nothing is
+        exchanged. `on_done` is called with the number of requests that ended in a step.
+        """
+        self._engine, self._controller = engine, controller
+        self._requests, self._clients, self._dispatcher = requests, clients, dispatcher
+        self._step_seconds, self._async = step_seconds, async_scheduling
+        self._on_step, self._on_done = on_step, on_done
+        self._tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
+        self._in_flight: deque[Loads] = deque()
+        """Of the steps that were scheduled and have not ended."""
+        self._totals: list[StepTotals] = []
+        self._now, self._wave, self._step = 0.0, 0, 0
+        self._routed: list[tuple[int, SimRequest]] = []
+        """What arrived while the step ran, each with its rank."""
+
+    def run(self) -> Run:
+        """Serves the requests, which are sent in their order."""
+        left = len(self._requests)
+        while left:
+            self._begin_step()
+            # Not in the first step of a wave: another is scheduled before it ends.
+            if len(self._in_flight) > self._async:
+                left -= self._end_step()
+            self._agree()
+        clients = self._clients
+        return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
+
+    def _begin_step(self) -> None:
+        """Requests that have arrived reach their ranks, and a step is scheduled."""
+        engine, clients, dispatcher = self._engine, self._clients, self._dispatcher
+        if self._step == 0 and not self._routed and not engine.has_work():
+            self._now = max(self._now, clients.next_arrival)
+            dispatcher.coordinator.wake(self._now)
+        arrived = dispatcher.route(clients.arrived(self._now))
+        for rank, request in (*self._routed, *arrived):
             engine.add(rank, request)
-        routed = []
-        dispatcher.coordinator.tell(now, wave, step, tell())
+        self._routed = []
+        self._tell_coordinator()
+        self._in_flight.append(engine.schedule())
 
-        in_flight.append(engine.schedule())
-        first, done, wasted = NOTHING
-        # Not in the first step of a wave: another is scheduled before it ends.
-        if len(in_flight) > async_scheduling:
-            loads = in_flight.popleft()
-            seconds = cost.step_seconds(loads)
-            seconds = cost.noisy(seconds, rng) if cost.noise else seconds
-            now += seconds
-            routed = dispatcher.route(clients.arrived(now))
-            first, done, wasted = engine.update()
-            totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
-            if on_step is not None:
-                held, counts = tuple(engine.held), tuple(engine.counts())
-                on_step(StepRecord(now, seconds, loads, held, counts))
-        _answer(first, done, now, clients, dispatcher, on_done)
-        dispatcher.coordinator.tell(now, wave, step, tell())
-        left -= len(done)
+    def _end_step(self) -> int:
+        """The oldest step ends, and who must know of it is told.
 
-        step += 1
-        if step % SYNC_STEPS == 0 and not engine.has_work():
-            wave, step = wave + 1, 0
-            in_flight.clear()  # nothing was left to compute
+        Returns:
+            how many requests ended.
+        """
+        dispatcher, clients = self._dispatcher, self._clients
+        loads = self._in_flight.popleft()
+        seconds = self._step_seconds(loads)
+        self._now = now = self._now + seconds
+        self._routed = dispatcher.route(clients.arrived(now))
+        first, done, wasted = self._engine.update()
+        self._totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
+        if self._on_step is not None:
+            held, counts = tuple(self._engine.held), tuple(self._engine.counts())
+            self._on_step(StepRecord(now, seconds, loads, held, counts))
+        if self._on_done is not None:
+            self._on_done(len(done))
+        for request in first:
+            request.first_token = now
+            dispatcher.first_token(request)
+        dispatcher.step_ended()
+        for request in sorted(done, key=lambda request: request.index):
+            request.done = now
+            dispatcher.finished(request)
+            clients.finished(request, now)
+        return len(done)
+
+    def _agree(self) -> None:
+        """The ranks report, and agree on the next step or that the wave has ended."""
+        engine, controller = self._engine, self._controller
+        self._tell_coordinator()
+        self._step += 1
+        if self._step % SYNC_STEPS == 0 and not engine.has_work():
+            self._wave, self._step = self._wave + 1, 0
+            self._in_flight.clear()  # nothing was left to compute
             engine.end_wave()
             if controller is not None:
                 controller.reset()
         elif controller is not None:
-            engine.decide(controller.decide(engine.exchange(wave, step, now)))
-    return Run(requests, totals, clients.last_sent, clients.first_turn)
+            rows = engine.exchange(self._wave, self._step, self._now)
+            engine.decide(controller.decide(rows))
 
-
-def _answer(
-    first: Sequence[SimRequest],
-    done: Sequence[SimRequest],
-    now: float,
-    clients: Clients,
-    dispatcher: Dispatcher,
-    on_done: Callable[[int], object] | None,
-) -> None:
-    """Tells who must know of first tokens and of requests that have ended."""
-    if on_done is not None:
-        on_done(len(done))
-    for request in first:
-        request.first_token = now
-        dispatcher.first_token(request)
-    dispatcher.step_ended()
-    for request in sorted(done, key=lambda request: request.index):
-        request.done = now
-        dispatcher.finished(request)
-        clients.finished(request, now)
+    def _tell_coordinator(self) -> None:
+        coordinator = self._dispatcher.coordinator
+        coordinator.tell(self._now, self._wave, self._step, self._tell())
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, more: int) -> StepTotals:

@@ -13,12 +13,12 @@ from vllm.v1.core.sched.balance.policies.registry import POLICIES, SHORT_FIRST
 from .errors import UsageError
 from .front_end.api_servers import Dispatcher
 from .front_end.load_balancers import load_balancer_of, make_load_balancers
-from .loop import Run, StepRecord, run
+from .loop import Cluster, Run, StepRecord
 from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
 from .rank.engine import Engine
 from .rank.limits import RankLimits
-from .requests.arrivals import ClientTraffic, Frontend
+from .requests.arrivals import Clients, ClientTraffic, Frontend
 from .requests.request import SimRequest
 from .requests.workload import Workload
 from .step_time.model import CostModel
@@ -63,6 +63,22 @@ def _end_at_first_token(requests: Sequence[SimRequest]) -> None:
             request.think += before.output_len * DECODE_SECONDS
     for request in requests:
         request.output_len = 1
+
+
+def requests_of(scenario: Scenario, seed: int) -> list[SimRequest]:
+    """What is sent. All policies are asked the same questions: nothing else draws here.
+
+    Raises:
+        UsageError: the workload cannot be made.
+    """
+    requests = scenario.workload.requests(random.Random(f"lengths {seed}"))
+    if rates := scenario.limits.acceptance_rates:
+        for request in requests:
+            drafts = random.Random(seed * len(requests) + request.index)
+            request.drafts = accepted(rates, drafts)
+    if scenario.role == "prefill":
+        _end_at_first_token(requests)
+    return requests
 
 
 def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
@@ -113,51 +129,43 @@ def simulate(
     Raises:
         UsageError: the scenario cannot be run; the message names the option.
     """
-    # Requests and clients draw from their own generators, so that all policies are
-    # asked the same questions.
-    requests = scenario.workload.requests(random.Random(f"lengths {seed}"))
+    requests = requests_of(scenario, seed)
     _refuse_endless(scenario, requests)
-    if rates := scenario.limits.acceptance_rates:
-        for request in requests:
-            drafts = random.Random(seed * len(requests) + request.index)
-            request.drafts = accepted(rates, drafts)
-    if scenario.role == "prefill":
-        _end_at_first_token(requests)
-    rng = random.Random(f"clients {seed}")
-    ranks = scenario.limits.ranks
     spec = PolicySpec.parse(policy)
+    controller = make_controller(policy) if scenario.role != "decode" else None
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
-    load_balancer = load_balancer_of(
-        scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
-    )
     engine = make_engine(scenario, requests)
+    limits, frontend, cost = scenario.limits, scenario.frontend, scenario.cost
     load_balancers = make_load_balancers(
-        load_balancer,
-        ranks,
+        load_balancer_of(
+            scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
+        ),
+        limits.ranks,
         random.Random(f"routing {seed}"),
-        scenario.frontend.api_servers,
-        scenario.limits.max_num_seqs,
-        scenario.limits.kv_blocks,
+        frontend.api_servers,
+        limits.max_num_seqs,
+        limits.kv_blocks,
         engine.cached_tokens,
         engine.output_tokens,
     )
-    controller = make_controller(policy)
-    if scenario.role == "decode":
-        controller = None
-    return run(
+    rng = random.Random(f"clients {seed}")
+    noisy = cost.noise > 0
+    return Cluster(
         engine,
         controller,
         requests,
-        scenario.traffic,
-        Dispatcher(ranks, load_balancers),
-        scenario.cost,
-        rng,
-        frontend=scenario.frontend,
+        Clients(requests, scenario.traffic, frontend, rng),
+        Dispatcher(limits.ranks, load_balancers),
+        lambda loads: (
+            cost.noisy(cost.step_seconds(loads), rng)
+            if noisy
+            else cost.step_seconds(loads)
+        ),
         async_scheduling=scenario.async_scheduling,
         on_step=on_step,
         on_done=on_done,
-    )
+    ).run()
 
 
 def simulate_and_measure(
