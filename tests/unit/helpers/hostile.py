@@ -234,7 +234,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
         async_scheduling=world.asynchronous,
         short_first=policy in SHORT_FIRST,
     )
-    engine = Leaving(make_engine(scenario, requests, None), device, leaving)
+    engine = Leaving(make_engine(scenario, requests), device, leaving)
     rng = random.Random(f"routing {world.seed} {noise}")
     balancer = world.balancer
     if balancer == "as-served":
