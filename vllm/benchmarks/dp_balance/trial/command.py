@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ..arguments import real, whole
 from ..errors import UsageError
-from ..policies import BALANCE, PolicySpec, server_options
+from ..policies import BALANCE, server_options
 from ..results import versions
 from . import report
 from .endpoint import Endpoint, go_past_proxies
@@ -32,8 +32,8 @@ USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
 USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
 LOAD_HELP = (
     "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
-    "--request-rate, --max-concurrency and so on; with --sessions only --num-prompts, "
-    "--session-turns, --max-concurrency and --seed."
+    "--request-rate, --max-concurrency and so on; with --sessions only --num-prompts "
+    "and --max-concurrency."
 )
 DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
@@ -123,7 +123,7 @@ def trial(given: Given) -> None:
     folder = Folder(args.result_dir)
     load: Load
     if args.sessions:
-        load = Sessions(args.sessions, given.load, shows)
+        load = Sessions(args.sessions, given.load)
     else:
         load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
     plan = None if deployments else _plan(given.serve, policies)
@@ -184,10 +184,9 @@ def _device() -> str:
 
 def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
     policies = args.policy or list(deployments) or ["off", "adaptive"]
-    names = [PolicySpec.parse(policy).name for policy in policies]
     for policy in policies:
         server_options(policy)
-    if len(set(names)) < max(2, len(names)):
+    if len(set(policies)) < max(2, len(policies)):
         raise UsageError(
             f"--policy {' '.join(policies)}: give two or more different ones."
         )
@@ -215,7 +214,7 @@ def _deployments(given: Given) -> dict[str, str]:
 def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
     for word in serve:
         name = word.partition("=")[0].replace("_", "-")
-        if name in (BALANCE, f"{BALANCE}-ttft"):
+        if name == BALANCE:
             raise UsageError(f"{name}: leave it out; --policy says what is served.")
         if name == "--disable-log-stats":
             raise UsageError(f"{name}: leave it out; the policies could not be seen.")

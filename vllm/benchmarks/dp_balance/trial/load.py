@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from tqdm import tqdm
-
 from ..arguments import MOST_REQUESTS, whole
 from ..errors import UsageError
 from ..requests.request import SimRequest
@@ -99,23 +97,15 @@ class BenchServe:
 class Sessions:
     """Sessions of agents: each request is sent a think time after the answer before."""
 
-    def __init__(self, path: Path, words: Sequence[str], show_progress: bool) -> None:
-        """Reads them, and the other options, which are those of `simulate`.
-
-        Raises:
-            UsageError: an option is wrong, or the file.
-        """
+    def __init__(self, path: Path, words: Sequence[str]) -> None:
+        """Reads them. Raises UsageError for another file or option."""
         parser = Parser(add_help=False)
-        add, count = parser.add_argument, whole(1, MOST_REQUESTS)
-        add("--header", nargs="*")
-        add("--insecure", action="store_true")
-        add("--seed", type=int, default=0)
-        for option in ("--num-prompts", "--session-turns", "--max-concurrency"):
-            add(option, type=count)
-        args = self.args = parser.parse_args(list(words))
-        workload = Workload(
-            args.num_prompts, trace=path, session_turns=args.session_turns
-        )
+        parser.add_argument("--header", nargs="*")
+        parser.add_argument("--insecure", action="store_true")
+        for option in ("--num-prompts", "--max-concurrency"):
+            parser.add_argument(option, type=whole(1, MOST_REQUESTS))
+        self.args = parser.parse_args(list(words))
+        workload = Workload(self.args.num_prompts, trace=path)
         requests = workload.requests(random.Random(0))
         if all(request.think is None for request in requests):
             raise UsageError(
@@ -124,7 +114,6 @@ class Sessions:
             )
         by_session = itertools.groupby(requests, key=lambda request: request.session)
         self._sessions = [list(each) for _, each in by_session]
-        self._hides_progress = None if show_progress else True  # None: on no terminal
 
     async def send(self, endpoint: Endpoint, number: int) -> dict[str, Any]:
         """Sends them from so many clients; a chunk's text is drawn by its hash id."""
@@ -134,61 +123,51 @@ class Sessions:
 
         name, root = endpoint.model()
         tokenizer = get_tokenizer(root)
-        special = {*tokenizer.all_special_ids}
-        tokens = [i for i in range(len(tokenizer)) if i not in special]
+        tokens = sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids})
 
         @lru_cache(1 << 16)
         def text_of(chunk: object, length: int) -> list[int]:
-            rng = random.Random(f"{self.args.seed + number} {chunk}")
-            return rng.choices(tokens, k=length)
-
-        def prompt_of(request: SimRequest) -> list[int]:
-            texts = (text_of(each, request.chunk_size) for each in request.hash_ids)
-            found = [*itertools.chain.from_iterable(texts)][: request.prompt_len]
-            own = text_of(f"own {request.index}", request.prompt_len - len(found))
-            return found + own
+            return random.Random(f"{number} {chunk}").choices(tokens, k=length)
 
         async def converse(session: Sequence[SimRequest]) -> list[Any]:
             answers = []
             async with room:
                 for request in session:
                     await asyncio.sleep(request.think or 0.0)
+                    size, length = request.chunk_size, request.prompt_len
+                    whole_ones = itertools.islice(request.hash_ids, length // size)
+                    texts = [text_of(chunk, size) for chunk in whole_ones]
+                    own = text_of(f"own {request.index}", length - size * len(texts))
                     asked = client.RequestFuncInput(
-                        prompt_of(request),
+                        [*itertools.chain(*texts, own)],
                         f"{endpoint.url}/v1/completions",
-                        *(request.prompt_len, request.output_len, name),
+                        *(length, request.output_len, name),
                         extra_headers=endpoint.headers,
                         ignore_eos=True,
                     )
                     ask = client.async_request_openai_completions
                     answers.append(await ask(asked, http))
-                    bar.update()
             return answers
 
         room = asyncio.Semaphore(self.args.max_concurrency or len(self._sessions))
-        total = sum(map(len, self._sessions))
         # An idle connection may end just when the next request goes.
         ssl = endpoint.verify
         connections = aiohttp.TCPConnector(limit=0, force_close=True, ssl=ssl)
-        async with aiohttp.ClientSession(
-            connector=connections,
-            timeout=client.AIOHTTP_TIMEOUT,
-            read_bufsize=2**18,
-            trust_env=True,
-        ) as http:
-            with tqdm(total=total, unit="req", disable=self._hides_progress) as bar:
-                rows = await asyncio.gather(*map(converse, self._sessions))
-        return _saved([*itertools.chain.from_iterable(rows)])
+        how: dict[str, Any] = {"timeout": client.AIOHTTP_TIMEOUT, "trust_env": True}
+        async with aiohttp.ClientSession(connector=connections, **how) as http:
+            found = await asyncio.gather(*map(converse, self._sessions))
+        return saved_as_by_bench([*itertools.chain(*found)])
 
 
-def _saved(rows: Sequence[Any]) -> dict[str, Any]:
-    fields = {
-        "output_lens": "output_tokens",
-        "start_times": "start_time",
-        "ttfts": "ttft",
-        "itls": "itl",
-        "errors": "error",
+def saved_as_by_bench(answers: Sequence[Any]) -> dict[str, Any]:
+    """As `vllm bench serve --save-detailed` has them."""
+    completed = sum(answer.success for answer in answers)
+    return {
+        "completed": completed,
+        "failed": len(answers) - completed,
+        "output_lens": [answer.output_tokens for answer in answers],
+        "start_times": [answer.start_time for answer in answers],
+        "ttfts": [answer.ttft for answer in answers],
+        "itls": [answer.itl for answer in answers],
+        "errors": [answer.error for answer in answers],
     }
-    completed = sum(row.success for row in rows)
-    found = {name: [getattr(row, f) for row in rows] for name, f in fields.items()}
-    return {"completed": completed, "failed": len(rows) - completed, **found}

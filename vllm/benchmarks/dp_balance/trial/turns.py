@@ -61,8 +61,7 @@ class Folder:
 
     def file(self, turn: Turn, suffix: str = ".json") -> Path:
         """One of a turn; without a suffix of the caller its result."""
-        name = f"{turn.number:02d}-{turn.policy.partition(':')[0]}{suffix}"
-        return self.path / "turns" / name
+        return self.path / "turns" / f"{turn.number:02d}-{turn.policy}{suffix}"
 
     def prepare(self, options: object) -> None:
         """Makes it, or goes on with it if it is of the same trial.
@@ -151,7 +150,7 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
         saved = asyncio.run(_watched(endpoint, load, turn.round))
         _refuse_failed(saved, endpoint.way)
         after = _settled(endpoint)
-        endpoint.refuse_other_policy(turn.policy.partition(":")[0])
+        endpoint.refuse_other_policy(turn.policy)
     counters = {name: after.since(before, name) for name in COUNTERS}
     parts = counters, after.costs
     folder.write(folder.file(turn), json.dumps({**saved, "trial": parts}))
