@@ -12,7 +12,7 @@ from typing import Any
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
-from .policies import BASELINES, OWN, make_controller
+from .policies import OWN, RIVALS, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
@@ -34,8 +34,8 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `policies_from` and `scenario_from` read."""
     add = parser.add_argument
-    text = f"Any of {', '.join(OWN)}, and baselines {', '.join(BASELINES)} (N steps). "
-    text += "Parameters follow a colon: cap:margin=1. "
+    text = f"Any of {', '.join(OWN)}, and rules of other engines: {', '.join(RIVALS)} "
+    text += "(N steps). Parameters follow a colon: cap:margin=1. "
     text += f"Default: {' '.join(OWN)}."
     add("--policy", nargs="+", default=list(OWN), metavar="NAME", help=text)
     text = "Specify to disable tqdm progress bar."

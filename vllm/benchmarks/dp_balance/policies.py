@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Policies by name: those of the balance package, and baselines to compare with."""
+"""Policies by name: those of the balance package, and rules of other engines."""
 
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from vllm.v1.core.sched.balance.policies.registry import (
@@ -19,15 +17,15 @@ from .rivals.atom import AtomCoalescer
 from .rivals.exhaustive import ExhaustiveCycle
 from .rivals.sglang import SGLangDelayer, SGLangDelayer0523
 
+BALANCE = "--data-parallel-balance"
+"""The option of `vllm serve`."""
+
 
 class Controller(Protocol):
-    """Takes the decision of a step from the rows of all ranks.
+    """Decides a step from the rows of all ranks, as every policy of the package."""
 
-    Every policy of the balance package is one.
-    """
-
-    def decide(self, snapshot: Snapshot) -> Decision | Sequence[Decision]:
-        """One decision for all ranks, or one per rank."""
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """One decision for all ranks."""
         ...
 
     def reset(self) -> None:
@@ -36,29 +34,25 @@ class Controller(Protocol):
 
 
 OWN = ("off", *POLICIES)
-"""The values of `--data-parallel-balance`."""
+"""The values of `BALANCE`."""
 
-_WITH_N: Mapping[str, Callable[..., Controller]] = {
-    "sglang": SGLangDelayer,
-    "sglang23": SGLangDelayer0523,
-}
-_OTHERS: Mapping[str, Callable[..., Controller]] = {
+_RIVALS: Mapping[str, Callable[..., Controller]] = {
+    "sglang-N": SGLangDelayer,
+    "sglang23-N": SGLangDelayer0523,
     "atom": AtomCoalescer,
     "eb": ExhaustiveCycle,
 }
-BASELINES = (*(f"{name}-N" for name in _WITH_N), *_OTHERS)
-"""Rules of other systems, N in steps; see `rivals`."""
-
-
-MOST = 1_000_000
-"""Of a parameter, in steps, requests or seconds."""
+RIVALS = tuple(_RIVALS)
+"""Rules of other engines, N in steps; see `rivals`."""
+MOST = 999_999
+"""Of N and of a parameter."""
 
 
 class PolicySpec(NamedTuple):
     """A policy as named on the command line, `NAME[:PARAMETER=NUMBER,...]`."""
 
     name: str
-    parameters: dict[str, float]
+    parameters: dict[str, int]
 
     @classmethod
     def parse(cls, text: str) -> "PolicySpec":
@@ -68,77 +62,58 @@ class PolicySpec(NamedTuple):
             UsageError: it has no such form.
         """
         name, colon, rest = text.partition(":")
-        parameters: dict[str, float] = {}
+        parameters: dict[str, int] = {}
         for item in rest.split(",") if colon else ():
             parameter, _, value = item.partition("=")
-            try:
-                number = float(value)
-            except ValueError:
-                number = math.nan
-            if not 0 <= number <= MOST or parameter in parameters:
+            if not _is_number(value) or parameter in parameters:
                 raise UsageError(
-                    f"--policy {text}: {item!r} is not PARAMETER=NUMBER, 0 to {MOST}, "
-                    "each once."
+                    f"--policy {text}: {item!r} is not PARAMETER=NUMBER, a whole "
+                    f"number from 0 to {MOST}, each once."
                 )
-            parameters[parameter] = int(number) if number.is_integer() else number
+            parameters[parameter] = int(value)
         return cls(name, parameters)
 
 
-BALANCE = "--data-parallel-balance"
-"""The option of `vllm serve`."""
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= len(str(MOST))
 
 
 def server_options(text: str) -> list[str]:
-    """The options of `vllm serve` that make a policy that is named as in `PolicySpec`.
+    """The options of `vllm serve` that make a policy.
 
     Raises:
         UsageError: no server has it.
     """
-    spec = PolicySpec.parse(text)
-    if spec.name not in OWN or spec.parameters:
+    if text not in OWN:
         raise UsageError(
             f"--policy {text}: a server has {', '.join(OWN)}, without parameters; "
             "simulate compares others."
         )
-    return [BALANCE, spec.name]
-
-
-def _refuse_fractions(
-    takes: Callable[..., object], parameters: Mapping[str, float]
-) -> None:
-    for name, parameter in inspect.signature(takes).parameters.items():
-        value = parameters.get(name, 0)
-        if parameter.annotation is int and not isinstance(value, int):
-            raise ValueError(f"{name} must be a whole number, not {value}")
+    return [BALANCE, text]
 
 
 def make_controller(text: str) -> Controller | None:
-    """The policy of that name; None for "off", which exchanges nothing.
+    """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
 
     Raises:
         UsageError: there is none of that name, or not with these parameters.
     """
     name, parameters = PolicySpec.parse(text)
     kind, _, number = name.rpartition("-")
-    steps = int(number) if number.isdecimal() and len(number) < 7 else 0
+    has_number = _is_number(number) and int(number) > 0
+    rival = _RIVALS.get(f"{kind}-N" if has_number else name)
+    if name not in OWN and (rival is None or name.endswith("-N")):
+        names = ", ".join(OWN + RIVALS)
+        raise UsageError(
+            f"--policy {text}: unknown; choose from {names} (N is 1 to {MOST})."
+        )
     try:
         if name in POLICIES:
-            _refuse_fractions(POLICIES[name][1], parameters)
             return create_policy(name, parameters)
-        if name in _OTHERS:
-            return _OTHERS[name](**parameters)
-        if kind in _WITH_N and steps:
-            _refuse_fractions(_WITH_N[kind], parameters)
-            return _WITH_N[kind](steps, **parameters)
-    except TypeError:
-        raise UsageError(f"--policy {text}: {name} has no such parameters.") from None
+        if parameters:
+            raise ValueError(f"{name} has no parameters")
     except ValueError as error:
         raise UsageError(f"--policy {text}: {error}.") from None
-    if name != "off":
-        names = ", ".join(OWN + BASELINES)
-        raise UsageError(
-            f"--policy {text}: unknown; choose from {names} (N is 1 to 999999)."
-        )
-    if parameters:
-        raise UsageError(f"--policy {text}: {name} has no such parameters.")
-    return None
+    if rival is None:
+        return None
+    return rival(int(number)) if has_number else rival()

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Results as a table and as a JSON file that says how they came about."""
 
+import hashlib
 import json
-import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from .errors import UsageError
 from .files import read_text
-from .fingerprint import policies_fingerprint
 from .metrics import Metrics
 
 FORMAT_VERSION = 1
@@ -137,8 +136,20 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             print("-" * (sum(widths) + 2 * len(widths) - 2))
 
 
+_BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
+
+
+def policies_fingerprint() -> str:
+    """Twelve hexadecimal digits, the same for the same sources of balance scheduling.
+
+    The simulator's are not in it: results of real servers carry it, too.
+    """
+    sources = map(Path.read_bytes, sorted(_BALANCE.rglob("*.py")))
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+
+
 def versions() -> dict[str, str]:
-    """What produced a result; "balance" is a hash of the policies' sources."""
+    """What produced a result; "balance" is `policies_fingerprint`."""
     try:
         vllm = version("vllm")
     except PackageNotFoundError:
@@ -150,18 +161,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def _strict(value: object) -> object:
-    """The value with None for each number that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def strict_json(document: Mapping[str, object]) -> str:
     """The document as JSON; what is no number or has no limit is null."""
-    return json.dumps(_strict(document), indent=1, ensure_ascii=False, allow_nan=False)
+    known = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:
