@@ -36,7 +36,7 @@ from tqdm import tqdm
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.policies.decision import Decision
 from vllm.v1.core.sched.balance.policies.registry import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot

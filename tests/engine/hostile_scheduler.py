@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.group import exchange
+from vllm.v1.core.sched.balance import group
 
 FOLDER = "HOSTILE_FOLDER"
 """The variable with the folder of what they write, and of what tells them to act."""
@@ -73,7 +73,7 @@ class Damaging(Recorded):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        encode = exchange.encode
+        encode = group.encode
         damage = Path(os.environ[FOLDER]) / DAMAGE
 
         def damaged(row: Any) -> list[int]:
@@ -82,4 +82,4 @@ class Damaging(Recorded):
                 sent[4] ^= 1 << 3
             return sent
 
-        exchange.encode = damaged
+        group.encode = damaged

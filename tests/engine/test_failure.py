@@ -181,6 +181,7 @@ def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, sig
         statuses = statuses_after(server, lose, clients=24, tokens=4000)
         assert all(status >= 500 for status in statuses), statuses
         psutil.wait_procs(engines, END_S)
+        assert server.wait(END_S) == 1, "nobody asked it to end"
         log = server.log.read_text()
     if signals.keys() == {1}:
         assert "no answer from rank 1 (process ended or stopped)" in log

@@ -1,41 +1,85 @@
-"""What identifies a group of ranks, and what does not."""
+"""What the ranks of a group must have in common, and how a row gets to the others."""
 
+import importlib.util
 import multiprocessing
+import shutil
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.identity import check_same_identity, identity_of
+from vllm.v1.core.sched.balance import group as balance_group
+from vllm.v1.core.sched.balance.group import (
+    WIDTH,
+    RowExchange,
+    decode,
+    difference,
+    encode,
+    identity_of,
+)
 from vllm.v1.core.sched.balance.policies.rows import Row
 
 from schedulers import engine_config
 from vllm_server import free_port
 
-POLICIES = (
+OPTIONS = (
     {"data_parallel_balance": "cap"},
     {"data_parallel_balance": "adaptive"},
     {"data_parallel_dispatch": "tokens"},
 )
+MINE = {"policy": "adaptive", "dispatch": "unset", "code": "abc"}
 ROW = Row(*[1] * len(Row._fields))
+ROWS = st.builds(Row, *[st.integers(-(2**63), 2**63 - 1)] * len(Row._fields))
 
 
 def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
     configs = [
         engine_config(moe_model, data_parallel_size=2, **options)
-        for options in ({}, *POLICIES)
+        for options in ({}, *OPTIONS)
     ]
     assert len({config.compute_hash() for config in configs}) == 1
     assert len({config.parallel_config.compute_hash() for config in configs}) == 1
     other = engine_config(moe_model, data_parallel_size=2, enable_expert_parallel=True)
     assert other.compute_hash() != configs[0].compute_hash()
+    off, cap, *_ = [identity_of(config.parallel_config) for config in configs]
+    assert off == {"policy": "off", "dispatch": "unset", "code": "any"}
+    assert cap["code"] == balance_group.code_version()
 
 
-def test_a_rank_of_a_stock_vllm_is_refused(moe_model):
-    config = engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
-    own = {"data_parallel_balance": identity_of(config)}
-    check_same_identity(1, own, config.parallel_config)
-    with pytest.raises(RuntimeError, match=r"rank 1 .* unknown"):
-        check_same_identity(1, {}, config.parallel_config)
+def test_an_edit_of_any_file_is_another_version_wherever_they_are(tmp_path):
+    folder = Path(balance_group.__file__).parent
+    hidden = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(folder, tmp_path / "copy", ignore=hidden)
+
+    def version():
+        spec = importlib.util.spec_from_file_location("copied", copy / "group.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.code_version()
+
+    versions = {version()}
+    assert versions == {balance_group.code_version()}
+    for path in copy.rglob("*.py"):
+        with path.open("a") as file:
+            file.write("\n")
+        assert version() not in versions, path
+        versions.add(version())
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"policy": "cap"}, "balance cap, rank 0 was started with --data-parallel-bal"),
+        ({"dispatch": "tokens"}, "-dispatch tokens, rank 0 was started with --data-pa"),
+        ({"code": "def"}, "version def of the balance code, rank 0 has version abc"),
+    ],
+)
+def test_the_sentence_says_what_differs(other, words):
+    sentence = difference(3, MINE | other, 0, MINE)
+    assert sentence.startswith("Data parallel rank 3 ")
+    assert words in sentence
+    assert difference(3, dict(MINE), 0, MINE) is None
 
 
 def run_rank(rank, port, identity, answers):
@@ -66,13 +110,35 @@ def exchange_once(identities):
     return found
 
 
-def test_ranks_compare_themselves_where_no_front_end_does():
-    """With Ray, or with one front-end per rank, there is no common handshake."""
-    mine = {"policy": "adaptive", "code": "abc", "dispatch": None}
-    assert exchange_once([mine, dict(mine)]) == {0: (1, 1), 1: (1, 1)}
-    found = exchange_once([mine, mine | {"dispatch": "tokens"}])
-    assert found[1].startswith(
-        "Data parallel rank 1 was started with --data-parallel-dispatch tokens, rank 0 "
-        "with no --data-parallel-dispatch. "
-    )
-    assert "rank 1 left" in found[0]
+def test_ranks_compare_themselves():
+    """As they do at the start, and in a new group of elastic expert parallelism."""
+    assert exchange_once([MINE, dict(MINE)]) == {0: (1, 1), 1: (1, 1)}
+    found = exchange_once([MINE, MINE | {"policy": "cap"}])
+    said = "Data parallel rank {} was started with --data-parallel-balance {}, rank {} "
+    # Who looks first tells; the other may find that it has left.
+    told = [found[0].startswith(said.format(1, "cap", 0))]
+    told += [found[1].startswith(said.format(0, "adaptive", 1))]
+    assert any(told), found
+
+
+def test_a_rank_that_says_nothing_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "5")
+    found = exchange_once([MINE, None])
+    assert found[0].startswith("Data parallel balance: rank 0 has waited 5 s at most")
+
+
+@settings(deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_rows_arrive(rows):
+    assert [Row(*row) for row in decode(map(encode, rows))] == rows
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(0, WIDTH - 1), st.integers(0, 31))
+def test_one_bit_that_changed_on_the_way_is_an_error(row, place, bit):
+    """So is a buffer of zeros that nobody wrote to: its checksum is not 0."""
+    good, bad = encode(row), encode(row)
+    bad[place] ^= 1 << bit
+    for damaged in (bad, [0] * WIDTH):
+        with pytest.raises(RuntimeError, match="the row of rank 1 arrived damaged"):
+            decode([good, damaged])

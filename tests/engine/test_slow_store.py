@@ -1,13 +1,57 @@
-"""The store of the heartbeats may be slow."""
+"""Who is silent, late or gone, by what the store says; and a store that is slow."""
 
 import threading
 import time
 from types import SimpleNamespace
 
 import torch.distributed as dist
-from vllm.v1.core.sched.balance.group.rank_watch import RankWatch
+from vllm.v1.core.sched.balance.watch import (
+    FAILED,
+    LEFT,
+    PATIENCE,
+    Heartbeats,
+    RankWatch,
+    Status,
+)
+
+from vllm_balance.doctor import server
 
 TIMEOUT_S = 6.0
+HERE = Status("model", 1, 2, 0.0)
+
+
+def test_what_a_rank_writes_is_read_by_the_doctor():
+    written = Status("exchange", 3, 121, time.monotonic() - 10)
+    read = server.Status.read(written.text(1, 4) + "behind it")
+    assert read is not None
+    assert (read.rank, read.size, read.wave, read.step) == (1, 4, 3, 121)
+    assert read.since == written.since
+    assert "text(balance/watch.py" in read.stack
+
+
+def hear(beats, **said):
+    beats.hear({int(rank[1:]): words for rank, words in said.items()})
+
+
+def test_a_rank_that_stands_still_in_several_readings_is_silent():
+    beats = Heartbeats(None, 1, 4)
+    for number in range(PATIENCE + 1):
+        assert beats.silent() == []
+        hear(beats, r0=f"{number} 1 2", r1="0 1 2", r2="9 1 2", r3=LEFT)
+    assert beats.silent() == [2]
+    assert beats.blame(HERE) == "no answer from rank 2 (process ended or stopped)"
+    hear(beats, r0="9 1 2", r1="0 1 2", r2="10 1 2", r3=LEFT)
+    assert beats.silent() == []
+
+
+def test_ranks_that_failed_or_are_behind_or_left_are_told_apart():
+    beats = Heartbeats(None, 1, 4)
+    hear(beats, r0="7 0 5", r1="9 1 2", r2=FAILED)
+    assert beats.blame(HERE) == "rank 2 failed with an error of its own"
+    hear(beats, r0="7 0 5", r1="9 1 2", r2=LEFT)
+    assert beats.blame(HERE) == "rank 0 not there yet (the process is alive)"
+    hear(beats, r0="7 1 2", r1="9 1 2", r2=LEFT)
+    assert beats.blame(HERE) == "rank 2 left"
 
 
 class SlowStore(dist.Store):

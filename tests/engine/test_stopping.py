@@ -95,29 +95,34 @@ SAID = {
     kill_front_end: "has ended without stopping it",
     kill_coordinator: "the coordinator (pid",
 }
+STATUS = {kill_front_end: -signal.SIGKILL, kill_coordinator: 1}
+"""What the first process exits with, if not 0: nobody asked it to end."""
 STOPS = (terminate, terminate_all, kill_front_end, kill_coordinator)
-QUICK = tuple((stop, "fork", 1) for stop in STOPS if stop is not terminate_all)
+QUICK = (
+    (terminate, "fork", 1, "off"),
+    (kill_front_end, "fork", 1, "adaptive"),
+    (kill_coordinator, "fork", 1, "adaptive"),
+)
 SLOW = (
-    *((stop, "spawn", 1) for stop in STOPS),
-    *(
-        (terminate_all, "fork", 1),
-        (terminate, "spawn", 2),
-        (kill_front_end, "spawn", 2),
-    ),
+    *((stop, "spawn", 1, "adaptive") for stop in STOPS),
+    *((stop, "fork", 1, "off") for stop in STOPS if stop is not terminate),
+    (terminate, "fork", 1, "adaptive"),
+    (terminate_all, "fork", 1, "adaptive"),
+    *((stop, "spawn", 2, "adaptive") for stop in STOPS if stop is not terminate_all),
 )
 
 
 @pytest.mark.parametrize(
-    ("stop", "method", "api_servers"),
+    ("stop", "method", "api_servers", "policy"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_a_server_that_stops_leaves_nothing(
-    moe_model, tmp_path, stop, method, api_servers
+    moe_model, tmp_path, stop, method, api_servers, policy
 ):
     """The reference platform forks its processes, Ascend spawns them."""
     server = Server(
         *(tmp_path, moe_model, "-dp", "2", "--enable-expert-parallel"),
-        *("--data-parallel-balance", "adaptive", "--max-num-seqs", "4"),
+        *("--data-parallel-balance", policy, "--max-num-seqs", "4"),
         *("--api-server-count", str(api_servers)),
         environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
     )
@@ -145,6 +150,7 @@ def stopped_in(server, stop):
         assert not any(stream.is_alive() for stream in streams)
         assert {stream.end for stream in streams} <= {"error", "abort"}
         slow.close()
+        assert server.wait(HANG_S) == STATUS.get(stop, 0)
         assert SAID.get(stop, "") in server.log.read_text()
         assert stop in SAID or "Ending the server" not in server.log.read_text()
         return max(ended, *(stream.ended_at for stream in streams)) - began

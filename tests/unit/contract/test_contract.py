@@ -59,15 +59,16 @@ def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pin.tree / "vllm", tree / "vllm", ignore=left_out)
     series = load_series(pin.paths.patches("vllm"))
-    edit(tree / "vllm/v1/engine/core.py", "ready_msg = {", "message = {")
+    router = tree / "vllm/entrypoints/serve/elastic_ep/api_router.py"
+    edit(router, "scale_elastic_ep(raw_request:", "scale_elastic_ep(request:")
     killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
     edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
     edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
     (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
     found = findings(pin, series, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
-    assert any("rank_watch.py" in one and "kill_process_tree" in one for one in said)
-    assert any("core.py" in one and "ready_msg" in one for one in said), said
+    assert any("watch.py" in one and "kill_process_tree" in one for one in said)
+    assert any("api_router.py" in one and "raw_request" in one for one in said), said
     assert any("metrics.py" in one and "create_metric_per" in one for one in said)
     assert any("lora.py" in one and "punica_cpu" in one for one in said)
     assert len(found) < 10, said

@@ -26,10 +26,10 @@ SWITCH_ON_TEXT = '''\
 from functools import partial
 
 import vllm.v1.core.sched.scheduler as scheduler
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
+from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.policies.registry import create_policy
-from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.metrics import BalanceStats
 
 
 def create_balance_gate(self, config):

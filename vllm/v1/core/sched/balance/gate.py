@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.group.exchange import RowExchange
-from vllm.v1.core.sched.balance.identity import identity_of
+from vllm.v1.core.sched.balance.group import (
+    RowExchange,
+    check_identity,
+    identity_of,
+    timeout_of,
+)
 from vllm.v1.core.sched.balance.measure.ages import PendingAges
 from vllm.v1.core.sched.balance.measure.pending import PendingWork
 from vllm.v1.core.sched.balance.measure.queues import (
@@ -25,6 +29,7 @@ from vllm.v1.core.sched.balance.measure.vllm_compat import (
     keep_prefill_interval,
     max_admitted,
 )
+from vllm.v1.core.sched.balance.metrics import BalanceStats, PolicyLog
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
@@ -36,14 +41,12 @@ from vllm.v1.core.sched.balance.policies.registry import (
     create_policy,
 )
 from vllm.v1.core.sched.balance.policies.rows import Row
-from vllm.v1.core.sched.balance.policy_log import PolicyLog
-from vllm.v1.core.sched.balance.stats import BalanceStats
+from vllm.v1.core.sched.balance.watch import end_with_parent
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig, VllmConfig
-    from vllm.v1.core.sched.interface import SchedulerInterface
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.core import DPEngineCoreProc
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
 
 logger = init_logger(__name__)
 
@@ -62,8 +65,8 @@ def create_balance_gate(
         parallel_config.data_parallel_size,
     )
     exchange = RowExchange(
-        _timeout(parallel_config),
-        identity_of(vllm_config),
+        timeout_of(parallel_config),
+        identity_of(parallel_config),
         parallel_config.data_parallel_rank,
         parallel_config.data_parallel_size,
     )
@@ -77,27 +80,22 @@ def create_balance_gate(
     )
 
 
-def _timeout(parallel_config: "ParallelConfig") -> float:
-    """Seconds that a rank waits for the others.
-
-    What the operator allows the collective calls on the CPU, or else what upstream
-    allows a step of the model.
-    """
-    seconds = parallel_config.cpu_distributed_timeout_seconds
-    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
-
-
-def start_balance_gate(
-    scheduler: "SchedulerInterface", vllm_config: "VllmConfig"
-) -> None:
+def start_balance_gate(core: "EngineCore") -> None:
     """Starts what runs beside the engine core's loop, once it has its scheduler.
 
     Raises:
         ValueError: balance is on, and scheduler or engine would ignore the gate.
+        RuntimeError: another rank of the group would decide differently.
     """
-    check_balance_scheduler(scheduler, vllm_config)
-    if (gate := getattr(scheduler, "balance_gate", None)) is not None:
-        gate.start()
+    check_balance_scheduler(core.scheduler, core.vllm_config)
+    group = getattr(core, "dp_group", None)
+    if envs.VLLM_ELASTIC_EP_SCALE_UP_LAUNCH:
+        group = None  # the other ranks come to it while they serve
+    if (gate := getattr(core.scheduler, "balance_gate", None)) is not None:
+        gate.start(core, group)
+    elif group is not None:
+        check_identity(group, identity_of(core.vllm_config.parallel_config))
+        end_with_parent()
 
 
 class BalanceGate:
@@ -163,9 +161,13 @@ class BalanceGate:
 
     # Called by the engine core.
 
-    def start(self) -> None:
+    def start(
+        self, core: "DPEngineCoreProc", group: "dist.ProcessGroup | None"
+    ) -> None:
         """Shows other processes from now on what this rank does."""
         self._exchange.start()
+        if group is not None:
+            self._exchange.join(group, core._send_engine_dead)
 
     def exchange_for(self, core: "DPEngineCoreProc") -> None:
         """Ends a step of the engine core's busy loop."""
@@ -213,8 +215,7 @@ class BalanceGate:
         exchanged = time.monotonic()
         self.apply(self.policy.decide(snapshot))
         learned = self.policy.learned
-        self.stats.observe_step(self.decision, snapshot, exchanged - now)
-        self.stats.observe_learned(learned)
+        self.stats.observe_step(self.decision, snapshot, exchanged - now, learned)
         self._log.observe(self.decision, learned, now)
 
     def measure(self, wave: int, step: int, now: float) -> Row:

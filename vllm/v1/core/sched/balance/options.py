@@ -60,8 +60,8 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         raise ValueError(
             f"{_FLAG} {policy} does not work with VLLM_USE_RUST_FRONTEND: that "
-            "front-end would neither compare the ranks' policies at the handshake nor "
-            "report the metrics. Unset the variable, or remove the flag."
+            "front-end would send requests as with balance off, and report no metrics. "
+            "Unset the variable, or remove the flag."
         )
 
 

@@ -6,18 +6,21 @@ Upstream kills its engines at once when it is told to stop, and then takes down 
 task that would have told the waiting requests. If no rank has answered them in between,
 uvicorn waits without limit for streams that nobody feeds any more. It also notices
 neither that the coordinator has ended, nor, in an API server that is not the first
-process, that the first one has.
+process, that the first one has. And it exits with 0, so that nobody restarts it.
+
+All of this is so with balance off, too, and so it is mended there.
 """
 
 import asyncio
 import os
 import signal
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.parent_watch import parent_is_gone
+from vllm.v1.core.sched.balance.watch import parent_is_gone
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,45 +35,56 @@ _watches: set[asyncio.Task[None]] = set()
 
 
 def end_with_engines(llm: "AsyncLLM") -> None:
-    """With balance on, ends the server when its engines have ended or must end.
+    """Ends the server when its engines have ended or must end.
 
-    Called in the event loop of the server.
+    Called in the event loop of the server. In another program that has an `AsyncLLM`
+    nothing is ended.
     """
-    if llm.vllm_config.parallel_config.data_parallel_balance == "off":
-        return
     task = asyncio.create_task(_watch(llm))
     _watches.add(task)  # the loop keeps only a weak reference
     task.add_done_callback(_watches.discard)
 
 
 async def _watch(llm: "AsyncLLM") -> None:
-    missing = None
+    missing, is_served = None, False
     loop = asyncio.get_running_loop()
     while not llm.errored:
+        is_served = is_served or _is_served()
         # Twice in a row: where all processes are told to stop, the coordinator is the
         # first to go.
         before, missing = missing, _missing(llm)
-        if before is not None and missing is not None:
+        if before is not None and missing is not None and is_served:
             logger.error("Data parallel balance: %s. Ending the server.", missing)
             await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
             break
         await asyncio.sleep(_PERIOD_S)
+    if not is_served:
+        return
+    manager = llm.engine_core.resources.engine_manager
+    died = missing or getattr(manager, "failed_proc_name", None)
+    status = 1 if died or llm.engine_core._finalizer.alive else 0
     llm.output_processor.propagate_error(llm.dead_error)
     if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
         return
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
-        signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
+    signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
+    try:
         # They may still be naming the rank that was the cause.
-        manager = llm.engine_core.resources.engine_manager  # ends them within 5 s
         while any(each.is_alive() for each in getattr(manager, "processes", ())):
-            await asyncio.sleep(_PERIOD_S)
-        loop.call_later(_GRACE_S, _end_now)
-
-
-def _end_now() -> None:
-    """The event loop still runs: some client neither reads nor finishes its request."""
+            await asyncio.sleep(_PERIOD_S)  # the manager ends them within 5 s
+        await asyncio.sleep(_GRACE_S)
+    except asyncio.CancelledError:  # the server has ended, and with it the loop
+        if status:
+            loop.call_soon(sys.exit, status)
+        raise
+    # Some client neither reads nor finishes its request.
     logger.warning("Data parallel balance: the last clients are cut off.")
-    os._exit(0)
+    os._exit(status)
+
+
+def _is_served() -> bool:
+    """Whether it is upstream's launcher that runs this loop."""
+    tasks = asyncio.all_tasks()
+    return any(getattr(t.get_coro(), "__name__", "") == "watchdog_loop" for t in tasks)
 
 
 def _missing(llm: "AsyncLLM") -> str | None:

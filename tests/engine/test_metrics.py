@@ -1,0 +1,37 @@
+"""What a rank reports: each thing once, and no more than fits into a message."""
+
+import json
+
+from vllm.v1.core.sched.balance.metrics import BalanceStats
+from vllm.v1.core.sched.balance.policies.decision import OPEN, Learned
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.step_cost import StepCost
+
+ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))])
+LOAD = {"unprefilled": 5, "context": 7, "held": 1}
+COST = StepCost(decode=0.04, fixed=0.01, own=0.9, shared=0.2, padding=0.1)
+
+
+def test_a_report_has_what_came_since_the_last_one_and_the_latest_values():
+    stats = BalanceStats("cap")
+    for number in range(3000):
+        stats.observe_step(OPEN, ROWS, number / 1000)
+        stats.observe_held_step()
+    report = json.loads(json.dumps(stats.take(LOAD)))
+    assert report["decisions"] == [["admit", "open", 3000]]
+    assert report["held_steps"] == 3000
+    assert report["load"] == LOAD
+    assert report["exchange_seconds"] == [n / 1000 for n in range(2000, 3000)]
+    again = stats.take(LOAD)
+    assert not again["decisions"] + again["exchange_seconds"]
+    assert again["held_steps"] == 0
+
+
+def test_what_was_learned_is_told_as_it_is_and_set_backs_once():
+    stats, told = BalanceStats("adaptive"), []
+    for set_backs in (0, 2, 2, 1):  # the last one is of a new group of ranks
+        stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, set_backs))
+        report = stats.take(LOAD)
+        assert report["step_cost"] == COST._asdict()
+        told.append(report["set_backs"])
+    assert told == [0, 2, 0, 0]
