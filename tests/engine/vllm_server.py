@@ -114,10 +114,12 @@ class ServeProcess:
             AssertionError: names those that live after `timeout` seconds.
         """
         assert self._process is not None
-        _, alive = psutil.wait_procs(self.processes(), timeout=timeout)
+        gone, alive = psutil.wait_procs(self.processes(), timeout=timeout)
         names = [process.name() for process in alive if is_alive(process.pid)]
         assert not names, f"{self.log}: still there after {timeout:g} s: {names}"
-        return self._process.wait(FOLLOW_S)
+        # Whoever waits for a process first has its status.
+        statuses = {process.pid: process.returncode for process in gone}
+        return statuses.get(self._process.pid, self._process.poll())
 
     def kill(self):
         """End every process at once, as a power failure does."""
