@@ -75,7 +75,7 @@ def demo(paths: Paths) -> None:
     print(f"What programs of others write meanwhile is in {folder}/*.log")
     say("1 of 2: the same answers. A tiny model with random weights, on two ranks")
     model = tiny_model(python, folder / "models")
-    run_trial(python, folder / "answers", model, QUESTIONS, FEW_SLOTS)
+    run_trial(python, folder / "answers", model, QUESTIONS, FEW_SLOTS, is_shown=False)
     print(compare(folder / "answers"))
     say("2 of 2: the gain. Four ranks on an emulated device, three turns of each")
     run_trial(python, folder / "gain", model, LOAD, FOUR_RANKS)
@@ -106,7 +106,12 @@ def free_port() -> int:
 
 
 def run_trial(
-    python: Path, folder: Path, model: Path, words: Sequence[str], served: Sequence[str]
+    python: Path,
+    folder: Path,
+    model: Path,
+    words: Sequence[str],
+    served: Sequence[str],
+    is_shown: bool = True,
 ) -> None:
     """Run `vllm bench dp-balance trial`, whose servers have a port of their own.
 
@@ -116,6 +121,7 @@ def run_trial(
         model: what is served.
         words: options of the trial and of the load.
         served: options of `vllm serve`.
+        is_shown: whether the terminal gets what it says, else the log.
 
     Raises:
         ToolError: it did not end well.
@@ -140,6 +146,7 @@ def run_trial(
                 "PATH": programs,
                 "VLLM_LOGGING_LEVEL": "ERROR",
             },
+            stdout=None if is_shown else errors,
             stderr=errors,
         )
     if status:
