@@ -4,16 +4,13 @@ The tests of a group run in this order, on the same processes; the last one ends
 What they print is measured, and in docs/deployment.md.
 """
 
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deployment import RANKS, TIMEOUT_S, Group
+from deployment import RANKS, TIMEOUT_S
 from hugging_face import Sample
-from netns import Host
 from test_greedy_equality import assert_equal
 from traffic import Traffic
 from vllm_server import START_S, Server
@@ -27,28 +24,6 @@ COUNTED = (
     "vllm:dp_balance_held_steps_total",
     "vllm:dp_balance_exchange_seconds_count",
 )
-
-
-def whose_fault(group: Group, host: Host, *expected: str) -> str:
-    """What the doctor says on that host, as soon as it begins like one of these.
-
-    It can tell before the time-out, then the ranks end: it looks again and again, from
-    before the fault on.
-    """
-    process = group.processes[host][0]
-    assert process._process is not None
-    ends = (*expected, "no process")
-    code = (
-        "from vllm_balance.doctor.hang import report\nfound = ''\n"
-        f"while not found.startswith({ends!r}):\n"
-        f"    found = [*report({process._process.pid})][-1].found\n"
-        "print(found)"
-    )
-    command = [*host.enter, sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=2 * END_S
-    )
-    return done.stdout
 
 
 def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> None:
@@ -130,25 +105,15 @@ def test_a_host_that_is_cut_off_is_named_and_all_end(group, moe_samples):
     first, second, *others = group.hosts
     with Traffic(group.servers[:1], moe_samples, group.ranks) as traffic:
         traffic.more(ANSWERS, timeout=END_S)
-        # Cut off from the store of rank 0, the second hears of no other rank.
-        there = f"ranks {RANKS}, {RANKS + 1} on another host"
-        expected = [[there], ["rank 0 on another host", "ranks 0, "]]
-        with ThreadPoolExecutor() as pool:
-            looks = [
-                pool.submit(whose_fault, group, host, *words)
-                for host, words in zip(group.hosts, expected, strict=False)
-            ]
-            start = time.monotonic()
-            second.cut()
-            faults = [look.result() for look in looks]
+        start = time.monotonic()
+        second.cut()
         errors = traffic.refused(timeout=END_S)
         refused = time.monotonic() - start
-    for fault, words in zip(faults, expected, strict=True):
-        assert fault.startswith(tuple(words)), fault
     group.wait(END_S)
     ended = time.monotonic() - start
     for host in (first, *others):
         named = f"no answer from ranks {RANKS}, {RANKS + 1} (process ended or stopped)"
         assert named in group.log(host)
+    # Cut off from the store of rank 0, the second hears of no other rank.
     assert "no answer from rank 0 (process ended or stopped)" in group.log(second)
     print(f"errors within {refused:.1f} s, all ended after {ended:.1f} s; {errors}")
