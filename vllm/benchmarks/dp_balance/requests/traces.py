@@ -94,9 +94,8 @@ EXPECTED = (
 )
 
 
-@functools.lru_cache(
-    maxsize=1
-)  # every policy with every seed asks; a pipe answers once
+# Every policy with every seed asks; a pipe answers once.
+@functools.lru_cache(maxsize=1)
 def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
     """Reads a trace of any of the formats.
 
