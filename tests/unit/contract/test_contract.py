@@ -59,8 +59,8 @@ def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pin.tree / "vllm", tree / "vllm", ignore=left_out)
     series = load_series(pin.paths.patches("vllm"))
-    router = tree / "vllm/entrypoints/serve/elastic_ep/api_router.py"
-    edit(router, "scale_elastic_ep(raw_request:", "scale_elastic_ep(request:")
+    scheduler = tree / "vllm/v1/core/sched/scheduler.py"
+    edit(scheduler, "request_queue = self._select_w", "chosen = self._select_w")
     killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
     edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
     edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
@@ -68,7 +68,7 @@ def test_the_type_checker_sees_what_names_do_not_show(pin, tmp_path):
     found = findings(pin, series, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
     assert any("watch.py" in one and "kill_process_tree" in one for one in said)
-    assert any("api_router.py" in one and "raw_request" in one for one in said), said
+    assert any("scheduler.py" in one and "request_queue" in one for one in said), said
     assert any("metrics.py" in one and "create_metric_per" in one for one in said)
     assert any("lora.py" in one and "punica_cpu" in one for one in said)
     assert len(found) < 10, said
