@@ -131,7 +131,7 @@ def run_trial(
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     command = [
         *(str(python.parent / "vllm"), "bench", "dp-balance", "trial"),
-        *("--result-dir", folder.name, *words),
+        *("--result-dir", str(folder.resolve()), *words),
         *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
         *("--port", str(free_port()), *served),
     ]
