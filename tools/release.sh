@@ -13,6 +13,11 @@ trial=
 upstream=$(sed -n '/^\[vllm\]/,/^filename/s/^version = "\(.*\)"/\1/p' upstream.toml)
 version=$upstream+balance.$(sed -n 's/^revision = //p' distribution.toml)
 folder=dist/release-$version$trial
+# The repository is the one here, not that of a hook, or of a folder above.
+# shellcheck disable=SC2046
+unset $(git rev-parse --local-env-vars)
+GIT_CEILING_DIRECTORIES=$(dirname "$PWD")
+export GIT_CEILING_DIRECTORIES
 commit=$(git rev-parse --verify --quiet HEAD) || fail "$PWD: expected a git checkout with a commit, found none; clone the repository"
 if [ -z "$trial" ]; then
     day='([0-9]{4}-[0-9]{2}-[0-9]{2})'

@@ -6,12 +6,16 @@ import signal
 import pytest
 
 import pure_vllm  # noqa: F401  before any test imports vllm
+from balance_tools.contract import fit
 from index_samples import SampleIndex
 from rebase_samples import make_root
 from repo_samples import SampleRepo
 
 # The workers of xdist set it; what a test starts must not import what the tests import.
 os.environ.pop("PYTHONPATH", None)
+# A hook that runs the tests sets them; what tests make has repositories of its own.
+for name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[name]
 
 
 def pytest_sessionstart():
@@ -38,6 +42,12 @@ def index(monkeypatch):
 def repo(tmp_path, index):
     """A git repository like ours, whose upstreams are tiny sdists on `index`."""
     return SampleRepo.make(tmp_path / "repo", index)
+
+
+@pytest.fixture
+def types_fit(monkeypatch):
+    """mypy, which takes seconds, is not asked."""
+    monkeypatch.setattr(fit, "type_check", lambda root, files: ())
 
 
 @pytest.fixture

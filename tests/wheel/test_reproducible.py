@@ -12,6 +12,7 @@ from balance_tools.distribution import Choice
 from conftest import HERE, ROOT
 
 COPIED = (
+    ".gitignore",
     "CMakeLists.txt",
     "LICENSE",
     "NOTICE",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pathspec import GitIgnoreSpec
+
+from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of, write_atomically
 
 MANIFEST_NAME = ".vendor.json"
@@ -82,6 +85,24 @@ def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str
     known = Manifest.read(tree / MANIFEST_NAME)
     paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
     return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
+
+
+def ignored_in(root: Path, names: Iterable[str]) -> set[str]:
+    """Those of `names`, relative to the repository, that its .gitignore leaves out.
+
+    git is not asked, for the files of an archive have no repository.
+
+    Raises:
+        ToolError: there is no such file.
+    """
+    path = root / ".gitignore"
+    if not path.is_file():
+        raise ToolError(
+            f"{path}: expected the file that says what is ours below vllm/, found "
+            "none; restore it from git"
+        )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return set(GitIgnoreSpec.from_lines(lines).match_files(names))
 
 
 def content_sha256(path: Path) -> str | None:

@@ -5,6 +5,7 @@ A program that goes on running has a class of its own: verify.pytest_file.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -84,9 +85,18 @@ def to_terminal(command: Iterable[object], *, cwd: Path | None = None) -> int:
     return subprocess.call(list(map(str, command)), cwd=cwd, stdout=sys.stderr)
 
 
-def git(root: Path, *arguments: str) -> list[str]:
-    """The command that runs git in a folder."""
-    return ["git", "-C", str(root), *arguments]
+def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
+    """Ask the repository whose top is `root`, whatever the environment says.
+
+    A hook of another repository sets GIT_DIR and more, and files without a repository
+    of their own may lie in a checkout of another project.
+    """
+    env = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    # What says which settings and owners the user trusts is no repository.
+    kept = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+    env |= {name: os.environ[name] for name in kept if name in os.environ}
+    env["GIT_CEILING_DIRECTORIES"] = str(root.resolve().parent)
+    return capture(["git", "-C", root, *arguments], stdin=stdin, env=env)
 
 
 def listed_by_git(root: Path, *options: str) -> list[str]:
@@ -95,7 +105,7 @@ def listed_by_git(root: Path, *options: str) -> list[str]:
     Raises:
         ToolError: it is not a git checkout, or git cannot read it.
     """
-    run = capture(git(root, "ls-files", "-z", *options))
+    run = git(root, "ls-files", "-z", *options)
     if run.status:
         raise ToolError(
             f"{root}: expected a git checkout whose files git can list, found "

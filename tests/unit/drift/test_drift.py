@@ -6,6 +6,7 @@ from balance_tools.drift.report import drift, normalised
 from balance_tools.drift.symbols import Modules
 from balance_tools.series.apply import load_series
 from rebase_samples import ENGINE, make_root, replaced, write_tree
+from series_samples import HEADER
 
 UPSTREAM = {
     "vllm/__init__.py": b"",
@@ -34,7 +35,7 @@ def test_formatting_comments_and_docstrings_are_no_drift():
 
 
 def test_what_uses_names_of_ours_comes_first(tmp_path):
-    root = make_root(tmp_path)
+    root = make_root(tmp_path, HEADER)
     series = load_series(root / "patches" / "vllm")
     limits = b"self.limit = 1\n        self.a = 2\n        self.b = 3"
     changed = replaced(

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from balance_tools.__main__ import main
 from balance_tools.paths import Paths
 from balance_tools.rebase.command import VERBS
 from balance_tools.rebase.sources import artifact_of
-from balance_tools.series.apply import diff_file, load_series
+from balance_tools.series.apply import diff_file, load_series, patched_files
 from balance_tools.upstream.lock import Lock, dump_lock
-from series_samples import HEADER, apply_series
+from series_samples import HEADER
 
 Files = dict[str, bytes]
 
@@ -95,6 +94,15 @@ ASCEND: Files = {
 IMPORT = b"from vllm.balance import create_gate\n"
 GATE = b"        self.gate = create_gate(config)\n"
 EXCHANGE = b"            self.gate.exchange(self.active)\n"
+OURS = b"""\
+def create_gate(config: object) -> object:
+    from vllm.queue import Queue
+
+    return Queue()
+"""
+RELYING = HEADER.replace("pkg.other:helper", "vllm.queue:Queue").replace(
+    "pkg.other:Engine.step", "vllm.engine:Engine.sync | vllm.queue:Queue.peek"
+)
 HOLD = b"            if self.gate.holds(request):\n                break\n\n"
 DEFER = b'    if hasattr(config, "balance"):\n        return False\n'
 
@@ -126,8 +134,8 @@ PATCHES = (
 )
 
 
-def make_root(folder: Path) -> Path:
-    """A repository with a lock, its archives in the cache, and the two series."""
+def make_root(folder: Path, header: str = RELYING) -> Path:
+    """A repository with a lock, its archives in the cache, the series, and our file."""
     paths = Paths(folder / "root")
     made = []
     for name, files in (("vllm", UPSTREAM), ("vllm_ascend", ASCEND)):
@@ -140,9 +148,10 @@ def make_root(folder: Path) -> Path:
     for path, name, old, new in PATCHES:
         patch = paths.patches(path.split("/")[0]) / name
         patch.parent.mkdir(parents=True, exist_ok=True)
-        patch.write_bytes(HEADER.encode() + diff_file(path, old, new))
+        patch.write_bytes(header.encode() + diff_file(path, old, new))
         with (patch.parent / "series").open("a") as series:
             series.write(f"{name}\n")
+    write_tree(paths.root, {".gitignore": b"/build/\n", "vllm/balance.py": OURS})
     return paths.root
 
 
@@ -168,7 +177,7 @@ def edit(patch: Path, old: str, new: str) -> None:
 def sample(folder: Path) -> tuple[Path, Path]:
     """Return (patches, pristine tree) of one package."""
     tree = write_tree(folder / "tree", UPSTREAM)
-    return make_root(folder) / "patches" / "vllm", tree
+    return make_root(folder, HEADER) / "patches" / "vllm", tree
 
 
 def rebase(root: Path, *arguments: str) -> int:
@@ -197,10 +206,7 @@ def tracked(root: Path) -> Files:
 
 
 def patched_engine(series: Path, upstream: Path) -> bytes:
-    copy = upstream.with_name(upstream.name + ".patched")
-    shutil.copytree(upstream, copy, symlinks=True)
-    apply_series(load_series(series), copy)
-    return (copy / "vllm/engine.py").read_bytes()
+    return patched_files(load_series(series), upstream)["vllm/engine.py"]
 
 
 HOOKS_STAND = {

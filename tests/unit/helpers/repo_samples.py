@@ -73,6 +73,7 @@ class SampleRepo:
         repo.write(OURS, "# ours\n")
         repo.write("patches/vllm/series", "four.patch\n")
         repo.write("patches/vllm/four.patch", PATCH)
+        repo.write("patches/vllm_ascend/series", "")
         repo.write(".gitignore", IGNORE)
         repo.write_lock()
         repo.git("init", "-q")

@@ -6,7 +6,6 @@ from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines, derive
 from balance_tools.rebase.scan import releases, scan
-from balance_tools.rebase.work import Work, work_root
 from balance_tools.series.apply import load_series, patched_files
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -61,8 +60,8 @@ def test_the_oracle_sees_a_hook_that_is_gone_or_elsewhere(
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_line_follows_from_the_pin(line):
-    with exclusive(work_root(PATHS) / ".lock"):
-        series = load_series(derive(PATHS, line).final_series("vllm"))
+    with exclusive(PATHS.build / "rebase" / ".lock"):
+        series = load_series(derive(PATHS, line) / "vllm")
         files = patched_files(series, PATHS.unpacked("vllm", line.lock.vllm.version))
     for path in (CORE, SCHEDULER, SENTINEL):
         assert misplaced(path, files[path] or b"") == ""
@@ -73,12 +72,12 @@ def test_every_line_follows_from_the_pin(line):
 def test_a_scan_places_the_lines_and_finds_a_conflict():
     artifacts = releases(f"{CONFLICTING}..{CONFLICTING}")
     artifacts += [line.lock.vllm for line in LINES]
-    with exclusive(work_root(PATHS) / ".lock"):
+    with exclusive(PATHS.build / "rebase" / ".lock"):
         conflict, *rows = scan(PATHS, artifacts)
     assert len(rows) > 1
     for row in rows:
         assert (row.placed, row.checked, row.findings) == (True, True, ())
-        moved = Work(work_root(PATHS) / "scan" / row.version).final_series("vllm")
+        moved = PATHS.build / "rebase" / "scan" / row.version
         tree = PATHS.unpacked("vllm", row.version)
         patched = patched_files(load_series(moved), tree)
         for path in (CORE, SCHEDULER):

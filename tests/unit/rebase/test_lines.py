@@ -1,12 +1,11 @@
 """A line keeps only what differs from the pin, and the rest follows from it."""
 
-import re
-
 import pytest
 
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines, check_own, derive, find_line
+from balance_tools.series.apply import diff_file
 from balance_tools.wheel.plan import check_pair
 from rebase_samples import (
     ENGINE,
@@ -21,6 +20,7 @@ from rebase_samples import (
     rebase,
     replaced,
     tracked,
+    write_tree,
 )
 
 # Upstream rewrote the statement that the exchange stands behind.
@@ -29,18 +29,24 @@ NEWER = replaced(ENGINE, (SYNC_AND_WAVE, BEHIND))
 OWN = "patches/vllm/exchange.patch"
 
 
+pytestmark = pytest.mark.usefixtures("types_fit")
+
+
 @pytest.fixture
 def root(tmp_path):
     """A repository with the line `next`, whose exchange.patch a person placed."""
     root = make_root(tmp_path)
     archive = make_sdist(tmp_path, "vllm-2.0", {**UPSTREAM, "vllm/engine.py": NEWER})
-    code = rebase(root, "--sdist", str(archive), "--line", "next")
-    if code:
-        file = root / "build/rebase/2.0/vllm/vllm/engine.py"
-        block = rb"<<<<<<<.*>>>>>>>[^\n]*\n"
-        text = re.sub(block, b"", file.read_bytes(), flags=re.DOTALL)
-        file.write_bytes(replaced(text, (BEHIND, BEHIND + EXCHANGE)))
-        assert rebase(root, "continue") == 0
+    args = ("--sdist", str(archive), "--line", "next")
+    if rebase(root, *args):
+        placed = patched_engine(
+            root / "build/rebase/2.0/patches/vllm", Paths(root).unpacked("vllm", "2.0")
+        )
+        diff = diff_file(
+            "vllm/engine.py", placed, replaced(placed, (BEHIND, BEHIND + EXCHANGE))
+        )
+        write_tree(root / "lines/next", {OWN: b"Description: x\n\n" + diff})
+        assert rebase(root, *args) == 0
     return root
 
 
@@ -60,11 +66,11 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
     folder = root / "lines" / "next"
     files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     assert sorted(files) == [OWN, "upstream.toml"]
-    work = derive(Paths(root), find_line(Paths(root), "next"))
+    series = derive(Paths(root), find_line(Paths(root), "next"))
     names = ["gate.patch", "hold.patch", "exchange.patch"]
-    assert (work.final_series("vllm") / "series").read_text().split() == names
+    assert (series / "vllm" / "series").read_text().split() == names
     tree = Paths(root).unpacked("vllm", "2.0")
-    patched = patched_engine(work.final_series("vllm"), tree)
+    patched = patched_engine(series / "vllm", tree)
     assert misplaced(patched) == []
     assert BEHIND + EXCHANGE in patched
 
@@ -72,8 +78,8 @@ def test_it_holds_what_a_person_changed_and_the_rest_is_derived(root, tmp_path):
 def test_a_change_of_the_pin_is_derived_too(root):
     change = ("create_gate(config)", "create_gate(config, 1)")
     edit(root / "patches/vllm/gate.patch", *change)
-    work = derive(Paths(root), find_line(Paths(root), "next"))
-    assert change[1] in (work.final_series("vllm") / "gate.patch").read_text()
+    series = derive(Paths(root), find_line(Paths(root), "next"))
+    assert change[1] in (series / "vllm" / "gate.patch").read_text()
 
 
 def test_a_patch_that_does_not_follow_any_more_is_named(root):
@@ -96,8 +102,8 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root):
     (before,) = [t for t in own.read_text().splitlines() if t.startswith("Adapted-")]
     edit(own, before, field)
     edit(own, *change)
-    work = derive(Paths(root), find_line(Paths(root), "next"))
-    assert change[1] in (work.final_series("vllm") / "exchange.patch").read_text()
+    series = derive(Paths(root), find_line(Paths(root), "next"))
+    assert change[1] in (series / "vllm" / "exchange.patch").read_text()
 
 
 def test_a_patch_that_the_pin_no_longer_has_is_named(root):

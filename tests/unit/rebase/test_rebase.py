@@ -8,11 +8,14 @@ import pytest
 
 from balance_tools.paths import Paths
 from balance_tools.run import git
+from balance_tools.series.apply import diff_file
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import (
     ASCEND,
     ENGINE,
+    EXCHANGE,
+    SYNC,
     SYNC_AND_WAVE,
     UPSTREAM,
     Files,
@@ -25,6 +28,7 @@ from rebase_samples import (
     report,
     statuses,
     tracked,
+    write_tree,
 )
 
 NEWER = replaced(
@@ -36,6 +40,8 @@ NEWER = replaced(
         b"            self.seen += 1\n            # Admit it.\n",
     ),
 )
+ENGINE_PY = "vllm/engine.py"
+FINISH_EXCHANGE = b"            self.finish(executed)\n" + EXCHANGE
 # Upstream rewrote the statement that a hook stands behind, and the one after it.
 CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, b"            self.finish(executed)\n"))
 
@@ -76,73 +82,79 @@ def test_the_pinned_version_is_a_no_op(root):
     assert set(statuses(root, "1.0").values()) == {"untouched"}
 
 
-def test_a_conflict_holds_both_sides_and_continue_needs_it_resolved(
+def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
     root, tmp_path, capsys
 ):
     before = tracked(root)
-    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 5
+    archive = str(sdist(tmp_path, "2.0", CONFLICTING))
+    for more in ([], ["--dry-run"], ["--line", "next"]):
+        assert rebase(root, "--sdist", archive, *more) == 5
     said = capsys.readouterr().err
-    file = root / "build/rebase/2.0/vllm/vllm/engine.py"
-    assert "exchange.patch: conflict" in said
+    assert "patches/vllm/exchange.patch: conflict" in said
     assert "is in Engine.loop any more" in said
-    assert f"edit {file}" in said
-    text = file.read_text()
-    block = text[text.index("<<<<<<<") : text.index(">>>>>>>")]
-    assert "<<<<<<< vllm-2.0: neither `self.active = self.sync(executed)`" in block
-    assert "||||||| vllm-1.0\n" in block
-    assert block.count("self.gate.exchange(") == 1
-    assert ">>>>>>> exchange.patch\n" in text
+    assert "lines/next/patches/vllm/exchange.patch" in said
     assert tracked(root) == before
-    assert rebase(root, "continue") == 1
-    assert "a conflict is left" in capsys.readouterr().err
-    clean = text.replace(f"{block}>>>>>>> exchange.patch\n", "")
-    file.write_text(clean + "def broken(:\n")
-    assert rebase(root, "continue") == 1
-    assert "not valid Python" in capsys.readouterr().err
-    (file.parent / "new.py").touch()
-    file.write_text(clean)
-    assert rebase(root, "continue") == 1
-    assert "new.py: expected an edit, found that the file is new" in (
-        capsys.readouterr().err
+    found = statuses(root, "2.0")
+    assert (found["exchange.patch"], found["defer.patch"]) == ("conflict", "untouched")
+    # What a person writes is taken, proven, and kept in the line.
+    own = root / "lines/next/patches/vllm/exchange.patch"
+    placed = patched_engine(
+        root / "build/rebase/2.0/patches/vllm", Paths(root).unpacked("vllm", "2.0")
     )
-    (file.parent / "new.py").unlink()
-    hook = "            self.finish(executed)\n"
-    exchange = "            self.gate.exchange(True)\n"
-    file.write_text(clean.replace(hook, hook + exchange))
-    assert rebase(root, "continue") == 0
+    new = placed.replace(b"            self.finish(executed)\n", FINISH_EXCHANGE)
+    assert new != placed
+    write_tree(own.parent, {own.name: b"D: x\n\n" + diff_file(ENGINE_PY, placed, new)})
+    assert rebase(root, "--sdist", archive, "--line", "next") == 0
     assert statuses(root, "2.0")["exchange.patch"] == "content-changed"
-    assert "was conflict; decided by a person" in report(root, "2.0")
-    assert f"+{exchange}" in (root / "patches/vllm/exchange.patch").read_text()
+    assert "decided by a person" in report(root, "2.0")
+    assert "Adapted-From: " in own.read_text()
+    assert rebase(root, "--sdist", archive, "--line", "next") == 0
+    assert tracked(root) == before
+    # The line becomes the pin, and has no use then.
+    assert rebase(root, "--sdist", archive) == 0
+    assert EXCHANGE.decode() in (root / "patches/vllm/exchange.patch").read_text()
+    assert not (root / "lines/next").exists()
 
 
-def test_skip_leaves_the_patch_out(root, tmp_path):
-    rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING)))
-    gate = root / "patches/vllm/gate.patch"
-    edit(gate, "Sample hook", "Corrected meanwhile")
-    assert rebase(root, "skip") == 0
-    assert "Corrected meanwhile" in gate.read_text()
+def test_an_own_patch_that_does_not_apply_is_refused_with_its_place(
+    root, tmp_path, capsys
+):
+    archive = str(sdist(tmp_path, "2.0", CONFLICTING))
+    diff = diff_file(ENGINE_PY, ENGINE, replaced(ENGINE, (SYNC, SYNC + EXCHANGE)))
+    own = {"patches/vllm/exchange.patch": b"D: x\n\n" + diff}
+    write_tree(root / "lines/next", own)
+    assert rebase(root, "--sdist", archive, "--line", "next") == 5
+    said = capsys.readouterr().err
+    assert re.search(r"exchange\.patch of the line, hunk 1, line \d+: expected", said)
+
+
+def test_an_empty_patch_of_the_line_leaves_it_out(root, tmp_path):
+    archive = str(sdist(tmp_path, "2.0", CONFLICTING))
+    write_tree(root / "lines/next", {"patches/vllm/exchange.patch": b""})
+    assert rebase(root, "--sdist", archive, "--line", "next") == 0
+    assert rebase(root, "--sdist", archive) == 0
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
     assert not (root / "patches/vllm/exchange.patch").exists()
 
 
-def test_one_bump_at_a_time_and_abort_goes_back(root, tmp_path, capsys):
-    before, archive = tracked(root), str(sdist(tmp_path, "2.0", CONFLICTING))
-    assert rebase(root, "--sdist", archive) == 5
-    assert rebase(root, "--sdist", archive) == 1
-    assert "rebase/2.0: expected no bump in progress" in capsys.readouterr().err
-    assert rebase(root, "--sdist", archive, "--dry-run") == 5
-    assert tracked(root) == before
-    found = statuses(root, "2.0.dry-run")
-    assert (found["exchange.patch"], found["defer.patch"]) == ("conflict", "untouched")
-    assert rebase(root, "abort") == 0
-    assert tracked(root) == before
-    assert not (root / "build/rebase/2.0").exists()
-
-
-@pytest.mark.parametrize("verb", ["continue", "skip", "abort"])
-def test_without_a_bump_there_is_nothing_to_go_on_with(verb, root, capsys):
-    assert rebase(root, verb) == 1
-    assert "expected a bump in progress, found none" in capsys.readouterr().err
+def test_files_of_ours_that_do_not_fit_are_refused_whatever_git_says(
+    root, tmp_path, monkeypatch, capsys
+):
+    """In a folder without git, or while GIT_DIR means another repository."""
+    without = {path: text for path, text in UPSTREAM.items() if path != "vllm/queue.py"}
+    moved = replaced(ENGINE, (b"from vllm.queue import Queue\n", b"Queue = list\n"))
+    files = {**without, ENGINE_PY: moved}
+    archive = str(make_sdist(tmp_path, "vllm-2.0", files))
+    for patch in (root / "patches/vllm").glob("*.patch"):
+        edit(patch, "vllm.queue:Queue", "vllm.engine:Engine")
+    subprocess.run(["git", "init", "-q", tmp_path / "other"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other/.git"))
+    assert rebase(root, "--sdist", archive, "--dry-run") == 9
+    said = capsys.readouterr().err
+    assert re.search(r"vllm/balance\.py:2: .*vllm\.queue", said)
+    (root / "vllm/balance.py").unlink()
+    assert rebase(root, "--sdist", archive, "--dry-run") == 1
+    assert "vllm: expected files of ours to hold against" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["../1", "", "1 0"])
@@ -170,17 +182,13 @@ def test_what_git_does_not_have_is_not_overwritten(name, root, tmp_path, capsys)
     hides = "config status.showUntrackedFiles no"
     for command in ("init", hides, "add .", "commit -m 1"):
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        subprocess.run(git(root, *who, *command.split()), check=True)
+        assert git(root, *who, *command.split()).status == 0
     with (root / name).open("a") as file:
         file.write("# mine\n")
     before = tracked(root)
     assert rebase(root, "--sdist", archive) == 1
     assert f"error: {name}: expected what git has" in capsys.readouterr().err
     assert tracked(root) == before
-    (root / "lines").mkdir()
-    assert rebase(root, "--sdist", archive, "--line", "next") == 0
-    assert rebase(root, "--sdist", archive, "--line", "next") == 1
-    assert "error: lines/next/: expected what git has" in capsys.readouterr().err
 
 
 def test_where_git_cannot_tell_nothing_is_overwritten(root, tmp_path, capsys):
@@ -203,7 +211,6 @@ def test_a_series_that_does_not_fit_its_own_lock_is_refused(root, tmp_path, caps
     )
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 1
     assert "hold.patch: vllm/engine.py, hunk 1, line" in capsys.readouterr().err
-    assert rebase(root, "abort") == 1  # nothing is in progress
 
 
 def test_the_other_package_alone_can_move(root, tmp_path):

@@ -8,10 +8,9 @@ from rebase_samples import ENGINE, sample
 from series_samples import HEADER, apply_series, contents, make_patch, pristine
 
 
-def test_missing_directory_is_a_series_without_patches(tmp_path):
-    series = load_series(tmp_path / "none")
-    assert series.patches == ()
-    apply_series(series, tmp_path)
+def test_a_missing_series_is_not_one_without_patches(tmp_path):
+    with pytest.raises(ToolError, match="none/series: expected the list of patches"):
+        load_series(tmp_path / "none")
 
 
 def test_header_fields_are_parsed(tmp_path):

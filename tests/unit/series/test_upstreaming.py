@@ -2,10 +2,11 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from balance_tools.run import git
 
 ROOT = Path(__file__).parents[3]
 PATCH = ROOT / "docs" / "upstreaming" / "extensible-scheduler.patch"
@@ -13,10 +14,10 @@ PRISTINE = ROOT / "build" / "pristine" / "vllm-0.33.0"
 
 
 def git_apply(*options, cwd=ROOT):
-    """Its output; CalledProcessError if the patch is malformed or does not apply."""
-    command = ["git", "apply", *options, str(PATCH)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
-    return done.stdout
+    """Its output; the patch is well formed and applies."""
+    done = git(cwd, "apply", *options, str(PATCH))
+    assert done.status == 0, done.tail
+    return done.text
 
 
 def test_it_adds_few_lines_to_few_files_and_removes_none():

@@ -1,67 +1,103 @@
-"""Whether our files and hooks fit a release: names, types, and what patches rely on."""
+"""Whether our files and hooks fit a release: what mypy says, and Relies-On lines."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.contract.check import (
-    Finding,
-    missing,
-    new_errors,
-    type_check,
-    vanished_symbols,
-)
-from balance_tools.contract.used_words import Ours, Use, inventory, words_of
 from balance_tools.drift.symbols import Modules
+from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree
 from balance_tools.hooks.model import Status
+from balance_tools.manifest import files_of_ours, ignored_in, walk
 from balance_tools.paths import Paths
-from balance_tools.run import listed_by_git
+from balance_tools.run import capture
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.text import added_lines
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
-OURS = ("vllm/", "vllm_balance/")
-VENDORED = "vllm"
+VENDORED, WHOLLY_OURS = "vllm", "vllm_balance"
+# Upstream's requirements are not installed where the tools are; its own mistakes are
+# not ours.
+CONFIGURATION = """\
+[mypy]
+python_version = 3.11
+ignore_missing_imports = True
+follow_imports = silent
+check_untyped_defs = True
+namespace_packages = True
+explicit_package_bases = True
+show_error_codes = True
+
+[mypy-vllm.*]
+ignore_missing_imports = False
+"""
+_CRASHED = 2  # mypy's exit status when it could not check
+_LINE = re.compile(r"\bline \d+")
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """Something that is wrong with code of ours on a release."""
+
+    file: str
+    """Of ours, or the patched one; "" for a Relies-On line."""
+    line: int
+    """0 for a Relies-On line."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}" if self.file else self.text
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What our files and the series expect, read from the release of the pin."""
+    """Our files, and what the type checker finds in them on the release of the pin."""
 
     paths: Paths
-    tree: Path
     files: tuple[str, ...]
-    """Ours."""
-    uses: tuple[Use, ...]
-    """The names of upstream that we use."""
+    """Ours, relative to the repository."""
     mistakes: tuple[Finding, ...]
-    """What the type checker finds there already."""
 
 
-def read_pin(paths: Paths) -> Pin | None:
-    """Read the pin; None if no file is ours.
+def read_pin(paths: Paths) -> Pin:
+    """Read the pin.
 
     Raises:
-        ToolError: the type checker does not get to the end.
+        ToolError: no file is ours, or the type checker does not get to the end.
     """
-    if not (paths.root / ".git").exists():
-        return None
-    tracked = listed_by_git(paths.root)
-    files = [n for n in tracked if n.startswith(OURS) and n.endswith(".py")]
-    if not files:
-        return None
+    files = our_modules(paths.root)
     tree = ensure_pristine(load_lock(paths.lock).vllm, paths)
     series, folder = load_series(paths.patches(VENDORED)), paths.build / "contract/pin"
     with exclusive(folder.parent / ".lock"):
-        ours = lay_out(folder, tree, series, paths.root, files)
-        mistakes = type_check(folder, ours)
-        uses = inventory(folder, ours, words_of(tree))
-    return Pin(paths, tree, tuple(files), uses, mistakes)
+        hooks = lay_out(folder, tree, series, paths.root, files)
+        return Pin(paths, files, type_check(folder, [*files, *hooks]))
+
+
+def our_modules(root: Path) -> tuple[str, ...]:
+    """Our modules in the wheel, which are found as its build finds them.
+
+    Raises:
+        ToolError: there are none.
+    """
+    vendored = [f"{VENDORED}/{path}" for path in files_of_ours(root / VENDORED)]
+    ours = {*vendored} - ignored_in(root, vendored)
+    if not ours:
+        raise ToolError(
+            f"{root / VENDORED}: expected files of ours to hold against the release, "
+            "found none; restore them from git"
+        )
+    ours |= {f"{WHOLLY_OURS}/{path}" for path in walk(root / WHOLLY_OURS)}
+    return tuple(sorted(name for name in ours if name.endswith(".py")))
 
 
 def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Finding, ...]:
@@ -69,12 +105,34 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
 
     `series` is for `tree`, the release; `folder` is scratch, and replaced.
     """
-    ours = lay_out(folder, tree, series, pin.paths.root, pin.files)
-    gone = missing(pin.uses, words_of(tree))
-    places = {(one.file, one.line) for one in gone}
-    wrong = new_errors(ours, pin.mistakes, type_check(folder, ours))
-    wrong = [one for one in wrong if (one.file, one.line) not in places]
-    return (*vanished_symbols(series.patches, Modules(tree)), *gone, *wrong)
+    hooks = lay_out(folder, tree, series, pin.paths.root, pin.files)
+    new, modules = type_check(folder, [*pin.files, *hooks]), Modules(tree)
+    vanished = [
+        Finding("", 0, f"{patch.name}: Relies-On {' | '.join(symbols)} is gone")
+        for patch in series.patches
+        for symbols in patch.header.relies_on
+        if not any(map(modules.find, symbols))
+    ]
+    of_ours = (
+        one for one in new if one.file in pin.files or one.line in hooks[one.file]
+    )
+    return (*vanished, *_not_on_the_pin(pin, of_ours))
+
+
+def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
+    """Leave out what is wrong on the pin, too, on whatever line.
+
+    What is loose in our own types is `make lint`'s business.
+    """
+
+    def without_place(error: Finding) -> tuple[str, str]:
+        return error.file, _LINE.sub("line", error.text)
+
+    known = Counter(map(without_place, pin.mistakes))
+    for error in found:
+        known[without_place(error)] -= 1
+        if known[without_place(error)] < 0:
+            yield error
 
 
 def status_of(found: tuple[Finding, ...]) -> Status:
@@ -86,10 +144,13 @@ def status_of(found: tuple[Finding, ...]) -> Status:
 
 def lay_out(
     folder: Path, tree: Path, series: Series, source: Path, files: Sequence[str]
-) -> Ours:
+) -> Mapping[str, frozenset[int]]:
     """Put `tree`, what the series makes of it, and our `files` together in `folder`.
 
     `folder` is replaced, and `files` are relative to the repository, `source`.
+
+    Returns:
+        Each patched file to the lines in it that are ours.
     """
     remove_tree(folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
@@ -102,4 +163,26 @@ def lay_out(
     for path in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)
-    return Ours(tuple(files), hooks)
+    return hooks
+
+
+def type_check(root: Path, files: Sequence[str]) -> tuple[Finding, ...]:
+    """Run mypy on some files of a tree.
+
+    Raises:
+        ToolError: mypy did not get to the end.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        configuration = Path(name) / "mypy.ini"
+        configuration.write_text(CONFIGURATION)
+        command = [sys.executable, "-m", "mypy", "--config-file", str(configuration)]
+        command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
+        run = capture([*command, *files], cwd=root)
+    said = [line for line in run.text.splitlines() if line.startswith("{")]
+    if run.status >= _CRASHED or (run.status and not said):
+        raise ToolError(
+            f"{root}: expected mypy to check our files, found that it "
+            f"stopped with {run.status}: {run.tail}; is this tree whole?"
+        )
+    errors = [one for one in map(json.loads, said) if one["severity"] == "error"]
+    return tuple(sorted(Finding(e["file"], e["line"], e["message"]) for e in errors))

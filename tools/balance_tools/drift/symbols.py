@@ -19,9 +19,13 @@ class Modules:
     _parsed: dict[str, ast.Module] = field(default_factory=dict)
 
     def parse(self, path: str) -> ast.Module:
-        """Return the syntax tree of a file that is there."""
+        """Return the syntax tree of a file that is there; empty if it is not Python."""
         if path not in self._parsed:
-            self._parsed[path] = ast.parse((self.tree / path).read_bytes(), path)
+            try:
+                parsed = ast.parse((self.tree / path).read_bytes(), path)
+            except (SyntaxError, ValueError):
+                parsed = ast.Module([], [])
+            self._parsed[path] = parsed
         return self._parsed[path]
 
     def module_path(self, dotted: str) -> str | None:

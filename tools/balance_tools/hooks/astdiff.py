@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from balance_tools.hooks.elements import (
@@ -44,22 +44,22 @@ class Gap:
     siblings: Nodes
     index: int
     width: int = 0
+    before: ast.AST | None = field(init=False, compare=False)
+    """The node just before the gap, None at the start of the list."""
+    after: ast.AST | None = field(init=False, compare=False)
+    """The node just after the gap, None at the end of the list."""
+    inside: Nodes = field(init=False, compare=False)
+    """The nodes inside the gap."""
 
-    @property
-    def before(self) -> ast.AST | None:
-        """The node just before the gap, None at the start of the list."""
-        return self.siblings[self.index - 1] if self.index else None
-
-    @property
-    def after(self) -> ast.AST | None:
-        """The node just after the gap, None at the end of the list."""
-        end = self.index + self.width
-        return self.siblings[end] if end < len(self.siblings) else None
-
-    @property
-    def inside(self) -> Nodes:
-        """The nodes inside the gap."""
-        return self.siblings[self.index : self.index + self.width]
+    def __post_init__(self) -> None:
+        start, end, nodes = self.index, self.index + self.width, self.siblings
+        derived = {
+            "before": nodes[start - 1] if start else None,
+            "after": nodes[end] if end < len(nodes) else None,
+            "inside": nodes[start:end],
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,6 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
                 yield Gap(scope, path, nodes, index)
         for child in nodes:
             yield from _gaps(cursor.child(name, child), wanted)
-
-
-def some(node: ast.AST | None) -> Nodes:
-    """Return a node as nodes, none for None."""
-    return (node,) if node is not None else ()
 
 
 def ast_differences(old: ast.AST, new: ast.AST) -> list[Difference]:

@@ -1,7 +1,10 @@
-"""A hook: code that a patch puts into a module at one place.
+"""A hook: code that a patch puts into a module at one place; and where it goes.
 
 What is intended is read off the tree that the patch was made for, as syntax: function
-or class, blocks around the hook, neighbours.
+or class, blocks around the hook, neighbours. In another version of the module nothing
+is placed on weak evidence: the scope must be there, the blocks around the place must be
+recognisable, at least one neighbour must be found, and no second place may answer the
+description.
 """
 
 from __future__ import annotations
@@ -9,12 +12,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from balance_tools.errors import ToolError
-from balance_tools.hooks.astdiff import Difference, Gap, Nodes, ast_differences, gaps
+from balance_tools.hooks.astdiff import (
+    Difference,
+    Gap,
+    Level,
+    Nodes,
+    ast_differences,
+    gaps,
+)
 from balance_tools.hooks.elements import (
+    DIFFERENT,
     EXACT,
+    SIMILAR,
     Element,
     defined_names,
     element,
@@ -23,6 +35,7 @@ from balance_tools.hooks.elements import (
 )
 from balance_tools.text import parse_module
 
+MOST_SHOWN = 80  # characters of a statement in a message
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
@@ -34,34 +47,18 @@ class Hook:
     """The gap in the base."""
     new: Gap
     """The same in the patched module, with the code in it."""
+    scope: str
+    """Qualified name of the function or class; "" is the module."""
+    neighbours: tuple[Element | None, Element | None]
+    """The nodes just before and after it; None at the edge of the list."""
     copies: tuple[int, int]
     """How often each neighbour occurs in the scope."""
-
-    @property
-    def scope(self) -> str:
-        """Qualified name of the function or class; "" is the module."""
-        return self.old.scope
-
-    @property
-    def neighbours(self) -> tuple[Element | None, Element | None]:
-        """The nodes just before and after it; None at the edge of the list."""
-        before, after = self.old.before, self.old.after
-        return element(before) if before else None, element(after) if after else None
-
-    @property
-    def line(self) -> int:
-        """First line of the hook in the patched module."""
-        return first_line(self.new)
-
-    @property
-    def uses(self) -> frozenset[str]:
-        """Dotted names that it reads."""
-        return used_names(self.new.inside)
-
-    def is_independent_of(self, nodes: Nodes) -> bool:
-        """Whether it makes no difference to the names if the hook runs before these."""
-        binds = defined_names(self.new.inside)
-        return not (self.uses & defined_names(nodes) or binds & used_names(nodes))
+    line: int
+    """First line of the hook in the patched module."""
+    code: tuple[str, ...]
+    """Its statements without formatting and line numbers."""
+    uses: frozenset[str]
+    """Dotted names that it reads."""
 
 
 def first_line(gap: Gap) -> int:
@@ -91,9 +88,13 @@ def _hook(found: Difference, tree: ast.AST, name: str) -> Hook:
             f"replaces some (line {first_line(found.new)}, in "
             f"{found.new.scope or 'the module'}); add it beside upstream's code"
         )
-    hook = Hook(found.old, found.new, (0, 0))
-    counted = copies(list(gaps(tree, hook.scope)), *hook.neighbours)
-    return Hook(found.old, found.new, counted)
+    scope, nodes = found.old.scope, (found.old.before, found.old.after)
+    before, after = (element(node) if node else None for node in nodes)
+    return Hook(
+        *(found.old, found.new, scope, (before, after)),
+        copies(list(gaps(tree, scope)), before, after),
+        *(first_line(found.new), dumps(found.new.inside), used_names(found.new.inside)),
+    )
 
 
 def copies(
@@ -120,3 +121,160 @@ def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
     own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
     shared = own & {*_WORD.findall(upstream)}
     return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a hook goes; `notes` say what upstream changed around it."""
+
+    gap: Gap
+    notes: tuple[str, ...] = ()
+
+
+def _quoted(neighbour: Element | None) -> str:
+    """Return the first line of a neighbour for a message."""
+    if neighbour is None:
+        return "the edge of the block"
+    first = neighbour.text.splitlines()[0]
+    return f"`{first if len(first) <= MOST_SHOWN else first[: MOST_SHOWN - 1] + '…'}`"
+
+
+def locate(hook: Hook, tree: ast.AST) -> Place:
+    """Find the one gap of `tree` that the hook belongs into.
+
+    Raises:
+        ToolError: the reason why there is none.
+    """
+    scope, neighbours = hook.scope or "the module", hook.neighbours
+    everywhere = list(gaps(tree, hook.scope))
+    if not everywhere:
+        raise ToolError(f"{scope} does not exist any more")
+    found = copies(everywhere, *neighbours)
+    for neighbour, was, now in zip(neighbours, hook.copies, found, strict=True):
+        if now > was > 0:
+            raise ToolError(
+                f"{_quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
+                "release: it is not clear which of them the hook belongs to"
+            )
+    candidates = [gap for gap in everywhere if _same_path(hook.old.path, gap.path)]
+    both = [gap for gap in candidates if _score(hook, gap) == (EXACT, EXACT)]
+    if len(both) == 1:
+        return Place(both[0])
+    if both:
+        raise ToolError(f"{len(both)} places in {scope} look like the hook's")
+    alike = [gap for gap in candidates if DIFFERENT not in _score(hook, gap)]
+    if len(alike) == 1:
+        return Place(alike[0], _changes(hook, alike[0]))
+    return _by_one_neighbour(hook, candidates)
+
+
+def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place:
+    """Place the hook next to the neighbour that is left, or that it belongs to."""
+    scope, (before, after) = hook.scope or "the module", hook.neighbours
+    lost = f"neither {_quoted(before)} nor {_quoted(after)} is in {scope} any more"
+    behind = _next_to(before, [(gap, gap.before) for gap in candidates])
+    ahead = _next_to(after, [(gap, gap.after) for gap in candidates])
+    if len(behind) > 1 or len(ahead) > 1:
+        raise ToolError(f"several places in {scope} look like the hook's")
+    if not behind and not ahead:
+        raise ToolError(lost)
+    if behind and ahead and behind[0] != ahead[0]:
+        first, second = behind[0], ahead[0]
+        if first.siblings is not second.siblings or first.index > second.index:
+            raise ToolError(
+                f"{_quoted(before)} and {_quoted(after)} have changed places in {scope}"
+            )
+        between = first.siblings[first.index : second.index]
+        note = f"upstream put {_listed(between)} between the hook's neighbours"
+        if _order_is_free(hook, between) or _is_independent(hook, between):
+            return Place(first, (f"{note}; it went right behind the first",))
+        raise ToolError(f"{note} in {scope}, and they share names with the hook")
+    gap = (behind or ahead)[0]
+    levels = _score(hook, gap)
+    if DIFFERENT in levels and EXACT not in levels:
+        raise ToolError(lost)
+    return Place(gap, _changes(hook, gap))
+
+
+def already_there(hook: Hook, upstream: ast.AST) -> bool:
+    """Whether the unpatched module has exactly the hook's code at the hook's place."""
+    inserted, path = hook.code, hook.old.path
+    for gap in gaps(upstream, hook.scope):
+        with_hook = replace(gap, width=len(inserted))
+        levels = _score(hook, with_hook)
+        alike = EXACT in levels or DIFFERENT not in levels
+        same = len(gap.path) == len(path) and dumps(with_hook.inside) == inserted
+        if same and alike:
+            return True
+    return False
+
+
+def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
+    """Say which neighbours are not what they were."""
+    return tuple(
+        f"in {hook.scope or 'the module'}, {_quoted(wanted)} is now "
+        f"{_quoted(element(node) if node else None)}"
+        for wanted, node in zip(hook.neighbours, (gap.before, gap.after), strict=True)
+        if _level(wanted, node) != EXACT
+    )
+
+
+def _next_to(
+    wanted: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
+) -> list[Gap]:
+    """Return the gaps beside the wanted neighbour: exact ones, else similar ones."""
+    if wanted is None or wanted.is_trivial:
+        return []
+    for level in (EXACT, SIMILAR):
+        found = [gap for gap, node in candidates if _level(wanted, node) == level]
+        if found:
+            return found
+    return []
+
+
+def _order_is_free(hook: Hook, between: Nodes) -> bool:
+    """Whether the list is one of like things whose order says nothing.
+
+    Imports, keyword arguments, annotated fields, and calls of one function that differ
+    in their first argument (`add_argument`).
+    """
+    all_of_them = [*map(element, between), *filter(None, hook.neighbours)]
+    kinds = {one.kind for one in all_of_them}
+    if kinds <= {"Import", "ImportFrom"} or kinds in ({"keyword"}, {"alias"}):
+        return True
+    if kinds <= {"AnnAssign", "Expr"} and "AnnAssign" in kinds:
+        return all(
+            one.kind == "AnnAssign" or one.text[0] in "'\"" for one in all_of_them
+        )
+    callees = {one.key.partition("(")[0] for one in all_of_them}
+    return kinds == {"Expr"} and len(callees) == 1 and "" not in callees
+
+
+def _is_independent(hook: Hook, nodes: Nodes) -> bool:
+    """Whether it makes no difference to the names if the hook runs before these."""
+    binds = defined_names(hook.new.inside)
+    return not (hook.uses & defined_names(nodes) or binds & used_names(nodes))
+
+
+def _score(hook: Hook, gap: Gap) -> tuple[int, int]:
+    """Return how like the neighbours of a gap are to those of the hook."""
+    before, after = hook.neighbours
+    return _level(before, gap.before), _level(after, gap.after)
+
+
+def _level(wanted: Element | None, node: ast.AST | None) -> int:
+    if wanted is None or node is None:
+        return EXACT if wanted is None and node is None else DIFFERENT
+    return similarity(wanted, element(node))
+
+
+def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
+    return len(wanted) == len(found) and all(
+        one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
+        for one, other in zip(wanted, found, strict=True)
+    )
+
+
+def _listed(nodes: Nodes) -> str:
+    shown = ", ".join(_quoted(element(node)) for node in nodes[:3])
+    return shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

@@ -76,15 +76,11 @@ class PatchResult:
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """What to do with one file of a patch."""
+    """What becomes of one file of a patch."""
 
     path: str
     content: bytes | None
-    """The new content, with conflict blocks if `status` needs a human; None if the file
-    is gone.
-    """
-    partial: bytes | None
-    """The same without what could not be placed."""
+    """The new content, without what could not be placed; None if the file is gone."""
     status: Status
     """Of this file alone."""
     hooks: tuple[HookResult, ...] = ()

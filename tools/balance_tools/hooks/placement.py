@@ -1,4 +1,7 @@
-"""Put a hook's lines at its place in another version of the module.
+"""Decide what becomes of one file of a patch on the new release.
+
+Each hook is put at its place, and the syntax tree proves the outcome; else it is left
+out, with the reason, and a person decides.
 
 The place is known as syntax; here it becomes lines. Comments and blank lines between
 the neighbours decide on which side of them the hook goes, as they do in the old file.
@@ -6,23 +9,126 @@ the neighbours decide on which side of them the hook goes, as they do in the old
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from operator import itemgetter
 
 from balance_tools.errors import ToolError
-from balance_tools.hooks.astdiff import Gap, Nodes, some
-from balance_tools.hooks.hook import Hook
-from balance_tools.text import split_lines
-
-
-def _not_whole(why: str) -> ToolError:
-    """The place exists as syntax but not between two lines."""
-    return ToolError(f"{why}; upstream formats this code otherwise")
-
+from balance_tools.hooks.astdiff import Gap, ast_differences
+from balance_tools.hooks.elements import find_scope
+from balance_tools.hooks.hook import (
+    Hook,
+    Place,
+    already_there,
+    also_upstream,
+    dumps,
+    first_line,
+    hooks_between,
+    locate,
+)
+from balance_tools.hooks.model import FileVerdict, HookResult, Status, worst
+from balance_tools.text import parse_module, split_lines
 
 Lines = tuple[bytes, ...]
 Chunk = tuple[Lines, Lines, Lines]
 """The hook's own lines, and the comments and blank lines before and after it."""
+
+
+def decide(
+    path: str, base: bytes, patched: bytes, upstream: bytes | None, release: str
+) -> FileVerdict:
+    """Return what becomes of one file.
+
+    Args:
+        path: of the file in the tree.
+        base: old upstream with the patches before this one.
+        patched: the same with this patch.
+        upstream: new upstream with the patches before this one; None if it is gone.
+        release: what new upstream is called.
+    """
+    if upstream is None:
+        note = f"{path} is gone in {release}"
+        return FileVerdict(path, None, Status.TARGET_DELETED, notes=(note,))
+    try:
+        hooks = _whole_hooks(path, base, patched)
+        tree = parse_module(upstream, path)
+        there = [already_there(hook, tree) for hook in hooks]
+        if all(there):
+            status, note = Status.ALREADY_UPSTREAM, "found at its place"
+            found = [_result(path, hook, status, note) for hook in hooks]
+            return FileVerdict(path, upstream, status, tuple(found))
+        lines: list[tuple[int, Lines]] = []
+        placed: list[tuple[Hook, Place]] = []
+        refused: list[HookResult] = []
+        for hook, is_there in zip(hooks, there, strict=True):
+            try:
+                if is_there:
+                    raise ToolError(
+                        f"{release} has exactly this code at this place; drop it"
+                    )
+                if shared := also_upstream(hook, base, upstream):
+                    raise ToolError(
+                        f"{release} itself uses {', '.join(shared)}, which the hook "
+                        "brings: perhaps it was merged in other words"
+                    )
+                place = locate(hook, tree)
+                lines.append(insertion(hook, place.gap, base, patched, upstream))
+                placed.append((hook, place))
+            except ToolError as error:
+                gone = find_scope(tree, hook.scope) is None
+                status = Status.TARGET_DELETED if gone else Status.CONFLICT
+                refused.append(_result(path, hook, status, str(error)))
+        content = with_insertions(upstream, lines)
+        at = _proven(placed, tree, content, path)
+    except ToolError as error:
+        notes = (str(error),)
+        return FileVerdict(path, upstream, Status.CONFLICT, notes=notes)
+    good = [
+        _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap])
+        for hook, place in placed
+    ]
+    results = (*good, *refused)
+    return FileVerdict(path, content, worst(one.status for one in results), results)
+
+
+def _whole_hooks(path: str, base: bytes, patched: bytes) -> list[Hook]:
+    """Return the hooks of a patch.
+
+    Raises:
+        ToolError: it does more than add code.
+    """
+    hooks = hooks_between(base, patched, path)
+    own = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
+    if with_insertions(base, own) != patched:
+        raise ToolError(
+            f"{path}: expected hooks that only add code, found comments or blank lines "
+            "away from it; put them beside the code"
+        )
+    return hooks
+
+
+def _result(
+    path: str, hook: Hook, status: Status, note: str, line: int = 0
+) -> HookResult:
+    return HookResult(path, hook.scope, hook.line, line, status, note)
+
+
+def _proven(
+    placed: Sequence[tuple[Hook, Place]], tree: ast.Module, content: bytes, path: str
+) -> dict[Gap, int]:
+    """Return the line of each gap in `content`, which is `tree` with the hooks.
+
+    Raises:
+        ToolError: the hooks are not what is new in it, each in its gap.
+    """
+    found = ast_differences(tree, parse_module(content, path))
+    new = {one.old: dumps(one.new.inside) for one in found}
+    if new != {place.gap: hook.code for hook, place in placed}:
+        raise ToolError(
+            f"{path}: expected {len(placed)} hooks at their places, found other "
+            "changes; upstream formats this code otherwise"
+        )
+    return {one.old: first_line(one.new) for one in found}
 
 
 def insertion(
@@ -50,7 +156,7 @@ def with_insertions(upstream: bytes, insertions: Sequence[tuple[int, Lines]]) ->
     return b"".join(lines)
 
 
-def span(nodes: Nodes) -> tuple[int, int]:
+def span(nodes: Sequence[ast.AST | None]) -> tuple[int, int]:
     """Return the 0-based first line of the nodes and the line behind the last one.
 
     Raises:
@@ -74,15 +180,15 @@ def _is_trivia(line: bytes) -> bool:
 def _around(gap: Gap, lines: list[bytes]) -> tuple[int, int]:
     """Return the lines of the gap: its nodes with the trivia above and below them."""
     if gap.before is not None:
-        start = span(some(gap.before))[1]
+        start = span((gap.before,))[1]
     else:
-        start = span(gap.inside or some(gap.after))[0]
+        start = span(gap.inside or (gap.after,))[0]
         while start and _is_trivia(lines[start - 1]):
             start -= 1
     if gap.after is not None:
-        end = span(some(gap.after))[0]
+        end = span((gap.after,))[0]
     else:
-        end = span(gap.inside or some(gap.before))[1]
+        end = span(gap.inside or (gap.before,))[1]
         while end < len(lines) and _is_trivia(lines[end]):
             end += 1
     if start > end:
@@ -129,13 +235,13 @@ def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
 
 def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
     if gap.before is not None:
-        last = span(some(gap.before))[1]
+        last = span((gap.before,))[1]
         column = getattr(gap.before, "end_col_offset", 0) or 0
         rest = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
         if rest.strip(b",;"):
             raise _not_whole(f"line {last} goes on with {rest.decode()!r}")
     if gap.after is not None:
-        first = span(some(gap.after))[0]
+        first = span((gap.after,))[0]
         column = 0
         if not getattr(gap.after, "decorator_list", ()):
             column = getattr(gap.after, "col_offset", 0)
@@ -171,3 +277,8 @@ def _shifted(
         + ending
         for line in lines
     )
+
+
+def _not_whole(why: str) -> ToolError:
+    """The place exists as syntax but not between two lines."""
+    return ToolError(f"{why}; upstream formats this code otherwise")

@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import exclusive, remove_tree
+from balance_tools.files import exclusive, write_atomically
 from balance_tools.hooks.model import worst
 from balance_tools.paths import LOCK_NAME, Paths
-from balance_tools.rebase.bump import resume, start
+from balance_tools.rebase.bump import bump
 from balance_tools.rebase.line import derive, find_line
 from balance_tools.rebase.scan import releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_archive, by_version
-from balance_tools.rebase.work import in_progress, work_root
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.verify.verify import Bench, verify
@@ -22,9 +21,6 @@ from balance_tools.verify.verify import Bench, verify
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
     "it.",
-    "continue": "Go on with a bump after an edit.",
-    "skip": "Leave the patch that waits out of the series, and go on.",
-    "abort": "Drop the bump that waits; nothing is changed by it.",
     "line": "Make the sources of a line, a further release in lines/, below build/.",
     "verify": "Build the wheel, and run our engine tests and upstream's own tests.",
     "scan": "Try the series on every final release in a range; write scan.md.",
@@ -45,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, name in (("--sdist", "vllm"), ("--ascend-sdist", "vllm-ascend")):
         text = f"local sdist of {name}, such as {name}-0.30.0.tar.gz"
         add["bump"](flag, type=Path, metavar="FILE", help=text)
-    text = "write or renew lines/NAME; the pin stays"
+    text = "write or renew lines/NAME, with its own patches; the pin stays"
     add["bump"]("--line", metavar="NAME", type=_name, help=text)
     text = "report every patch; change and keep nothing else"
     add["bump"]("--dry-run", action="store_true", help=text)
@@ -69,22 +65,9 @@ def _name(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Run one verb."""
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
-    root = work_root(paths)
     does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
-    with exclusive(root / ".lock"):
-        if args.verb in does:
-            return does[args.verb](paths, args)
-        work = in_progress(paths)
-        if work is None:
-            raise ToolError(
-                f"{root}: expected a bump in progress, found none; start one with "
-                "tools/rebase.sh VERSION"
-            )
-        if args.verb == "abort":
-            remove_tree(work.path)
-            print(f"{work.path}: dropped; nothing was changed")
-            return 0
-        return resume(paths, work, skip=args.verb == "skip")
+    with exclusive(paths.build / "rebase" / ".lock"):
+        return does[args.verb](paths, args)
 
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
@@ -104,13 +87,13 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
             "version: expected a release such as 0.30.0, found none; see "
             "tools/rebase.sh bump --help"
         )
-    return start(paths, new, args.dry_run, args.line or "")
+    return bump(paths, new, args.dry_run, args.line or "")
 
 
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
-    series, folder = derive(paths, line).final / "patches", paths.build / "lines"
-    other = make_checkout(paths, folder / line.name, line.folder / LOCK_NAME, series)
+    series, folder = derive(paths, line), paths.build / "lines" / line.name
+    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
     print(f"{other.root}: a source root for {line.name}; make wheel works there")
     return 0
 
@@ -119,8 +102,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
     bench = Bench(paths, "pin", paths.lock, paths.root / "patches")
     if args.name:
         line = find_line(paths, args.name)
-        series = derive(paths, line).final / "patches"
-        bench = Bench(paths, line.name, line.folder / LOCK_NAME, series)
+        bench = Bench(paths, line.name, line.folder / LOCK_NAME, derive(paths, line))
     print(verify(bench), end="")
     return 0
 
@@ -128,7 +110,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
     rows = scan(paths, releases(args.range))
     pin = load_lock(paths.lock).vllm.version
-    report, text = work_root(paths) / "scan.md", scan_markdown(rows, pin)
-    report.write_text(text, encoding="utf-8")
+    report, text = paths.build / "rebase" / "scan.md", scan_markdown(rows, pin)
+    write_atomically(report, text)
     print(f"{text}{report}: written")
     return worst(row.status for row in rows).exit_code

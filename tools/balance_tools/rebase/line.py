@@ -9,18 +9,17 @@ one changes, a person has to carry the change over.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
-from balance_tools.hooks.model import PatchResult, Status
+from balance_tools.files import write_atomically
 from balance_tools.paths import LOCK_NAME, Paths
-from balance_tools.rebase.patches import moves_to, place_all
-from balance_tools.rebase.work import Decided, Work, decided_in, work_root
+from balance_tools.rebase.move import Moved, Own, move_series
+from balance_tools.rebase.sources import pristine_tree
 from balance_tools.series.apply import load_series
-from balance_tools.series.patchfile import Patch
+from balance_tools.series.patchfile import Patch, parse_patch
 from balance_tools.upstream.lock import Lock, dump_lock, load_lock
 
 ADAPTED_FROM = "Adapted-From"
@@ -43,9 +42,13 @@ class Line:
         return load_lock(self.folder / LOCK_NAME)
 
     @property
-    def own(self) -> Decided:
-        """The patches that a person changed for it."""
-        return decided_in(self.folder)
+    def own(self) -> Own:
+        """The patches that a person changed for it; an empty file leaves one out."""
+        return {
+            (file.parent.name, file.name): parse_patch(file.name, raw) if raw else None
+            for file in sorted(self.folder.glob("patches/*/*.patch"))
+            for raw in [file.read_bytes()]
+        }
 
 
 def all_lines(paths: Paths) -> list[Line]:
@@ -69,62 +72,66 @@ def find_line(paths: Paths, name: str) -> Line:
     return known[name]
 
 
-def write_line(
-    paths: Paths, name: str, lock: Lock, results: Sequence[PatchResult], work: Work
-) -> Path:
-    """Write a line from a finished bump, in place of what it was; return its folder."""
-    folder = paths.root / "lines" / name
-    new = folder.with_name(f".{name}.new")
-    remove_tree(new)
-    new.mkdir(parents=True)
-    (new / LOCK_NAME).write_text(dump_lock(lock), encoding="utf-8")
-    by_hand = {key for key, patch in work.decided().items() if patch}
-    for result in results:
-        key = (result.package, result.name)
-        if key in by_hand or result.status is Status.CONTENT_CHANGED:
-            made = (work.final_series(result.package) / result.name).read_bytes()
-            own = new / "patches" / result.package / result.name
-            own.parent.mkdir(parents=True, exist_ok=True)
-            header = f"{ADAPTED_FROM}: {change_sha256(_pinned(paths, *key))}\n".encode()
-            own.write_bytes(made.replace(b"\n\n", b"\n" + header + b"\n", 1))
-    remove_tree(folder)
-    new.rename(folder)
-    return folder
+def move_all(paths: Paths, lock: Lock, own: Own) -> list[Moved]:
+    """Move the pin's series of every package to the releases of `lock`."""
+    return [
+        move_series(
+            package,
+            load_series(paths.patches(package)),
+            pristine_tree(old, paths, package),
+            pristine_tree(lock.packages[package], paths, package),
+            own,
+        )
+        for package, old in load_lock(paths.lock).packages.items()
+    ]
 
 
-def derive(paths: Paths, line: Line) -> Work:
-    """Make the whole series of a line below build/.
+def write_line(paths: Paths, line: Line, lock: Lock, moved: Iterable[Moved]) -> None:
+    """Write a line from a finished bump, file by file: what is right stays."""
+    texts = {one.package: one.texts for one in moved}
+    for key, patch in line.own.items():
+        if patch is not None:
+            header = f"{ADAPTED_FROM}: {change_sha256(_pinned(paths, *key))}"
+            text = texts[key[0]][key[1]].decode("utf-8", "surrogateescape")
+            text = text.replace("\n\n", f"\n{header}\n\n", 1)
+            write_atomically(line.folder.joinpath("patches", *key), text)
+    write_atomically(line.folder / LOCK_NAME, dump_lock(lock))
 
-    Returns:
-        The work folder, whose `final` holds the series.
+
+def derive(paths: Paths, line: Line) -> Path:
+    """Make the whole series of a line below build/; returns the folder with it.
 
     Raises:
         ToolError: a derived patch needs a decision, or a patch of its own does not
             follow the pin's.
     """
     check_own(paths, line)
-    lock, work = line.lock, Work(work_root(paths) / f"line-{line.name}")
-    work.empty()
-    for result in place_all(work, moves_to(paths, lock), line.own, stop=False).results:
-        if result.status.needs_human:
-            raise ToolError(
-                f"lines/{line.name}: {result.name} does not follow from the pin any "
-                f"more, {result.status.label} ({'; '.join(result.reasons)}); "
-                f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
-                f"{lock.vllm_ascend.version} --line {line.name}"
-            )
-    return work
+    lock, folder = line.lock, paths.build / "rebase" / f"line-{line.name}"
+    for moved in move_all(paths, lock, line.own):
+        for result in moved.results:
+            if result.status.needs_human:
+                raise ToolError(
+                    f"lines/{line.name}: {result.name} does not follow from the pin "
+                    f"any more, {result.status.label} ({'; '.join(result.reasons)}); "
+                    f"decide with tools/rebase.sh {lock.vllm.version} --ascend "
+                    f"{lock.vllm_ascend.version} --line {line.name}"
+                )
+        moved.write(folder / moved.package)
+    return folder
 
 
-def check_own(paths: Paths, line: Line) -> None:
+def check_own(paths: Paths, line: Line, unfinished: bool = False) -> None:
     """Check that the patches of a line follow those of the pin.
+
+    In an `unfinished` line a patch that a person just wrote need not say so.
 
     Raises:
         ToolError: one does not, or the pin has no patch of its name.
     """
     for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))
-        if patch is None or patch.header.get(ADAPTED_FROM) != wanted:
+        said = patch.header.get(ADAPTED_FROM) if patch else wanted
+        if said != wanted and not (unfinished and said is None):
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "

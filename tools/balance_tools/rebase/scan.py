@@ -1,26 +1,20 @@
-"""Try the series on every final release of vLLM in a range."""
+"""Try the series on every final release of vLLM in a range: a loop over a bump."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from balance_tools.contract.check import Finding
-from balance_tools.contract.fit import Pin, findings, read_pin, status_of
+from balance_tools.contract.fit import Finding, findings, read_pin, status_of
 from balance_tools.errors import ToolError
-from balance_tools.files import remove_tree
 from balance_tools.hooks.model import PatchResult, Status, worst
 from balance_tools.paths import Paths
-from balance_tools.progress import progress
-from balance_tools.rebase.patches import Move, place_all
+from balance_tools.rebase.move import move_series
 from balance_tools.rebase.sources import pristine_tree
-from balance_tools.rebase.work import Work, work_root
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
@@ -28,8 +22,6 @@ from balance_tools.upstream.lock import Artifact, load_lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 PACKAGE = "vllm"
-WORKERS = 2
-NOT_TRIED = "–"
 
 
 @dataclass(frozen=True)
@@ -40,10 +32,8 @@ class ScannedRelease:
     """Of upstream."""
     patches: tuple[PatchResult, ...]
     """In the order of the series."""
-    findings: tuple[Finding, ...] | None = None
-    """What of our files and hooks does not fit; None where nothing was checked, because
-    a patch has no place.
-    """
+    findings: tuple[Finding, ...] = ()
+    """What of our files and hooks does not fit, where every hook has a place."""
 
     @property
     def placed(self) -> bool:
@@ -53,13 +43,13 @@ class ScannedRelease:
     @property
     def checked(self) -> bool:
         """Whether everything has a place, and our files fit."""
-        return self.findings == ()
+        return self.placed and not self.findings
 
     @property
     def status(self) -> Status:
         """The worst status."""
         found = [patch.status for patch in self.patches]
-        return worst([*found, status_of(self.findings or ())])
+        return worst([*found, status_of(self.findings)])
 
 
 def releases(wanted: str) -> list[Artifact]:
@@ -95,42 +85,32 @@ def releases(wanted: str) -> list[Artifact]:
 
 
 def scan(paths: Paths, artifacts: Sequence[Artifact]) -> list[ScannedRelease]:
-    """Rebase the series of the pin onto every release, two at a time.
+    """Move the series of the pin to every release.
 
-    The series of a row is left in the work folder build/rebase/scan/VERSION.
+    The series of a row is left in build/rebase/scan/VERSION.
     """
-    pin = read_pin(paths)
-    rows: list[ScannedRelease] = []
-    with (
-        ProcessPoolExecutor(WORKERS) as pool,
-        progress("scanning releases", len(artifacts), "release") as report,
-    ):
-        for row in pool.map(partial(_try, paths, pin), artifacts):
-            rows.append(row)
-            report(len(rows))
+    pin, series = read_pin(paths), load_series(paths.patches(PACKAGE))
+    old, rows = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), []
+    for artifact in artifacts:
+        print(f"{PACKAGE} {artifact.version}", file=sys.stderr, flush=True)
+        try:
+            new = pristine_tree(artifact, paths, PACKAGE)
+        except ToolError as error:  # upstream has another layout
+            gone, why = Status.TARGET_DELETED, (str(error),)
+            names = [patch.name for patch in series.patches]
+            results = tuple(PatchResult(PACKAGE, n, gone, (), why) for n in names)
+            rows.append(ScannedRelease(artifact.version, results))
+            continue
+        moved = move_series(PACKAGE, series, old, new)
+        folder = paths.build / "rebase" / "scan" / artifact.version
+        moved.write(folder)
+        wrong: tuple[Finding, ...] = ()
+        if not moved.status.needs_human:
+            wrong = findings(
+                pin, load_series(folder), new, paths.build / "contract" / "scan"
+            )
+        rows.append(ScannedRelease(artifact.version, moved.results, wrong))
     return rows
-
-
-def _try(paths: Paths, pin: Pin | None, artifact: Artifact) -> ScannedRelease:
-    work = Work(work_root(paths) / "scan" / artifact.version)
-    work.empty()
-    series = load_series(paths.patches(PACKAGE))
-    old, found = pristine_tree(load_lock(paths.lock).vllm, paths, PACKAGE), None
-    try:
-        new = pristine_tree(artifact, paths, PACKAGE)
-    except ToolError as error:  # upstream has another layout
-        gone, why = Status.TARGET_DELETED, (str(error),)
-        names = [patch.name for patch in series.patches]
-        results = tuple(PatchResult(PACKAGE, name, gone, (), why) for name in names)
-    else:
-        move, scratch = Move(PACKAGE, series, old, new), work.path / "contract"
-        placed = place_all(work, [move], {}, stop=False, quiet=True)
-        results = placed.results
-        if pin is not None and not placed.status.needs_human:
-            moved = load_series(work.final_series(PACKAGE))
-            found = findings(pin, moved, new, scratch)
-            remove_tree(scratch)
-    return ScannedRelease(artifact.version, results, found)
 
 
 def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
@@ -147,13 +127,13 @@ def scan_markdown(rows: Sequence[ScannedRelease], pin: str) -> str:
     names = [patch.name for patch in rows[0].patches]
     cells = []
     for row in rows:
-        fit = status_of(row.findings).label if row.findings else NOT_TRIED
+        fit = "yes" if row.checked else status_of(row.findings).label
         statuses = (patch.status.label for patch in row.patches)
-        cells.append([row.version, *statuses, "yes" if row.checked else fit])
+        cells.append([row.version, *statuses, fit if row.placed else "–"])
     lines += table(("release", *names, "checked"), cells)
     lines += ["", "## What a person must decide", ""]
     for row in rows:
         for patch in row.patches:
             lines += [f"- {row.version}, {patch.name}: {why}" for why in patch.reasons]
-        lines += [f"- {row.version}: {finding}" for finding in row.findings or ()]
+        lines += [f"- {row.version}: {finding}" for finding in row.findings]
     return "\n".join(lines) + "\n"

@@ -41,17 +41,20 @@ class Series:
 def load_series(directory: Path) -> Series:
     """Load the patches that `directory/series` lists, in order.
 
-    A missing directory or a missing series file is a series with no patches.
     Comments (`#`) and empty lines are skipped.
 
     Raises:
-        ToolError: a line has options, a name occurs twice or leaves the directory, or
-            a patch is missing or cannot be parsed.
+        ToolError: there is no such file, a line has options, a name occurs twice or
+            leaves the directory, or a patch is missing or cannot be parsed.
     """
     listing = directory / SERIES
-    text = read_text(listing) if listing.is_file() else ""
+    if not listing.is_file():
+        raise ToolError(
+            f"{listing}: expected the list of patches, found no file; restore it from "
+            "git"
+        )
     patches: dict[str, Patch] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(listing).splitlines(), 1):
         name = line.split("#", 1)[0].strip()
         if not name:
             continue

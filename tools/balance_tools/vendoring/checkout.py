@@ -13,6 +13,7 @@ from pathlib import Path
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
+from balance_tools.series.apply import SERIES
 from balance_tools.upstream.lock import load_lock
 
 LISTING = ".checkout"
@@ -47,8 +48,12 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
     if load_lock(other.lock).vllm.version != load_lock(paths.lock).vllm.version:
         (folder / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
     remove_tree(other.root / "patches")
-    if series is not None:
-        shutil.copytree(series, other.root / "patches")
+    for package in load_lock(other.lock).packages:
+        if series is not None:
+            shutil.copytree(series / package, other.patches(package))
+        else:
+            other.patches(package).mkdir(parents=True)
+            (other.patches(package) / SERIES).touch()
     for shared in (paths.cache, paths.pristine):
         shared.mkdir(parents=True, exist_ok=True)
         link = other.build / shared.name

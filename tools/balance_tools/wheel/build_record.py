@@ -12,7 +12,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 from balance_tools.manifest import files_of_ours, walk
-from balance_tools.run import capture, git
+from balance_tools.run import git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
 
@@ -26,7 +26,7 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
     """
     root, kernels = plan.paths.root, plan.kernels
     made_from = (kernels and kernels.made_from()) or {}
-    commit, dirty = _source_state(root)
+    commit, dirty = source_state(root)
     record = BuildInfo(
         wheel=plan.filename,
         distributions=plan.distributions,
@@ -49,15 +49,15 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
     return json.dumps(asdict(record), indent=1) + "\n"
 
 
-def _source_state(root: Path) -> tuple[str | None, bool | None]:
+def source_state(root: Path) -> tuple[str | None, bool | None]:
     """The commit, and whether the sources differ from it; None where git cannot say.
 
     A file that git neither tracks nor ignores is a change.
     """
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None, None
-    head = capture(git(root, "rev-parse", "HEAD"))
-    changes = capture(git(root, "status", "--porcelain", "-unormal"))
+    head = git(root, "rev-parse", "HEAD")
+    changes = git(root, "status", "--porcelain", "-unormal")
     # A checkout of another user, no commit yet: the commit is a convenience, the hashes
     # in the record are what identifies the sources.
     if head.status or changes.status:

@@ -26,9 +26,8 @@ from balance_tools.distribution import (
 from balance_tools.errors import ToolError
 from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.stage import Stage, stage_of
-from balance_tools.manifest import MANIFEST_NAME, Manifest
+from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, ignored_in
 from balance_tools.paths import LOCK_NAME, Paths
-from balance_tools.run import capture, git
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
@@ -192,23 +191,13 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
                 f"{tree / wrong[0]}: expected what `make vendor` wrote, found it "
                 "missing or edited; refresh the edit into a patch, or run `make vendor`"
             )
-        unknown = (tree / path for path in manifest.unknown(tree))
-        known = [path for path in unknown if path.name != MANIFEST_NAME]
-        if strays := _ignored(paths.root, known):
+        ours = [f"{package}/{path}" for path in files_of_ours(tree)]
+        if strays := sorted(ignored_in(paths.root, ours)):
             raise ToolError(
-                f"{strays[0]}: expected only upstream's files and tracked ones, found "
-                "one that git ignores; remove it, or give it a line in .gitignore if "
-                "it is ours"
+                f"{paths.root / strays[0]}: expected only upstream's files and ours, "
+                "found one that .gitignore leaves out; remove it, or give it a line "
+                "there if it is ours"
             )
-
-
-def _ignored(root: Path, files: Sequence[Path]) -> list[str]:
-    """Those of `files` that git ignores; none outside a git checkout."""
-    if not (root / ".git").exists() or not files:
-        return []
-    names = "\0".join(map(str, files))
-    found = capture(git(root, "check-ignore", "-z", "--stdin"), stdin=names.encode())
-    return list(filter(None, found.text.split("\0")))
 
 
 def check_pair(lock: Lock) -> None:

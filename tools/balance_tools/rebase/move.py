@@ -1,0 +1,141 @@
+"""Move a series of patches to new upstream: a function, and the proof of its outcome.
+
+A hook goes where the syntax says that it belongs. A patch with a hook that has no clear
+place is refused with the reason, and those behind it are tried all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
+from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
+from balance_tools.hooks.placement import decide
+from balance_tools.series.apply import (
+    SERIES,
+    Files,
+    Series,
+    apply_to_bytes,
+    load_series,
+    patch_text,
+    patched_files,
+    patched_steps,
+)
+from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
+
+Own = Mapping[tuple[str, str], Patch | None]
+"""By package and name, patches as a person wrote them for the new release; None is left
+out.
+"""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The series of one package on new upstream."""
+
+    package: str
+    series: Series
+    """As it was."""
+    old: Path
+    """Upstream's files that it was for."""
+    new: Path
+    """Those that it is for now."""
+    results: tuple[PatchResult, ...]
+    """What became of each patch, in order."""
+    texts: Mapping[str, bytes]
+    """Of each patch that is not left out, by name; without hooks that have no place."""
+    files: Files
+    """What every touched file becomes."""
+
+    @property
+    def status(self) -> Status:
+        """The worst status; a patch that is left out does not count."""
+        return worst(one.status for one in self.results if not one.dropped)
+
+    def write(self, folder: Path) -> None:
+        """Write the new series into `folder`, which is replaced.
+
+        Raises:
+            ToolError: it does not give the files that were proven; a fault of these
+                tools.
+        """
+        remove_tree(folder)
+        folder.mkdir(parents=True)
+        for name, raw in self.texts.items():
+            (folder / name).write_bytes(raw)
+        (folder / SERIES).write_text("".join(f"{name}\n" for name in self.texts))
+        for path, content in patched_files(load_series(folder), self.new).items():
+            if content != self.files[path]:
+                raise ToolError(
+                    f"{folder}: {path} is not what was proven; this is a fault of "
+                    "tools/rebase.sh, report it"
+                )
+
+
+def move_series(
+    package: str, series: Series, old: Path, new: Path, own: Own | None = None
+) -> Moved:
+    """Move a series from one tree of upstream to another; nothing is written.
+
+    Raises:
+        ToolError: it does not apply to the old tree.
+    """
+    own = own or {}
+    results: list[PatchResult] = []
+    texts: dict[str, bytes] = {}
+    now: dict[str, bytes] = {}
+    for patch, base, patched in patched_steps(series, old):
+        key = (package, patch.name)
+        mine = own.get(key, patch)
+        if mine is None:
+            said = ("left out by a person",)
+            results.append(PatchResult(*key, Status.UNTOUCHED, (), said, dropped=True))
+            continue
+        upstream = {file.path: _read(new, now, file.path) for file in mine.files}
+        if mine is patch:
+            found = [
+                decide(path, base[path], patched[path], content, new.name)
+                for path, content in upstream.items()
+            ]
+        else:
+            found = [_apply(file, upstream[file.path], mine) for file in mine.files]
+        files = {one.path: one.content for one in found if one.content is not None}
+        before = {path: content or b"" for path, content in upstream.items()}
+        texts[patch.name] = raw = patch_text(patch, before, files)
+        now |= files
+        hooks = tuple(hook for one in found for hook in one.hooks)
+        notes = tuple(note for one in found for note in one.notes)
+        status = worst(one.status for one in found)
+        if mine is patch and not status.needs_human:
+            status = _how_much(patch, raw)
+        results.append(PatchResult(*key, status, hooks, notes))
+    return Moved(package, series, old, new, tuple(results), texts, now)
+
+
+def _read(tree: Path, now: Files, path: str) -> bytes | None:
+    """A file of new upstream with the patches before this one, if it is there."""
+    if path in now or not (tree / path).is_file():
+        return now.get(path)
+    return (tree / path).read_bytes()
+
+
+def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
+    """What a patch that a person wrote makes of one file."""
+    try:
+        content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
+    except ToolError as error:
+        said = str(error).partition(";")[0]
+        return FileVerdict(file.path, upstream, Status.CONFLICT, notes=(said,))
+    note = f"{file.path}: decided by a person"
+    return FileVerdict(file.path, content, Status.CONTENT_CHANGED, notes=(note,))
+
+
+def _how_much(patch: Patch, raw: bytes) -> Status:
+    """How much of the text of a patch changed, where every hook has a place."""
+    if raw == patch.raw:
+        return Status.UNTOUCHED
+    same = parse_patch(patch.name, raw).changes == patch.changes
+    return Status.CONTEXT_ONLY if same else Status.CONTENT_CHANGED
