@@ -29,7 +29,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import pip_options, sources_of
+from balance_tools.upstream.index import pip_settings
 from balance_tools.upstream.lock import Artifact
 from emulator import native
 from unpack import unpack
@@ -207,9 +207,7 @@ def uv(environment: Path, *arguments: str) -> None:
     python = environment / "bin/python"
     command = [str(Path(sys.executable).with_name("uv")), "pip", *arguments]
     command += ["--python", str(python)]
-    indexes = [
-        s.location for s in sources_of(pip_options()) if s.setting == "index-url"
-    ]
+    indexes = [s.location for s in pip_settings().sources if s.setting == "index-url"]
     variables = {"UV_DEFAULT_INDEX": indexes[0]} if indexes else {}
     result = subprocess.run(
         command, env={**variables, **_environ()}, capture_output=True, text=True

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from optparse import Values
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +16,7 @@ import pytest
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.upstream.index import pip_options, sources_of
+from balance_tools.upstream import index
 from balance_tools.wheel.build import build_wheel
 from containers import Podman, make_podman
 
@@ -84,7 +83,7 @@ def debian(
 def pip_settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A file with the settings that this machine's pip needs, and volumes for them."""
     settings = tmp_path_factory.mktemp("pip") / "pip.conf"
-    return settings, settings_for_pip(pip_options(), settings)
+    return settings, settings_for_pip(index.pip_settings(), settings)
 
 
 @pytest.fixture(scope="session")
@@ -110,27 +109,27 @@ def image(
     return result.stdout.splitlines()[-1]
 
 
-def settings_for_pip(config: Values, settings: Path) -> list[str]:
+def settings_for_pip(config: index.PipSettings, settings: Path) -> list[str]:
     """Write what this machine's pip is configured to use to the file `settings`.
 
     Returns:
         Options that mount the folders and the file that it names.
     """
     values = {"timeout": str(int(config.timeout))}
-    sources = sources_of(config)
+    sources, options = config.sources, config.options
     for source in sources:
         known = values.get(source.setting, "")
         values[source.setting] = f"{known} {source.location}".strip()
     folders = {local_folder(source.location) for source in sources}
     volumes = [f"{folder}:{folder}" for folder in folders - {None}]
-    if config.proxy:
-        values["proxy"] = config.proxy
-    if config.cert:
+    if "proxy" in options:
+        values["proxy"] = options["proxy"]
+    if "cert" in options:
         # Not where it lies here: a package of Debian writes there.
         values["cert"] = PIP_CERT
-        volumes.append(f"{config.cert}:{values['cert']}")
-    if config.trusted_hosts:
-        values["trusted-host"] = " ".join(sorted(config.trusted_hosts))
+        volumes.append(f"{options['cert']}:{values['cert']}")
+    if "trusted-host" in options:
+        values["trusted-host"] = options["trusted-host"]
     lines = [f"{name} = {value}" for name, value in values.items()]
     settings.write_text("\n".join(["[global]", *lines, ""]))
     return [f"--volume={volume}:ro" for volume in volumes]

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
-from balance_tools.upstream.index import pip_options, sources_of
+from balance_tools.upstream.index import pip_settings
 from balance_tools.upstream.lock import load_lock
 from conftest import ASCEND, ROOT
 from pinned import PYTHONS, misfits
@@ -66,10 +66,10 @@ def resolve(
 
 def index_variables() -> dict[str, str]:
     """The index that pip is configured to use, as uv wants to be told."""
-    options = pip_options()
-    found = {source.setting: source.location for source in sources_of(options)}
+    settings = pip_settings()
+    found = {source.setting: source.location for source in settings.sources}
     variables = {"UV_DEFAULT_INDEX": found.get("index-url")}
-    variables["SSL_CERT_FILE"] = options.cert
+    variables["SSL_CERT_FILE"] = settings.options.get("cert")
     return {name: value for name, value in variables.items() if value}
 
 

@@ -3,8 +3,8 @@ import pytest
 from balance_tools.errors import ToolError
 from balance_tools.upstream.index import (
     Source,
-    pip_options,
-    sources_of,
+    default_index,
+    pip_settings,
     without_secrets,
 )
 
@@ -20,7 +20,7 @@ def pip(monkeypatch, tmp_path):
 
 
 def locations():
-    return [(one.setting, one.location) for one in sources_of(pip_options())]
+    return [(one.setting, one.location) for one in pip_settings().sources]
 
 
 def test_the_configuration_of_pip_is_read(pip, monkeypatch):
@@ -38,7 +38,11 @@ def test_the_configuration_of_pip_is_read(pip, monkeypatch):
 def test_a_configuration_that_pip_cannot_read_is_an_error(pip):
     pip.write_text("no section\n")
     with pytest.raises(ToolError, match="expected it to read its configuration"):
-        pip_options()
+        pip_settings()
+
+
+def test_the_index_that_pip_takes_by_itself_is_known():
+    assert without_secrets(default_index()).startswith("https://")
 
 
 @pytest.mark.parametrize(

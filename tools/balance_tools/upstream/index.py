@@ -1,40 +1,45 @@
 """The indexes and folders that pip is configured to use: what they list and send.
 
-pip itself reads its configuration, and its session has the proxy, certificates, logins
-and retries; both are internals of pip, and used here alone. No URL or login is in an
-error.
+`pip config list` says which they are, and with which proxy, certificates and retries.
+No URL or login is in an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import ast
+import re
+import ssl
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from optparse import Values
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
+import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pip._internal.commands.download import DownloadCommand
-from pip._internal.exceptions import PipError
-from pip._vendor.requests import RequestException
-from pip._vendor.urllib3.exceptions import HTTPError
 from pypi_simple import (
     ACCEPT_ANY,
     ProjectPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
+from urllib3.util.retry import Retry
 
 from balance_tools.errors import ToolError
 from balance_tools.files import CHUNK_BYTES
+from balance_tools.run import capture
 from balance_tools.upstream.lock import release_of
 
 NO_SUCH_PAGE = (404, 410)
-NO_CONNECTION = (RequestException, PipError)
+NO_CONNECTION = (requests.RequestException, HTTPError, OSError)
+TRANSIENT = (500, 502, 503, 520, 524, 527)
 NOT_A_PAGE = (ValueError, UnsupportedContentTypeError, UnsupportedRepoVersionError)
 
 
@@ -60,25 +65,70 @@ def without_secrets(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def pip_options() -> Values:
+@dataclass(frozen=True)
+class PipSettings:
     """What pip's files and its PIP_* variables tell `pip download`."""
-    try:
-        words = ["--no-cache-dir", "--no-input"]
-        return DownloadCommand("download", "").parse_args(words)[0]
-    except SystemExit:
+
+    options: Mapping[str, str]
+    """By their long names."""
+
+    def words(self, name: str) -> list[str]:
+        """The values of an option that may be given many times."""
+        return self.options.get(name, "").split()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds."""
+        default = self.options.get("default-timeout", "15")
+        return float(self.options.get("timeout", default))
+
+    @property
+    def retries(self) -> int:
+        """How often a broken transfer is tried again."""
+        return int(self.options.get("retries", "5"))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where pip looks, in the order in which we do."""
+        wanted = [("find-links", self.words("find-links"))]
+        if self.options.get("no-index", "0").lower() in {"0", "false", "no", "off"}:
+            url = self.options.get("index-url") or default_index()
+            wanted += [("index-url", [url]) if url else ("index-url", [])]
+            wanted += [("extra-index-url", self.words("extra-index-url"))]
+        return tuple(Source(setting, one) for setting, many in wanted for one in many)
+
+
+def pip_settings() -> PipSettings:
+    """Ask pip.
+
+    Raises:
+        ToolError: it cannot read its configuration.
+    """
+    run = capture([sys.executable, "-m", "pip", "config", "list"])
+    if run.status:
         raise ToolError(
-            "pip: expected it to read its configuration, found what it wrote above; "
-            "correct that file or variable, see `pip config debug`"
-        ) from None
+            "pip: expected it to read its configuration, found that `pip config list` "
+            "fails; correct the file or variable that it names"
+        )
+    found: dict[str, dict[str, str]] = {}
+    for line in run.text.splitlines():
+        key, separator, value = line.partition("=")
+        if separator:
+            section, _, name = key.rpartition(".")
+            found.setdefault(section, {})[name] = str(ast.literal_eval(value))
+    options: dict[str, str] = {}
+    for section in ("global", "download", ":env:"):  # the last one wins
+        options |= found.get(section, {})
+    return PipSettings(options)
 
 
-def sources_of(options: Values) -> tuple[Source, ...]:
-    """Where pip looks, in the order in which we do."""
-    wanted = [("find-links", options.find_links)]
-    if not options.no_index:
-        wanted.append(("index-url", [options.index_url]))
-        wanted.append(("extra-index-url", options.extra_index_urls))
-    return tuple(Source(setting, one) for setting, many in wanted for one in many)
+def default_index() -> str:
+    """The index that pip takes where none is configured, as its help tells."""
+    text = " ".join(
+        capture([sys.executable, "-m", "pip", "help", "download"]).text.split()
+    )
+    said = re.search(r"--index-url <url>.*?\(default (\S+?)\)", text)
+    return said[1] if said else ""
 
 
 class RefusedError(Exception):
@@ -113,15 +163,35 @@ Body = tuple[int | None, Iterable[bytes]]
 """Size in bytes, None if the server does not say, and content."""
 
 
+class _Adapter(HTTPAdapter):
+    """Trusts what the system trusts, too, as pip does."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(
+            *args, **kwargs, ssl_context=ssl.create_default_context()
+        )
+
+
 class Index:
     """The sources of pip's configuration."""
 
     def __init__(self) -> None:
-        options = pip_options()
-        self.sources = sources_of(options)
-        self.retries: int = options.retries
-        """How often a broken transfer is tried again."""
-        self._session = DownloadCommand("download", "")._build_session(options)
+        self._settings = pip_settings()
+        self.sources = self._settings.sources
+        self.retries = self._settings.retries
+
+    @cached_property
+    def _session(self) -> requests.Session:
+        settings, session = self._settings, requests.Session()
+        retry = Retry(self.retries, status_forcelist=TRANSIENT, backoff_factor=0.25)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter(max_retries=retry))
+        if proxy := settings.options.get("proxy"):
+            session.proxies = {"http": proxy, "https": proxy}
+            session.trust_env = False
+        session.verify = settings.options.get("cert") or True
+        session.cert = settings.options.get("client-cert")
+        return session
 
     def links(self, source: Source, project: str) -> tuple[Link, ...]:
         """The files of `project` that `source` lists; none is not an error.
@@ -144,7 +214,11 @@ class Index:
             ]
         else:
             page = folder.resolve() / name / "index.html"
-            found = self._page(source, page.as_uri(), name)
+            listed = ProjectPage(name, [], None, None)
+            if page.is_file():
+                html = page.read_text(encoding="utf-8")
+                listed = ProjectPage.from_html(name, html, base_url=page.as_uri())
+            found = _links(source, listed)
         return tuple(link for link in found if link.release[0] == name)
 
     @contextmanager
@@ -155,6 +229,15 @@ class Index:
             BrokenError: the transfer broke off.
             RefusedError: it failed in another way.
         """
+        if url.startswith("file:"):
+            try:
+                file = local_path(url).open("rb")
+            except OSError as error:
+                raise RefusedError(f"no such file ({error.strerror})") from error
+            with file:
+                size = local_path(url).stat().st_size
+                yield size, iter(lambda: file.read(CHUNK_BYTES), b"")
+            return
         with self._get(url, {"Accept-Encoding": "identity"}) as response:
             _refuse_status(response)
             length = response.headers.get("Content-Length")
@@ -172,23 +255,43 @@ class Index:
             except NOT_A_PAGE as error:
                 text = "its answer is not a page of the simple API"
                 raise RefusedError(text) from error
-        return [
-            Link(
-                source,
-                package.filename,
-                package.url,
-                package.digests.get("sha256"),
-                package.size,
-                (package.yanked_reason or "") if package.is_yanked else None,
-            )
-            for package in page.packages
-        ]
+        return _links(source, page)
 
     def _get(self, url: str, headers: dict[str, str]) -> Any:
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        settings, login = self._settings, None
+        options: dict[str, Any] = {}
+        for source in self.sources:  # what it lists elsewhere on its host needs it, too
+            parts = urlsplit(source.location)
+            if parts.username and parts.netloc.rpartition("@")[2] == host:
+                login = (unquote(parts.username), unquote(parts.password or ""))
+        if {host, host.partition(":")[0]} & {*settings.words("trusted-host")}:
+            options["verify"] = False
         try:
-            return self._session.get(url, headers=headers, stream=True)
+            return self._session.get(
+                url,
+                headers=headers,
+                stream=True,
+                auth=login,
+                timeout=settings.timeout,
+                **options,
+            )
         except NO_CONNECTION as error:
             raise _failure(error) from error
+
+
+def _links(source: Source, page: ProjectPage) -> list[Link]:
+    return [
+        Link(
+            source,
+            package.filename,
+            package.url,
+            package.digests.get("sha256"),
+            package.size,
+            (package.yanked_reason or "") if package.is_yanked else None,
+        )
+        for package in page.packages
+    ]
 
 
 def local_path(location: str) -> Path:
