@@ -18,7 +18,7 @@ from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.measure.queues import backlog_of
+from vllm.v1.core.sched.balance.reads import load_of, num_waiting
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -98,11 +98,15 @@ class _Rank:
 
     def backlog(self):
         """What front-ends are told that dispatch by tokens."""
-        return RankCounts(*backlog_of(self.scheduler))
+        return self._load("unprefilled")
 
     def context(self):
         """What front-ends are told that dispatch by context."""
-        return RankCounts(*backlog_of(self.scheduler, of_context=True))
+        return self._load("context")
+
+    def _load(self, of):
+        requests = num_waiting(self.scheduler) + len(self.scheduler.running)
+        return RankCounts(load_of(self.scheduler)[of], requests)
 
     def output_tokens(self, request):
         """Tokens of the answer that have come from the scheduler."""
@@ -172,7 +176,7 @@ class _Rank:
         return Outcome(first, done, wasted)
 
     def measure(self, wave, step, now):
-        return self.gate.measure(wave, step, now, now)
+        return self.gate.measure(wave, step, now)
 
     def apply(self, decision):
         self.gate.apply(decision)

@@ -1,11 +1,16 @@
-"""The row says what upstream's scheduler would do next, with prefixes in the cache."""
+"""Which prompts a row says could be computed next, with prefixes in the cache."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vllm.v1.core.sched.balance.measure.queues import InTurn
 from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.reads import (
+    in_turn,
+    keep_prefill_interval,
+    max_admitted,
+)
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.outputs import DraftTokenIds
-from vllm.v1.request import RequestStatus
 
 from schedulers import (
     BLOCK_SIZE,
@@ -17,7 +22,6 @@ from schedulers import (
     give_gate,
     make_request,
     make_scheduler,
-    nothing_cached,
     prefills,
     prompt_request,
     row_of,
@@ -128,59 +132,6 @@ def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
     assert prefills(upstream_copy(scheduler)) == {"again": 28}
 
 
-def test_copies_of_a_prefix_that_nobody_uses_take_room(moe_model):
-    """Upstream finds the first copy of each block, whoever uses another."""
-    config = config_of(moe_model, max_num_batched_tokens=512)
-    scheduler = make_scheduler(config, num_blocks=1 + 27)
-    prompt = [5] * (10 * BLOCK_SIZE)
-    for name in ("first", "second"):
-        scheduler.add_request(prompt_request(name, prompt, 60))
-    with nothing_cached(scheduler):
-        step(scheduler)
-    step(scheduler)
-    scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
-    pool = scheduler.kv_cache_manager.block_pool
-    filler = [6] * ((pool.get_num_free_blocks() - 7) * BLOCK_SIZE - 8)
-    scheduler.add_request(prompt_request("third", filler, 60))
-    step(scheduler)
-    assert pool.get_num_free_blocks() == 7
-    scheduler.add_request(prompt_request("again", [*prompt, *[7] * 8], 5))
-    assert not prefills(upstream_copy(scheduler))
-    assert row_of(scheduler).pending == 0
-
-
-def test_a_step_of_decodes_without_drafts_has_room_for_a_whole_prompt(moe_model):
-    """Once as many drafts as there may be were counted, and it was not in the row."""
-    config = config_of(
-        moe_model,
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=256,
-        speculative_config=DRAFTS,
-    )
-    scheduler = make_scheduler(config)
-    for name in "abc":
-        scheduler.add_request(prompt_request(name, [1] * 20, 60))
-    step(scheduler)
-    scheduler.add_request(prompt_request("whole", [2] * 250, 5))
-    assert row_of(scheduler).pending_tokens == 250
-    assert prefills(upstream_copy(scheduler)) == {"whole": 250}
-
-
-def test_drafts_of_more_than_a_block_take_room(moe_model):
-    """Each of three decodes takes two of the six blocks that are free."""
-    drafts = DRAFTS | {"num_speculative_tokens": BLOCK_SIZE + 2}
-    arguments = {"speculative_config": drafts, "max_num_batched_tokens": 64}
-    scheduler = make_scheduler(config_of(moe_model, **arguments), num_blocks=1 + 3 + 6)
-    for name in "abc":
-        scheduler.add_request(prompt_request(name, [ord(name)] * 15, 60))
-    step(scheduler)
-    tokens = [[7] * drafts["num_speculative_tokens"]] * 3
-    scheduler.update_draft_token_ids(DraftTokenIds(list("abc"), tokens))
-    scheduler.add_request(prompt_request("new", [1] * 10, 5))
-    assert not prefills(upstream_copy(scheduler))
-    assert row_of(scheduler).pending == 0
-
-
 def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     """Neither a promotion nor a loaded request; and the order stays upstream's."""
     config = config_of(moe_model, scheduling_policy="priority", max_num_seqs=3)
@@ -197,7 +148,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     gate = scheduler.balance_gate
     assert not gate.holds(loaded)
     assert gate.holds(partly), "384 tokens are left to compute"
-    queue = [request.request_id for request in InTurn(scheduler)]
+    queue = [request.request_id for request in in_turn(scheduler)]
     if hasattr(scheduler, "kv_holding_waiting"):  # they come first
         assert queue == ["partly", "loaded", "high", "middle", "low", "last"]
     else:
@@ -205,7 +156,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     assert not gate.clip(partly, 384, 16)
     loaded.num_computed_tokens = 0  # no blocks were allocated in this test
     assert not step(scheduler).num_scheduled_tokens
-    assert [request.request_id for request in InTurn(scheduler)] == queue
+    assert [request.request_id for request in in_turn(scheduler)] == queue
 
 
 def test_what_holds_kv_blocks_is_pending_where_upstream_drains_it(moe_model):
@@ -226,3 +177,39 @@ def test_what_holds_kv_blocks_is_pending_where_upstream_drains_it(moe_model):
         assert prefills(upstream_copy(scheduler)) == {"holds blocks": len(prompt)}
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
     assert row_of(scheduler).pending == 0
+
+
+def test_what_upstream_had_no_room_for_is_pending_once_more_is_free(moe_model):
+    """Blocks of windows are not counted, so that it is told by the refusal alone."""
+    layers = (FULL_ATTENTION, WINDOW)
+    scheduler = make_scheduler(config_of(moe_model), num_blocks=15, layers=layers)
+    scheduler.add_request(prompt_request("first", [1] * 50, 20))
+    step(scheduler)
+    scheduler.add_request(prompt_request("second", [2] * 60, 5))
+    told = []
+    while not scheduler.requests["second"].num_output_tokens:
+        told.append(row_of(scheduler).pending)
+        step(scheduler)
+    assert told[0] == 1
+    assert told[1:-1] == [0] * len(told[1:-1])
+    assert told[-1] == 1
+    assert len(told) > 9
+
+
+def test_admission_may_stop_below_the_slots_of_the_model_runner():
+    streams = {"num_waiting_for_streaming_input": 2}
+    scheduler: Any = SimpleNamespace(max_num_running_reqs=8, **streams)
+    assert max_admitted(scheduler) == 8
+    scheduler.max_num_active_reqs = 5
+    assert max_admitted(scheduler) == 5
+    scheduler.reset_preempted_req_ids = set()  # later an input stream has a slot
+    assert max_admitted(scheduler) == 3
+
+
+def test_held_requests_are_no_sign_that_prefills_cannot_keep_up():
+    scheduler: Any = SimpleNamespace(prefill_capacity_bound=True)
+    keep_prefill_interval(scheduler)
+    assert scheduler.prefill_capacity_bound is False
+    older: Any = SimpleNamespace()
+    keep_prefill_interval(older)
+    assert vars(older) == {}

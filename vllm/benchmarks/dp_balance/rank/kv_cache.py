@@ -3,13 +3,12 @@
 """A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
 from ..requests.request import SimRequest
 from .limits import BLOCK_SIZE, RankLimits, blocks_of
-from .prefix_hits import FoundPrefixes, Hit
 from .request import Key, RankRequest, Run, Source
 
 
@@ -54,9 +53,9 @@ class Blocks:
         """Blocks that a request uses once this number of tokens is computed, or all."""
         return max(blocks_of(work.num_tokens), blocks_of(computed + self.ahead))
 
-    def cached_tokens(self, work: RankRequest) -> int:
-        """Tokens of a request that need not be computed if it were started now."""
-        return 0
+    def found(self, work: RankRequest) -> tuple[int, int]:
+        """What is cached of a request that waits: blocks, and those that are in use."""
+        return 0, 0
 
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request more free blocks."""
@@ -70,26 +69,6 @@ class Blocks:
         """Takes back the blocks of a request, which hold its computed tokens."""
         self.free += work.num_blocks
         work.num_blocks = 0
-
-    def needs(
-        self, works: Sequence[RankRequest], room: int, budget: int
-    ) -> Iterator[tuple[int, int]]:
-        """What the gate expects of waiting requests, once after each step.
-
-        Args:
-            works: requests in their turn.
-            room: free blocks that they may take.
-            budget: tokens that a step has for the first part of one.
-
-        Returns:
-            Of each, the free blocks that it takes, and its tokens that are cached. The
-            blocks may be too many if there is room for all.
-        """
-        return ((self._first_need(work, 0, budget), 0) for work in works)
-
-    def _first_need(self, work: RankRequest, cached: int, budget: int) -> int:
-        """Blocks that a waiting request uses at first, with these tokens cached."""
-        return self._most(work, min(work.num_tokens, cached + budget))
 
 
 class ReceivedBlocks(Blocks):
@@ -149,7 +128,6 @@ class CachedBlocks(Blocks):
         self._chunks = Chunks()
         # With asynchronous scheduling a block is cached once its last token is known.
         self._unknown = int(async_scheduling)
-        self._found = FoundPrefixes(self._cached, drops_last=self.ahead > 0)
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
@@ -186,9 +164,13 @@ class CachedBlocks(Blocks):
         work.source, work.num_cached_blocks, work.num_blocks = Source(work), hits, hits
         return tokens
 
-    def cached_tokens(self, work: RankRequest) -> int:
-        """Tokens of a request that need not be computed if it were started now."""
-        return BLOCK_SIZE * sum(stop - start for _, start, stop in self._hits(work))
+    def found(self, work: RankRequest) -> tuple[int, int]:
+        """What is cached of a request that waits: blocks, and those that are in use."""
+        blocks = used = 0
+        for run, start, stop in self._hits(work):
+            blocks += stop - start
+            used += stop - start if run.users else 0
+        return blocks, used
 
     def _hits(self, work: RankRequest) -> list[tuple[Run, int, int]]:
         """What is found, of which a drafter computes the last block again."""
@@ -297,34 +279,3 @@ class CachedBlocks(Blocks):
     def _push(self, run: Run) -> None:
         self._pushed += 1
         heappush(self._queue, (run.freed, self._pushed, run))
-
-    def needs(
-        self, works: Sequence[RankRequest], room: int, budget: int
-    ) -> Iterator[tuple[int, int]]:
-        """What the gate expects of waiting requests, once after each step."""
-        if not self.is_limited:
-            return ((0, self.cached_tokens(work)) for work in works)
-        hits = self._found.of_each(works)
-        most = [blocks_of(work.num_tokens + self.ahead) for work in works]
-        if sum(most) <= room:
-            return ((m, hit.tokens) for m, hit in zip(most, hits, strict=True))
-        # Upstream's gate counts exactly once two blocks more of each do not fit.
-        for blocks in most[1:]:
-            if room < most[0] + 2:
-                break
-            room -= blocks + 2
-        return self._exact_needs(works, hits, room, budget)
-
-    def _exact_needs(
-        self, works: Sequence[RankRequest], hits: Iterator[Hit], room: int, budget: int
-    ) -> Iterator[tuple[int, int]]:
-        """Cached blocks that are free count, too, each for the first that finds it."""
-        revived: dict[tuple[Run, int], int] = {}
-        for work, hit in zip(works, hits, strict=True):
-            need = max(0, self._first_need(work, hit.tokens, budget) - hit.blocks)
-            for run, start, stop in self._found.unused(work, hit, room - need):
-                counted = revived.get((run, start), start)
-                need += max(0, stop - counted)
-                revived[run, start] = max(stop, counted)
-            room = sys.maxsize
-            yield need, hit.tokens

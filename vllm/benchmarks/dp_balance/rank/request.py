@@ -19,7 +19,7 @@ class RankRequest:
     """A request in a rank; what vLLM's `Request` has too is named as there."""
 
     request: SimRequest
-    name: str
+    request_id: str
     arrival_time: float
     num_computed_tokens: int = 0
     """Not kept up to date while it decodes."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""One rank's scheduler reduced to counters: the same steps, a hundred times faster.
+"""One rank's scheduler reduced to counters: 9 to 28 times faster than the real one.
 
 Models vLLM's scheduler: first come first served, chunked prefill, prefix caching,
 speculation. A rank has at most one prompt in progress, the last of its running queue,
@@ -20,6 +20,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
+from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
@@ -89,6 +90,7 @@ class Scheduler:
         """What is left of the decision's budget."""
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
+        self._refusal = NOBODY
         self._counts: RankCounts | None = None
         self._backlog: RankCounts | None = None
         self._changes = 0
@@ -117,7 +119,7 @@ class Scheduler:
         """Hands a request to the scheduler."""
         work = RankRequest(request, str(request.index), request.sent)
         self._blocks.add(work)
-        self._requests[work.name] = work
+        self._requests[work.request_id] = work
         self._waiting.append(work)
         self._note_change()
 
@@ -239,7 +241,7 @@ class Scheduler:
         if work is not None:
             tokens = self._clip(work, budget)
             if not tokens:
-                self._held.add(work.name)
+                self._held.add(work.request_id)
                 tokens = int(not self._decodes.tokens)  # never idle in a dummy step
             if tokens and not self._compute(work, tokens):
                 self._preempt_last()
@@ -249,12 +251,15 @@ class Scheduler:
         while waiting and budget > 0 and len(self._running) < self._max_running:
             if not admit or self._allowed < 1:
                 slots = self._max_running - len(self._running)
-                self._held.update(each.name for each in islice(waiting, slots))
+                self._held.update(each.request_id for each in islice(waiting, slots))
                 break
             work = waiting[0]
             tokens = self._blocks.start(work, partial(self._clip, work, budget))
             if not tokens:
+                free, running = self._blocks.free, len(self._running)
+                self._refusal = Refusal(frozenset(), work.request_id, free, running)
                 break
+            self._refusal = NOBODY
             if work.request.cached is None:
                 work.request.cached = work.num_computed_tokens
             self._running.append(waiting.popleft())

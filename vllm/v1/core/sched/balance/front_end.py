@@ -16,9 +16,9 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
-from vllm.v1.core.sched.balance.measure.queues import backlog_of
 from vllm.v1.core.sched.balance.peers import KEY_BYTES, PEERS, Peers
 from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
+from vllm.v1.core.sched.balance.reads import load_of
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
 
@@ -59,8 +59,8 @@ def published_counts(
     dispatch = dispatch_of(vllm_config)
     if dispatch == "vllm":
         return counts
-    tokens, requests = backlog_of(scheduler, of_context=dispatch == "context")
-    return requests, tokens
+    load = load_of(scheduler)
+    return sum(counts), load["context" if dispatch == "context" else "unprefilled"]
 
 
 def create_balance_dispatch(

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -18,19 +18,9 @@ from vllm.v1.core.sched.balance.group import (
     identity_of,
     timeout_of,
 )
-from vllm.v1.core.sched.balance.measure.ages import PendingAges
-from vllm.v1.core.sched.balance.measure.pending import PendingWork
-from vllm.v1.core.sched.balance.measure.queues import (
-    backlog_of,
-    num_waiting,
-    put_in_order,
-)
-from vllm.v1.core.sched.balance.measure.vllm_compat import (
-    keep_prefill_interval,
-    max_admitted,
-)
 from vllm.v1.core.sched.balance.metrics import BalanceStats, PolicyLog
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
+from vllm.v1.core.sched.balance.pending import PendingAges
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.registry import (
@@ -41,6 +31,14 @@ from vllm.v1.core.sched.balance.policies.registry import (
     create_policy,
 )
 from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.reads import (
+    SchedulerReads,
+    keep_prefill_interval,
+    load_of,
+    max_admitted,
+    num_waiting,
+    put_in_order,
+)
 from vllm.v1.core.sched.balance.watch import end_with_parent
 
 if TYPE_CHECKING:
@@ -130,7 +128,6 @@ class BalanceGate:
         self._scheduler = scheduler
         self._exchange = exchange
         self._group: dist.ProcessGroup | None = None
-        self._pending = PendingWork(scheduler)
         self._permit = permit = PrefillPermit(scheduler)
         # Upstream's loop calls these once for each prompt.
         self.holds, self.skip = permit.holds, permit.skip
@@ -142,7 +139,7 @@ class BalanceGate:
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._order = ShortFirst() if short_first else None
-        self._pending_tokens: dict[str, int] = {}
+        self._pending: dict[str, int] = {}
         parallel_config = scheduler.vllm_config.parallel_config
         self._log = PolicyLog(
             parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
@@ -227,34 +224,38 @@ class BalanceGate:
             now: seconds of a clock that does not go back.
         """
         scheduler, permit = self._scheduler, self._permit
-        prefilled = permit.prefilled()
+        self._prefilled.append(permit.prefilled())
+        prefilled, prefill_attended = self._prefilled[0]
         if self._order is not None:
-            put_in_order(scheduler, self._order, self._pending_tokens)
-        pending = self._pending.read(permit.known_computed, permit.unanswered)
-        self._pending_tokens = pending.by_name
-        since = now if self._last_row is None else self._last_row
-        self._last_row = now
+            put_in_order(scheduler, self._order, self._pending)
+        self._pending, attended = self._reads.pending(permit.refusal, permit.looked_up)
+        last, self._last_row = self._last_row, now
         if self.held:
             self.stats.observe_held_step()
-        self._prefilled.append(prefilled)
         running = len(scheduler.running)
-        chunks = sum(request.is_prefill_chunk for request in scheduler.running)
+        chunks = sum([request.is_prefill_chunk for request in scheduler.running])
+        since_pending = now - self._ages.oldest_since(self._pending, now)
         return Row(
             wave=wave,
             step=step,
             running=running,
             decoding=running - chunks,
             waiting=num_waiting(scheduler),
-            pending=len(pending.requests),
-            pending_tokens=pending.num_tokens,
-            prefill_tokens=self._prefilled[0][0],
-            step_time_us=int((now - since) * 1e6),
+            pending=len(self._pending),
+            pending_tokens=sum(self._pending.values()),
+            prefill_tokens=prefilled,
+            step_time_us=0 if last is None else int((now - last) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
-            pending_age_us=int(self._ages.oldest(pending.names, now) * 1e6),
-            pending_attended=pending.attended,
-            prefill_attended=self._prefilled[0][1],
+            pending_age_us=int(since_pending * 1e6),
+            pending_attended=attended,
+            prefill_attended=prefill_attended,
         )
+
+    @cached_property
+    def _reads(self) -> SchedulerReads:
+        # A scheduler makes its gate before its KV cache.
+        return SchedulerReads(self._scheduler)
 
     @property
     def decision(self) -> Decision:
@@ -264,7 +265,7 @@ class BalanceGate:
     @property
     def held(self) -> bool:
         """Whether the gate kept back a request in this step."""
-        return self._permit.held
+        return self._permit.num_held > 0
 
     # Called by the scheduler.
 
@@ -280,9 +281,5 @@ class BalanceGate:
 
     def take_stats(self) -> dict[str, object]:
         """What happened since the last call and what is to do, for `SchedulerStats`."""
-        prompts, _ = backlog_of(self._scheduler)
-        contexts, _ = backlog_of(self._scheduler, of_context=True)
-        held = len(self._permit.held_ids)
-        return self.stats.take(
-            {"unprefilled": prompts, "context": contexts, "held": held}
-        )
+        load = load_of(self._scheduler) | {"held": self._permit.num_held}
+        return self.stats.take(load)

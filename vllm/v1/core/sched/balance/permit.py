@@ -3,12 +3,10 @@
 """What a decision allows the scheduler in one step."""
 
 import sys
-from collections.abc import Iterable, Set
-from itertools import chain
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.measure.queues import is_first
-from vllm.v1.core.sched.balance.measure.vllm_compat import max_admitted
+from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.policies.attention_cost import (
     cost_of,
     tokens_within,
@@ -16,6 +14,7 @@ from vllm.v1.core.sched.balance.policies.attention_cost import (
     whole_step,
 )
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.reads import free_blocks, is_first, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -26,24 +25,20 @@ if TYPE_CHECKING:
 class PrefillPermit:
     """Holds and clips the prefills of a step, and knows what became of them.
 
-    A waiting request whose KV cache a connector has loaded, up to one block, is exempt
-    from a hold: next to nothing of its prompt is left to compute. But only if that
-    takes away neither slot nor adapter nor KV cache blocks that a held one before it
-    needs. With a connector, a hold comes after its lookup, so that it delays no load;
-    what the lookup found is kept until the request is let pass, and nobody is asked
-    again in every step.
+    A waiting request whose KV cache a connector has loaded, up to one block, is never
+    held: next to nothing of its prompt is left to compute. With a connector, a hold
+    comes after its lookup, so that it delays no load; what the lookup found is kept
+    until the request is let pass, and nobody is asked again in every step.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
         self._set_aside: list[tuple[RequestQueue, Request]] = []
-        self.known_computed: dict[str, int] = {}
-        """Tokens that need not be computed of waiting requests that were looked up."""
-        self.unanswered: set[str] = set()
-        """Requests of which a connector could not tell when it was asked last."""
-        self._asked: dict[str, Request] = {}
-        self._held: dict[str, Request] = {}
-        self._clipped: list[tuple[Request, int, int]] = []
+        self.looked_up: dict[str, int] = {}
+        """Tokens that need not be computed of waiting requests that a connector was
+        asked for."""
+        self.refusal = NOBODY
+        """Whom upstream had no place for when a request was let pass last."""
         self.apply(OPEN)
 
     def apply(self, decision: Decision) -> None:
@@ -55,46 +50,31 @@ class PrefillPermit:
             if price := decision.cost_per_attended:
                 budget = whole_step(self._scheduler.max_num_scheduled_tokens, price)
         self._budget_left = budget
-        found_no_room = {
-            request.request_id
-            for request, *_ in self._clipped
-            if request.status != RequestStatus.RUNNING
-        }
-        self.known_computed = {
-            request_id: tokens
-            for request_id, tokens in self.known_computed.items()
-            if request_id in self._held or request_id in found_no_room
-        }
-        self._clipped, self._held = [], {}
-        self._num_passed_over = 0
+        self._held: set[str] = set()
+        self._num_set_aside = 0
+        self._let_pass: list[Request] = []
+        self._clipped: list[tuple[Request, int, int]] = []
 
     @property
-    def held_ids(self) -> Set[str]:
+    def num_held(self) -> int:
         """Requests that were held in this step, and had a slot."""
-        return self._held.keys()
+        return len(self._held)
 
     @property
     def _closed(self) -> bool:
         return not self.decision.admit or self._budget_left < 1
 
-    @property
-    def held(self) -> bool:
-        """Whether work was kept back in this step."""
-        return bool(self._held)
-
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
         name, computed = request.request_id, request.num_computed_tokens
-        looks_on = self._looks_on
-        asks = self._scheduler.connector is not None and not computed
-        closed = self._closed and not self._is_exempt(request, computed)
-        if closed and not (asks and looks_on and name not in self.known_computed):
-            if looks_on:
-                self._held[name] = request
-            return True
-        if asks and self._has_adapter(request):
-            self._asked[name] = request
-            self.known_computed.pop(name, None)
+        if self._closed and not self._is_loaded(request, computed):
+            asks = self._scheduler.connector is not None and not computed
+            if not (asks and self._looks_on and name not in self.looked_up):
+                if self._looks_on:
+                    self._held.add(name)
+                return True
+        self.looked_up.pop(name, None)
+        self._let_pass.append(request)
         return False
 
     @property
@@ -102,7 +82,7 @@ class PrefillPermit:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return self._num_passed_over < slots
+        return self._num_set_aside < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -122,28 +102,48 @@ class PrefillPermit:
             self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
-        self._num_passed_over += 1
+        self._num_set_aside += 1
         return True
 
     def put_back(self) -> None:
         """Ends the pass: what was taken goes back to the head of its queue."""
-        waiting = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        for name, request in self._asked.items():
-            told = request.status not in waiting or name in self.known_computed
-            if told or is_first(request, self._scheduler):  # or the pass ended at it
-                self.unanswered.discard(name)
-            else:
-                self.unanswered.add(name)
-        self._asked = {}
-        requests = self._scheduler.requests
-        self.unanswered = {
-            name
-            for name in self.unanswered
-            if name in requests and not requests[name].num_computed_tokens
-        }
+        if self._let_pass:
+            self.refusal = self._refused()
         while self._set_aside:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
+        waiting = self._scheduler.requests
+        self.looked_up = {
+            name: tokens
+            for name, tokens in self.looked_up.items()
+            if name in waiting and not waiting[name].num_computed_tokens
+        }
+
+    def _refused(self) -> Refusal:
+        """Whom the pass found no place for, of those that were let pass.
+
+        A clipped one that still waits found no blocks, unless its encoder inputs or a
+        Mamba layer wanted more tokens than this step had left: the next may have them.
+        """
+        scheduler, last = self._scheduler, self._let_pass[-1]
+        clipped = {request.request_id for request, *_ in self._clipped}
+        ended_at = ""
+        if (
+            _waits(last)
+            and last.request_id in clipped - self._held
+            and not last.has_encoder_inputs
+            and not scheduler.need_mamba_block_aligned_split
+        ):
+            ended_at = last.request_id
+        passed_over = frozenset(
+            request.request_id
+            for request in self._let_pass
+            if _waits(request)
+            and request.request_id not in clipped
+            and not is_first(request, scheduler)
+        )
+        running = len(scheduler.running)
+        return Refusal(passed_over, ended_at, free_blocks(scheduler), running)
 
     def clip(
         self, request: Request, num_new_tokens: int, num_computed_tokens: int
@@ -162,8 +162,8 @@ class PrefillPermit:
         """
         waits = request.status != RequestStatus.RUNNING
         if waits and self._scheduler.connector is not None:
-            self.known_computed[request.request_id] = num_computed_tokens
-        loaded = waits and self._is_exempt(request, num_computed_tokens)
+            self.looked_up[request.request_id] = num_computed_tokens
+        loaded = waits and self._is_loaded(request, num_computed_tokens)
         budget, per_attended = self._budget_left, self.decision.cost_per_attended
         if waits and self._closed and not loaded:
             num_new_tokens = 0
@@ -180,7 +180,7 @@ class PrefillPermit:
                 allowed = num_new_tokens if padded else max(allowed, least)
             num_new_tokens = min(num_new_tokens, allowed)
         if num_new_tokens == 0:
-            self._held[request.request_id] = request
+            self._held.add(request.request_id)
         cost = cost_of(num_computed_tokens, num_new_tokens, per_attended)
         self._budget_left = max(0, budget - cost)
         self._clipped.append((request, num_computed_tokens, num_new_tokens))
@@ -222,45 +222,18 @@ class PrefillPermit:
         twice = sum(twice_attended(*chunk) for chunk in counted)
         return sum(tokens for _, tokens in counted), twice // 2
 
-    def _is_exempt(self, request: Request, computed: int) -> bool:
+    def _is_loaded(self, request: Request, computed: int) -> bool:
         """Whether the KV cache came from elsewhere, up to one block.
 
-        And nothing that a held request needs is taken away. A preempted request has
-        lost what was computed.
+        A preempted request has lost what was computed. One with an adapter never
+        counts: it could take the place of that of a held prompt in progress, which ends
+        the engine.
         """
         scheduler = self._scheduler
         if scheduler.connector is None and not request.num_computed_tokens:
             return False
-        left = request.num_tokens - computed
-        if not computed or left > scheduler.block_size:
-            return False
-        if not self._held:
-            return True
-        return self._looks_on and self._has_adapter(request) and self._fits(request)
-
-    def _fits(self, request: Request) -> bool:
-        """Whether all blocks of it and of those that are held are free, at most."""
-        scheduler = self._scheduler
-        ahead = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
-        cache = scheduler.kv_cache_manager
-        blocks = sum(
-            2 - (-(each.num_tokens + ahead) // manager.block_size)
-            for each in chain(self._held.values(), [request])
-            for manager in cache.coordinator.single_type_managers
-        )
-        return blocks <= cache.block_pool.get_num_free_blocks()
-
-    def _has_adapter(self, request: Request) -> bool:
-        """Whether its adapter has a place beside those that run or are held."""
-        if not self._scheduler.lora_config or not request.lora_request:
-            return True
-        adapters = {
-            each.lora_request.lora_int_id
-            for each in chain(self._scheduler.running, self._held.values(), [request])
-            if each.lora_request
-        }
-        most: int = self._scheduler.lora_config.max_loras
-        return len(adapters) <= most
+        little: bool = request.num_tokens - computed <= scheduler.block_size
+        return computed > 0 and little and not request.lora_request
 
     def _least(self, request: Request, computed: int) -> int:
         """The fewest tokens of a prompt that the scheduler can run in one step."""
@@ -280,3 +253,7 @@ class PrefillPermit:
             size = scheduler.cache_config.block_size
             least = -(-least // size) * size
         return least
+
+
+def _waits(request: Request) -> bool:
+    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

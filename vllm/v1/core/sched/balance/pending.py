@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Which prompts a rank could compute in its next step, as far as one look tells.
+
+Pure Python: no torch, no vllm import; the clock is given. The simulator's ranks call
+it, too.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from .policies.attention_cost import twice_attended
+
+FRESH = 8
+"""Prompts at the head of a queue that are looked up in each step. What those behind
+them find in the KV cache is looked up once, and may be wrong until they come up."""
+
+
+class Waits(Protocol):
+    """A request, as upstream has it."""
+
+    request_id: str
+
+
+T = TypeVar("T", bound=Waits)
+
+
+class Prompt(NamedTuple):
+    """A prompt, as it was looked up."""
+
+    tokens: int
+    computed: int
+    """Tokens that need not be computed: they are, or the KV cache has them."""
+    blocks: int
+    """Free blocks that it would take."""
+
+
+class Pending(NamedTuple):
+    """Prompts that could be started or continued."""
+
+    tokens: dict[str, int]
+    """By request what is left to compute: those in progress first, then in turn."""
+    attended: int
+    """Tokens that all these attend to."""
+
+
+class Refusal(NamedTuple):
+    """Requests that the gate let pass in a step, and that found no place."""
+
+    passed_over: frozenset[str]
+    """Upstream went on to those behind them: a LoRA adapter has no place, or a
+    connector could not tell."""
+    ended_at: str
+    """Upstream ended the step at this one; "" if at none."""
+    free: int
+    """Free blocks then."""
+    running: int
+    """Requests that ran then."""
+
+    def lasts(self, free: int, running: int) -> bool:
+        """Whether nothing has become free since."""
+        return bool(running) and running >= self.running and free <= self.free
+
+
+NOBODY = Refusal(frozenset(), "", 0, 0)
+
+
+class PendingWork(Generic[T]):
+    """Counts down the free blocks, as one waiting prompt after the other takes its own.
+
+    The first that does not fit ends the list. The count is nominal: of a prompt all
+    blocks that no request uses now, whatever windows of attention, evictions and the
+    growth of others make of it. Where it says too much, upstream refuses the prompt
+    once, and it is not pending until something becomes free. It says too little only
+    for a prompt that would fit in what is reserved for decodes.
+    """
+
+    def __init__(self, look_up: Callable[[T, Prompt | None], Prompt]) -> None:
+        """Has found nothing yet.
+
+        Args:
+            look_up: finds a prompt in the KV cache; it is given what it said before.
+        """
+        self._look_up = look_up
+        self._found: dict[str, Prompt] = {}
+
+    def read(
+        self,
+        begun: Iterable[T],
+        waiting: Iterable[T],
+        free: int,
+        refusal: Refusal = NOBODY,
+        known: Mapping[str, int] | None = None,
+    ) -> Pending:
+        """All pending requests.
+
+        Args:
+            begun: prompts in progress; they are always pending.
+            waiting: those that wait for nothing but a place, one for each free slot.
+            free: blocks that prompts may take.
+            refusal: whom upstream had no place for, while that lasts.
+            known: tokens that a connector has, by request.
+        """
+        pending: dict[str, int] = {}
+        twice = 0
+        for request in begun:
+            tokens, computed, blocks = self._look_up(request, None)
+            free -= blocks
+            pending[request.request_id] = left = tokens - computed
+            twice += twice_attended(computed, left)
+        before, found = self._found, {}
+        for number, request in enumerate(waiting):
+            name = request.request_id
+            if name == refusal.ended_at:
+                break
+            if name in refusal.passed_over:
+                continue
+            prompt = before.get(name)
+            if prompt is None or number < FRESH:
+                prompt = self._look_up(request, prompt)
+            found[name] = prompt
+            tokens, computed, blocks = prompt
+            free -= blocks
+            if free < 0:
+                break
+            if known:
+                computed = max(computed, known.get(name, 0))
+            pending[name] = left = tokens - computed
+            twice += twice_attended(computed, left)
+        self._found = found
+        return Pending(pending, twice // 2)
+
+
+class PendingAges:
+    """Remembers when each pending request was first seen pending.
+
+    A request is pending once it could be admitted, not when it arrives: a time that
+    counted from arrival would release everything at once wherever requests queue for
+    a slot. One that is no longer pending is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def oldest_since(self, names: Collection[str], now: float) -> float:
+        """When the first of all that are pending became so; `now` without any.
+
+        Args:
+            names: their names.
+            now: seconds of any clock that does not go back.
+        """
+        since = self._since
+        self._since = {name: since.get(name, now) for name in names}
+        return min(self._since.values(), default=now)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the gate reads of upstream's scheduler, and how its releases differ."""
+
+import heapq
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.balance.pending import (
+    NOBODY,
+    Pending,
+    PendingWork,
+    Prompt,
+    Refusal,
+)
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+_WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
+
+
+class SchedulerReads:
+    """Reads queues and KV cache of a scheduler, decides nothing and changes nothing.
+
+    Blocks are counted in the groups of full attention alone. Without one, everything
+    that has a slot is pending until upstream refuses it.
+    """
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        """The KV cache must be there: a scheduler makes its gate before it."""
+        self._scheduler = scheduler
+        manager = scheduler.kv_cache_manager
+        self._pool = manager.block_pool
+        cache = manager.coordinator
+        groups = cache.single_type_managers
+        full = [n for n, g in enumerate(groups) if isinstance(g, FullAttentionManager)]
+        self._num_full, self._group = len(full), full[:1]
+        self._allocated = groups[full[0]].req_to_blocks if full else {}
+        self._size = groups[full[0]].block_size if full else 1
+        self._finds = bool(manager.enable_caching and full)
+        if self._finds and len(groups) > 1:
+            self._finds = self._size == cache.hash_block_size
+        # With speculation by EAGLE upstream drops the last block of a hit; from 0.33 on
+        # not always.
+        self._drops = bool(first_of(cache, "drop_eagle_group_ids", "eagle_group_ids"))
+        ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+        self._ahead, self._per_decode = scheduler.num_lookahead_tokens, 1 + ahead
+        self._work: PendingWork[Request] = PendingWork(self._look_up)
+
+    def pending(self, refusal: Refusal, known: Mapping[str, int]) -> Pending:
+        """Prompts that the next step could compute.
+
+        Args:
+            refusal: whom upstream had no place for when it was asked last.
+            known: tokens that a connector, or the KV cache, has of those that it looked
+                up and that were held.
+        """
+        scheduler = self._scheduler
+        if scheduler.pause_state == PauseState.PAUSED_ALL:
+            return Pending({}, 0)
+        running = scheduler.running
+        begun = [request for request in running if request.is_prefill_chunk]
+        slots = max(0, max_admitted(scheduler) - len(running))
+        free = free_blocks(scheduler)
+        if not refusal.lasts(free, len(running)):
+            refusal = NOBODY
+        if self._num_full:
+            decodes = (len(running) - len(begun)) * self._per_decode
+            free -= self._num_full * -(-decodes // self._size)
+        else:
+            free = sys.maxsize
+        waiting = islice(self._ready(), slots)
+        return self._work.read(begun, waiting, free, refusal, known)
+
+    def _ready(self) -> Iterator[Request]:
+        """Waiting requests that wait for nothing but a place, in their turn."""
+        scheduler = self._scheduler
+        for request in in_turn(scheduler):
+            status = request.status
+            if status is _WAITING or status is _PREEMPTED:
+                yield request
+            elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                if request.request_id in scheduler.finished_recving_kv_req_ids:
+                    yield request
+            elif status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+                waited_for = request.structured_output_request
+                if waited_for and waited_for.grammar:
+                    yield request
+
+    def _look_up(self, request: Request, before: Prompt | None) -> Prompt:
+        tokens: int = request.num_tokens
+        computed: int = request.num_computed_tokens
+        whole = tokens + self._ahead
+        if not self._scheduler.scheduler_reserve_full_isl:
+            whole = 1  # upstream asks for no more than the first part
+        used = len(self._allocated.get(request.request_id, ()))
+        if self._finds and not computed and not request.skip_reading_prefix_cache:
+            guess = before.computed // self._size + self._drops if before else 0
+            computed, used = self._find(request, guess)
+        blocks = max(0, -(-whole // self._size) - used) * self._num_full
+        return Prompt(tokens, computed, blocks)
+
+    def _find(self, request: Request, guess: int) -> tuple[int, int]:
+        """Tokens that are cached, and the blocks of them that a request uses.
+
+        In a window of attention fewer may be cached, which is not looked at. Blocks are
+        evicted from the end of a prompt, and who uses one mostly uses those before it.
+        """
+        hashes = request.block_hashes
+        end = min(len(hashes), (request.num_tokens - 1) // self._size)
+
+        def block(index: int) -> Any:
+            blocks = self._pool.get_cached_block(hashes[index], self._group)
+            return blocks[0] if blocks else None
+
+        found = guess
+        if (
+            guess > end
+            or (guess and block(guess - 1) is None)
+            or (guess < end and block(guess) is not None)
+        ):
+            found = bisect_left(range(end), True, key=lambda n: block(n) is None)
+        used = found = max(0, found - self._drops)
+        if found and not block(found - 1).ref_cnt:
+            used = bisect_left(range(found), True, key=lambda n: not block(n).ref_cnt)
+        return found * self._size, used
+
+
+def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
+    """The waiting requests in the order in which the scheduler looks at them.
+
+    In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
+    """
+    first, waiting = _looked_at_first(scheduler), scheduler.waiting
+    holds_blocks = not hasattr(scheduler, "skipped_waiting")
+    if scheduler.pause_state != PauseState.UNPAUSED:
+        waiting = ()
+        first = first if holds_blocks else ()
+    if scheduler.policy != SchedulingPolicy.PRIORITY:
+        return chain(first, waiting)
+    heaps = [_smallest_first(each._heap if each else []) for each in (first, waiting)]
+    return chain(*heaps) if holds_blocks else heapq.merge(*heaps)
+
+
+def _smallest_first(heap: list[Request]) -> Iterator[Request]:
+    """The requests of a heap; a queue's own iterator copies all of it."""
+    reached = [(heap[0], 0)] if heap else []
+    while reached:
+        request, index = heapq.heappop(reached)
+        yield request
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            heapq.heappush(reached, (heap[child], child))
+
+
+def free_blocks(scheduler: "Scheduler") -> int:
+    """Blocks of the KV cache that no request uses."""
+    free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    return free
+
+
+def num_waiting(scheduler: "Scheduler") -> int:
+    """Requests that wait, for a slot or for something else."""
+    return len(scheduler.waiting) + len(_looked_at_first(scheduler))
+
+
+def is_first(request: Request, scheduler: "Scheduler") -> bool:
+    """Whether a request is at the head of its queue."""
+    queues = (scheduler.waiting, _looked_at_first(scheduler))
+    return any(queue and queue.peek_request() is request for queue in queues)
+
+
+def put_in_order(
+    scheduler: "Scheduler", order: ShortFirst, pending: Mapping[str, int]
+) -> None:
+    """Lets short prompts pass long ones in the queue of those that wait for a slot.
+
+    Those that were preempted stay in their places, and those that wait for something
+    else, or hold KV blocks, in their queue.
+
+    Args:
+        scheduler: one that serves first come first served.
+        order: of its rank.
+        pending: tokens to compute of those that were pending after the last step.
+    """
+    waiting = scheduler.waiting
+    first = [
+        "" if request.status is _PREEMPTED else request.request_id
+        for request in islice(waiting, len(pending))
+    ]
+    order.sort(waiting, first, pending, scheduler.requests)
+
+
+QUEUE_SAMPLE = 64
+"""Waiting requests whose tokens are added up; the others are taken to be like them."""
+
+
+def load_of(scheduler: "Scheduler") -> dict[str, int]:
+    """Prompt tokens that are not computed, and tokens that all requests attend to."""
+    first = _looked_at_first(scheduler)
+    queues = [getattr(queue, "_heap", queue) for queue in (first, scheduler.waiting)]
+    sample = list(islice(chain(*queues), QUEUE_SAMPLE))
+    scale = num_waiting(scheduler) / len(sample) if sample else 0.0
+
+    def total(count: Any) -> int:
+        queued = round(scale * sum(map(count, sample)))
+        return queued + sum(map(count, scheduler.running))
+
+    return {"unprefilled": total(_unprefilled), "context": total(_context)}
+
+
+def _unprefilled(request: Request) -> int:
+    return max(0, request.num_prompt_tokens - request.num_computed_tokens)
+
+
+def _context(request: Request) -> int:
+    return request.num_tokens
+
+
+def _looked_at_first(scheduler: "Scheduler") -> Any:
+    """The queue that upstream drains before `waiting`.
+
+    Until 0.30 the requests that were skipped in an earlier step; with priorities
+    they and `waiting` are one queue. From 0.31 on those that hold KV blocks.
+    """
+    return first_of(scheduler, "skipped_waiting", "kv_holding_waiting")
+
+
+def first_of(owner: object, *names: str) -> Any:
+    """The first of these attributes that the release has.
+
+    The rebase tools read the names at each call: a release with none of them is
+    refused.
+
+    Raises:
+        AttributeError: it has none of them.
+    """
+    for name in names:
+        if hasattr(owner, name):
+            return getattr(owner, name)
+    raise AttributeError(
+        f"{type(owner).__qualname__} has none of {', '.join(names)}: these files of "
+        "vllm-balance do not fit this release of vLLM."
+    )
+
+
+def max_admitted(scheduler: "Scheduler") -> int:
+    """How many requests may run.
+
+    From 0.25 on, an input stream that waits for more keeps its slot; the attribute that
+    is looked for came with that release. From 0.31 on, max_num_active_seqs can make it
+    less than the slots of the model runner.
+    """
+    limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
+    if hasattr(scheduler, "reset_preempted_req_ids"):
+        limit -= scheduler.num_waiting_for_streaming_input
+    return limit
+
+
+def keep_prefill_interval(scheduler: "Scheduler") -> None:
+    """Undoes what the scheduler concludes from requests that the gate has held.
+
+    From 0.24 on it takes waiting requests that are left over for the sign that
+    prefills cannot keep up, and ignores prefill_schedule_interval.
+    """
+    if hasattr(scheduler, "prefill_capacity_bound"):
+        scheduler.prefill_capacity_bound = False
