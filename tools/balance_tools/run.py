@@ -1,7 +1,4 @@
-"""Run other programs to their end, and quote the end of what they wrote.
-
-A program that goes on running has a class of its own: verify.pytest_file.
-"""
+"""Run other programs to their end, and quote the end of what they wrote."""
 
 from __future__ import annotations
 

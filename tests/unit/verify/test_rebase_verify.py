@@ -1,10 +1,6 @@
 """A verification runs real pytest, goes on after a kill, and knows the baseline."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +17,6 @@ from balance_tools.verify.upstream_tests import (
 )
 from balance_tools.verify.verify import once
 from rebase_samples import write_tree
-from vllm_server import is_alive
 
 SAMPLE = b"""\
 import os, pytest
@@ -78,44 +73,6 @@ def test_a_file_without_results_is_a_failure(tmp_path, text, seconds, said):
     write_tree(tmp_path, {"test_a.py": text})
     found = run_file(setup(tmp_path), "test_a.py", tmp_path, seconds)
     assert found == {f"test_a.py::{said}": FAILED}
-
-
-# Verifies one file that starts a process of its own and waits for it.
-CHILD = """
-import sys
-from pathlib import Path
-from balance_tools.verify.pytest_file import Setup, run_file, termination_interrupts
-root = Path(sys.argv[1])
-with termination_interrupts():
-    run_file(Setup("s", Path(sys.executable), root), "test_a.py", root)
-"""
-WAITS = b"""
-import subprocess, sys
-from pathlib import Path
-
-def test_a():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        Path("pid").write_text(str(process.pid))
-        process.wait()
-    finally:
-        process.kill()
-"""
-
-
-def test_a_terminated_run_ends_what_it_started(tmp_path):
-    write_tree(tmp_path, {"test_a.py": WAITS})
-    tools = str(Path(__file__).resolve().parents[3] / "tools")
-    environment = os.environ | {"PYTHONPATH": tools}
-    command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    pid = tmp_path / "pid"
-    while not pid.is_file() or not pid.read_text():
-        assert child.poll() is None
-        time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    child.communicate()
-    assert not is_alive(int(pid.read_text()))
 
 
 def test_what_ran_on_the_same_is_not_run_again(tmp_path):

@@ -1,20 +1,16 @@
-"""Run pytest on one file, in a process group of its own, and read its results."""
+"""Run pytest on one file, and read its results."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from xml.etree import ElementTree
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 SECONDS_A_FILE = 900
-SECONDS_TO_TIDY = 30
 
 
 @dataclass(frozen=True)
@@ -51,46 +47,20 @@ def run_file(
     command += [word for name in setup.plugins for word in ("-p", name)]
     # PYTHONSAFEPATH: the folder holds source trees, the wheel is what is tested.
     ours = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=setup.root,
-            env={**os.environ, **ours, **setup.environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
     try:
-        process.wait(seconds)
+        with log.open("w") as output:
+            subprocess.run(
+                command,
+                cwd=setup.root,
+                env={**os.environ, **ours, **setup.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return {f"{file}::(no end after {seconds:.0f} s)": FAILED}
-    finally:
-        _end(process)
     return read_junit(xml, file)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind: pytest may tidy up first, servers of tests included."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(SECONDS_TO_TIDY)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@contextmanager
-def termination_interrupts() -> Iterator[None]:
-    """Make SIGTERM (of `timeout`, of a CI) end the block as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def read_junit(xml: Path, file: str) -> dict[str, str]:

@@ -31,7 +31,6 @@ from balance_tools.verify.pytest_file import (
     Setup,
     count,
     run_file,
-    termination_interrupts,
 )
 from balance_tools.wheel.build import build_wheel
 
@@ -107,7 +106,7 @@ def verify(bench: Bench) -> str:
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Then verify.md in build/verify/NAME says which.
     """
-    with exclusive(bench.folder / ".lock"), termination_interrupts():
+    with exclusive(bench.folder / ".lock"):
         entries, failing = _run_all(bench)
     label = f"vllm {load_lock(bench.lock).vllm.version}"
     report, text = bench.folder / "verify.md", markdown(label, entries, failing)
