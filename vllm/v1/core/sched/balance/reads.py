@@ -54,6 +54,8 @@ class SchedulerReads:
         self._drops = bool(first_of(cache, "drop_eagle_group_ids", "eagle_group_ids"))
         ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
         self._ahead, self._per_decode = scheduler.num_lookahead_tokens, 1 + ahead
+        self._guess = 0
+        """Blocks that the next prompt may find."""
         self._work: PendingWork[Request] = PendingWork(self._look_up)
 
     def pending(self, refusal: Refusal, known: Mapping[str, int]) -> Pending:
@@ -104,16 +106,18 @@ class SchedulerReads:
             whole = 1  # upstream asks for no more than the first part
         used = len(self._allocated.get(request.request_id, ()))
         if self._finds and not computed and not request.skip_reading_prefix_cache:
-            guess = before.computed // self._size + self._drops if before else 0
-            computed, used = self._find(request, guess)
+            if before and before.computed:
+                self._guess = before.computed // self._size + self._drops
+            computed, used = self._find(request)
         blocks = max(0, -(-whole // self._size) - used) * self._num_full
         return Prompt(tokens, computed, blocks)
 
-    def _find(self, request: Request, guess: int) -> tuple[int, int]:
+    def _find(self, request: Request) -> tuple[int, int]:
         """Tokens that are cached, and the blocks of them that a request uses.
 
         In a window of attention fewer may be cached, which is not looked at. Blocks are
         evicted from the end of a prompt, and who uses one mostly uses those before it.
+        Often as many are found as before, or as of the prompt that was looked up last.
         """
         hashes = request.block_hashes
         end = min(len(hashes), (request.num_tokens - 1) // self._size)
@@ -122,15 +126,18 @@ class SchedulerReads:
             blocks = self._pool.get_cached_block(hashes[index], self._group)
             return blocks[0] if blocks else None
 
-        found = guess
+        found = self._guess
         if (
-            guess > end
-            or (guess and block(guess - 1) is None)
-            or (guess < end and block(guess) is not None)
+            found > end
+            or (found and block(found - 1) is None)
+            or (found < end and block(found) is not None)
         ):
             found = bisect_left(range(end), True, key=lambda n: block(n) is None)
+        self._guess = found
         used = found = max(0, found - self._drops)
-        if found and not block(found - 1).ref_cnt:
+        if found and not block(0).ref_cnt:
+            used = 0
+        elif found and not block(found - 1).ref_cnt:
             used = bisect_left(range(found), True, key=lambda n: not block(n).ref_cnt)
         return found * self._size, used
 
@@ -153,12 +160,16 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
 
 def _smallest_first(heap: list[Request]) -> Iterator[Request]:
     """The requests of a heap; a queue's own iterator copies all of it."""
-    reached = [(heap[0], 0)] if heap else []
-    while reached:
-        request, index = heapq.heappop(reached)
-        yield request
-        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-            heapq.heappush(reached, (heap[child], child))
+    reached: list[tuple[int, float, str, int]] = []
+    coming = range(min(1, len(heap)))
+    while coming or reached:
+        for index in coming:
+            each = heap[index]
+            key = (each.priority, each.arrival_time, each.request_id, index)
+            heapq.heappush(reached, key)
+        index = heapq.heappop(reached)[-1]
+        yield heap[index]
+        coming = range(2 * index + 1, min(2 * index + 3, len(heap)))
 
 
 def free_blocks(scheduler: "Scheduler") -> int:
