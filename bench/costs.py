@@ -37,8 +37,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.dispatch import TokenDispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group import RowExchange
+from vllm.v1.core.sched.balance.policies import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.policies.registry import POLICIES, create_policy
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient

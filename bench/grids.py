@@ -55,7 +55,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "our dispatch alone": ("off", OURS),
     "align, vLLM's dispatch": ("align", VLLM),
     "align, our order": ("align", {"short_first": True}),
-    "adaptive-fcfs, vLLM's dispatch": ("adaptive-fcfs", VLLM),
+    "adaptive, in order, vLLM's dispatch": ("adaptive", VLLM | {"short_first": False}),
+    "adaptive, in order": ("adaptive", {"short_first": False}),
     "adaptive, vLLM's dispatch": ("adaptive", VLLM),
     "adaptive, one API server": ("adaptive", {"frontend": Frontend()}),
     "off, one API server": ("off", {"frontend": Frontend()}),
@@ -65,7 +66,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By name, a policy that is served in another way than its own, and what differs."""
 RIVALS = ("off", "cap", "align", "sglang-100", "sglang23-30", "atom", "eb")
-APART = tuple(VARIANTS)[:7]
+APART = tuple(VARIANTS)[:8]
 """Which show whose a gain is, and what another number of API servers does."""
 
 # ---- Regimes
@@ -148,7 +149,7 @@ MANY = ("adaptive", "off", "align", "sglang-100", "atom")
 USUAL = Regime(
     windows=WINDOWS,
     loads=(None, 0.3, 0.6, 0.9),
-    policies=("adaptive", "adaptive-fcfs", *RIVALS, *APART),
+    policies=("adaptive", *RIVALS, *APART),
 )
 REGIMES = {
     "8 ranks, 32 slots, steps of 8,192": USUAL,

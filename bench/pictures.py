@@ -15,7 +15,7 @@ import simulated  # noqa: F401  before vllm
 # isort: split
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from vllm.v1.core.sched.balance.policies.adaptive import Adaptive, AdaptiveParameters
+from vllm.v1.core.sched.balance.policies.adaptive import Adaptive
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
     On four ranks with 32 requests each: a decode step takes 60 ms, a full step of
     prompts a second more, and each prompt is half of one.
     """
-    policy = Adaptive(AdaptiveParameters())
+    policy = Adaptive()
     row = Row(*[0] * len(Row._fields))._replace(
         running=32, decoding=32, max_running=64, max_tokens=8192
     )

@@ -132,8 +132,8 @@ def whose(results: Results) -> Rows:
     rows: Rows = [["served", "time over `off`", "lead", "worst", "behind"]]
     for name in (
         *("our dispatch alone", "align, vLLM's dispatch", "align", "align, our order"),
-        *("adaptive-fcfs, vLLM's dispatch", "adaptive, vLLM's dispatch"),
-        *("adaptive-fcfs", "adaptive"),
+        *("adaptive, in order, vLLM's dispatch", "adaptive, vLLM's dispatch"),
+        *("adaptive, in order", "adaptive"),
     ):
         leads = [lead(cell, name) for cell in cells]
         rows.append(

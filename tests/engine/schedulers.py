@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.policies.registry import create_policy
+from vllm.v1.core.sched.balance.policies import create_policy
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs

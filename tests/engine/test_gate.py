@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
-from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger

@@ -3,9 +3,9 @@
 import json
 
 from vllm.v1.core.sched.balance.metrics import BalanceStats
+from vllm.v1.core.sched.balance.policies.cost import StepCost
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Learned
 from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
-from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
 ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))])
 LOAD = {"unprefilled": 5, "context": 7, "held": 1}

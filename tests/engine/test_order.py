@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.request import RequestStatus
 
 from schedulers import engine_config, make_request, make_scheduler, step
@@ -42,7 +42,6 @@ def held_step(scheduler, number, **prompts):
     ("policy", "scheduling", "first"),
     [
         ("adaptive", "fcfs", "short"),
-        ("adaptive-fcfs", "fcfs", "long"),
         ("align", "fcfs", "long"),
         ("cap", "fcfs", "long"),
         ("adaptive", "priority", "long"),

@@ -10,7 +10,7 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.policies.registry import create_policy
+from vllm.v1.core.sched.balance.policies import create_policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 

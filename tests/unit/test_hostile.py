@@ -5,8 +5,8 @@
 
 import pytest
 from vllm.benchmarks.dp_balance.policies import OWN
+from vllm.v1.core.sched.balance.policies.cost import StepCost
 from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.policies.step_cost import StepCost
 
 import hostile
 from hostile import COSTS, Figures, Step, harms, judge, serve, wrong_costs

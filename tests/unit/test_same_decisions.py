@@ -35,9 +35,9 @@ SERVED = {
 }
 REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
-    *("short", "waiting_cost"),
+    "waiting_cost",
 }
-RECORDED = {"a trace": "8305711b7aec1485", "long prompts": "b85db2b0ff0f0233"}
+RECORDED = {"a trace": "a58a5380ade951c8", "long prompts": "3bc2b736198fc36b"}
 
 
 class Recording:

@@ -4,10 +4,9 @@ import copy
 import math
 
 import pytest
-from balance.policies.adaptive import Adaptive, AdaptiveParameters
+from balance.policies.adaptive import Adaptive
 from balance.policies.decision import OPEN
-from balance.policies.decodes import Decodes
-from balance.policies.traffic import Traffic
+from balance.policies.flow import Flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, histories, running, snapshot
@@ -15,9 +14,9 @@ from snapshots import IDLE, MAX_TOKENS, histories, running, snapshot
 DECODE = running(6)
 
 
-def learned(ranks=4, rate=12, **parameters):
+def learned(ranks=4, rate=12):
     """A policy that knows 40 ms a step, 60 more for 100 tokens, and the rate."""
-    policy = Adaptive(AdaptiveParameters(**parameters))
+    policy = Adaptive()
     since, interval = 0.0, 1 / rate
     policy.decide(snapshot([DECODE] * ranks))
     for _ in range(800):
@@ -43,7 +42,7 @@ def one_pending(age=0.0, ranks=4, **fields):
 
 def first_decode(rows, prefills=100, steps=300):
     """In which steps of 0.5 s one without prefill is wanted, while none is made."""
-    policy = Adaptive(AdaptiveParameters())
+    policy = Adaptive()
     timed = [
         row._replace(prefill_tokens=prefills * (row.running > 0), step_time_us=500_000)
         for row in rows
@@ -82,7 +81,7 @@ def test_one_rank_alone_need_not_know_what_a_decode_takes():
 
 
 def test_a_step_in_which_nobody_decodes_does_not_time_a_decode():
-    policy = Adaptive(AdaptiveParameters())
+    policy = Adaptive()
     for _ in range(5):
         policy.decide(snapshot([IDLE] * 2))
     assert policy.learned is None
@@ -194,9 +193,9 @@ def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
 def test_slack_costs_the_mean_what_it_may(load, stretch):
     """0.4 % of it with all slots in use, if all that prefills take goes with the cycle;
     the cycle goes with the root of what waiting weighs."""
-    policy = Adaptive(AdaptiveParameters())
+    policy = Adaptive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decodes, "stretch", stretch)
+        patch.setattr(Flow, "stretch", stretch)
         shorter = (1 + policy._slack(load)) ** 0.5
     lost = (stretch - 1) * ((shorter + 1 / shorter) / 2 - 1)
     assert lost == pytest.approx(0.004 / max(load, 0.07))
@@ -206,7 +205,7 @@ def test_the_longer_prefills_stretch_decodes_the_longer_are_holds(monkeypatch):
     rows = [running(8, pending=1), *[running(8)] * 3]
     held = []
     for stretch in (1.5, 3.0):
-        monkeypatch.setattr(Decodes, "stretch", stretch)
+        monkeypatch.setattr(Flow, "stretch", stretch)
         held.append(steps_held(rows))
     assert held[0] < held[1]
 
@@ -224,7 +223,7 @@ def test_a_rank_that_runs_nothing_waits_for_the_others(rows):
 def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
     """But for the step in which in a closed loop those come who ended in the last."""
     policy = learned()
-    monkeypatch.setattr(Decodes, "replaced", replaced)
+    monkeypatch.setattr(Flow, "is_closed", replaced)
     rows = snapshot([running(1, pending=1, decoding=0), IDLE, IDLE])
     policy.decide(snapshot([DECODE, IDLE, IDLE]))
     first = policy.decide(rows)
@@ -234,8 +233,8 @@ def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
 
 def about_to_end(monkeypatch, ending, queued, replaced=False):
     """Whether a due release of one request per rank, of 40, is held for decodes."""
-    monkeypatch.setattr(Decodes, "ending", ending)
-    monkeypatch.setattr(Decodes, "replaced", replaced)
+    monkeypatch.setattr(Flow, "ending", ending)
+    monkeypatch.setattr(Flow, "is_closed", replaced)
     policy = learned()
     row = running(40, pending=1, max_running=41)
     rows = snapshot([row._replace(waiting=1 + queued)] * 4)
@@ -247,16 +246,6 @@ def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch
     assert not about_to_end(monkeypatch, ending=0.001, queued=0)
     assert not about_to_end(monkeypatch, ending=0.1, queued=40)
     assert not about_to_end(monkeypatch, ending=0.1, queued=4, replaced=True)
-
-
-@pytest.mark.parametrize(("size", "reason"), [(0.01, "short"), (100, "waiting_cost")])
-def test_nobody_waits_a_step_for_prompts_that_take_less(size, reason, monkeypatch):
-    """However few or many come: a step costs all that wait more than it saves."""
-    policy = learned()
-    monkeypatch.setattr(Traffic, "rate", 1e3 / size)
-    monkeypatch.setattr(Traffic, "size", 1 + size)
-    assert policy.decide(one_pending()).reason == reason
-    assert policy.decide(snapshot([DECODE] * 4)).reason == reason
 
 
 def test_a_request_that_comes_rarely_is_held_as_well():

@@ -1,7 +1,7 @@
 """What chunks of prompts cost, and how many tokens a budget allows."""
 
 import pytest
-from balance.policies.attention_cost import (
+from balance.policies.cost import (
     cost_of,
     tokens_within,
     twice_attended,

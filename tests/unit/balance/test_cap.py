@@ -1,7 +1,7 @@
 """The policy `cap`: the rule of the vllm-ascend balance scheduler."""
 
-from balance.policies.cap import Cap, CapParameters
-from balance.policies.registry import OPEN, create_policy
+from balance.policies import OPEN, create_policy
+from balance.policies.simple import Cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot
@@ -24,7 +24,7 @@ def test_decides_like_the_rule_it_replaces(limit, shares, margin, fields):
     names = ("pending", "pending_tokens", "waiting", "pending_age_us")
     row = IDLE._replace(max_running=limit, **dict(zip(names, fields, strict=True)))
     rows = snapshot(row._replace(running=count) for count in counts)
-    decision = Cap(CapParameters(margin)).decide(rows)
+    decision = Cap(margin).decide(rows)
     assert decision.admit is not freezes(counts, limit, margin)
     assert decision.prefill_budget is None, "prompts in progress go on"
 
@@ -35,3 +35,10 @@ def test_each_rank_is_measured_by_its_own_limit():
     large = IDLE._replace(running=3, max_running=9)
     assert policy.decide(snapshot([large, large])) == OPEN
     assert not policy.decide(snapshot([large, small])).admit
+
+
+def test_a_rank_that_stays_full_holds_the_others_for_no_longer_than_the_time_out():
+    policy = create_policy("cap", {"timeout_steps": 3})
+    rows = snapshot([IDLE._replace(running=IDLE.max_running), IDLE])
+    reasons = [policy.decide(rows).reason for _ in range(8)]
+    assert reasons == [*["rank_full"] * 3, "timeout"] * 2

@@ -1,7 +1,6 @@
 """The choice of the prefill budget."""
 
-from balance.policies.prefill_budget import best_prefill_budget
-from balance.policies.step_cost import StepCost
+from balance.policies.cost import StepCost, best_prefill_budget
 from hypothesis import given
 from hypothesis import strategies as st
 

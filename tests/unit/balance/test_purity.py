@@ -4,8 +4,8 @@ import ast
 import importlib
 
 import pytest
-from balance.policies.registry import create_policy
-from balance.policies.step_cost import StepCost
+from balance.policies import create_policy
+from balance.policies.cost import StepCost
 from snapshots import Ranks
 
 from conftest import FOLDER

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from balance.policies.step_cost import CostLearner, StepCost
+from balance.policies.cost import CostLearner, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -38,7 +38,7 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
 from vllm.benchmarks.dp_balance.step_time.model import Loads
-from vllm.v1.core.sched.balance.policies.registry import SHORT_FIRST
+from vllm.v1.core.sched.balance.policies import SHORT_FIRST
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from hostile_worlds import World, draw, parse

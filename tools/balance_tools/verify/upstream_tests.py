@@ -28,7 +28,7 @@ from functools import partial
 import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policies.registry import create_policy
+from vllm.v1.core.sched.balance.policies import create_policy
 from vllm.v1.core.sched.balance.metrics import BalanceStats
 
 

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from vllm.v1.core.sched.balance.policies.registry import (
+from vllm.v1.core.sched.balance.policies import (
     POLICIES,
     Decision,
     create_policy,

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 
-from vllm.v1.core.sched.balance.policies.registry import Decision
+from vllm.v1.core.sched.balance.policies import Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from ..front_end.coordinator import Counts

@@ -15,8 +15,8 @@ from vllm.v1.core.sched.balance.pending import (
     PendingWork,
     Prompt,
 )
+from vllm.v1.core.sched.balance.policies import OPEN
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.registry import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Row
 
 from ..requests.request import SimRequest

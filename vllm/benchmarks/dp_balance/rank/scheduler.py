@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.policies.attention_cost import (
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.cost import (
     cost_of,
     tokens_within,
     twice_attended,
     whole_step,
 )
-from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
 
 from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest

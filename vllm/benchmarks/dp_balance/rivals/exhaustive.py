@@ -10,7 +10,7 @@ as likely to end in a step as another, and all prompts are equally long.
 
 from math import log
 
-from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.policies.registry import OPEN, Decision
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from . import HOLD

@@ -5,7 +5,7 @@
 import statistics
 from collections.abc import Sequence
 
-from vllm.v1.core.sched.balance.policies.step_cost import CostLearner, StepCost
+from vllm.v1.core.sched.balance.policies.cost import CostLearner, StepCost
 
 from ..errors import UsageError
 from .model import LEAST_STEP, CostModel, Loads

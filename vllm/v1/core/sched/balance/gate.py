@@ -22,14 +22,14 @@ from vllm.v1.core.sched.balance.metrics import BalanceStats, PolicyLog
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.pending import PendingAges
 from vllm.v1.core.sched.balance.permit import PrefillPermit
-from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.registry import (
+from vllm.v1.core.sched.balance.policies import (
     OPEN,
     SHORT_FIRST,
     Decision,
     Policy,
     create_policy,
 )
+from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.balance.reads import (
     SchedulerReads,

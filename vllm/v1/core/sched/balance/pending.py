@@ -9,7 +9,7 @@ it, too.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from .policies.attention_cost import twice_attended
+from .policies.cost import twice_attended
 
 FRESH = 8
 """Prompts at the head of a queue that are looked up in each step. What those behind

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.policies.attention_cost import (
+from vllm.v1.core.sched.balance.policies.cost import (
     cost_of,
     tokens_within,
     twice_attended,

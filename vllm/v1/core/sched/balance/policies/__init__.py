@@ -1,3 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The policies: pure functions of the rows that the ranks exchange."""
+"""The policies by the value of `--data-parallel-balance`.
+
+Each decides, from the rows of all ranks, what every rank may prefill in the next step.
+Pure Python: no torch, no vllm import, no clock, no randomness.
+"""
+
+from collections.abc import Callable, Mapping
+
+from .adaptive import Adaptive
+from .decision import OPEN, Decision, Policy
+from .guard import Guard
+from .simple import Align, Cap
+
+__all__ = ["OPEN", "POLICIES", "SHORT_FIRST", "Decision", "Policy", "create_policy"]
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "cap": Cap,
+    "align": Align,
+    "adaptive": Adaptive,
+}
+"""What makes each policy, and takes its parameters; "off" has none."""
+
+SHORT_FIRST = frozenset({"adaptive"})
+"""Those with which short prompts pass long ones; see `order.py`."""
+
+
+def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
+    """A new policy, whose holds are bounded.
+
+    Raises:
+        TypeError: the policy has no such parameter.
+        ValueError: a parameter may not have that value.
+    """
+    policy = POLICIES[name](**(parameters or {}))
+    return Guard(policy) if name == "adaptive" else policy

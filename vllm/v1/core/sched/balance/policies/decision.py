@@ -4,8 +4,8 @@
 
 from typing import NamedTuple, Protocol
 
+from .cost import StepCost
 from .rows import Snapshot
-from .step_cost import StepCost
 
 
 class Decision(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from .attention_cost import whole_step
+from .cost import whole_step
 from .decision import Decision, Learned, Policy
 from .rows import SECONDS, Snapshot
 
@@ -25,10 +25,10 @@ _RECENT = 31
 class Guard:
     """A policy whose holds are bounded, whatever it has learned.
 
-    **Nobody is held longer** than the prefills of all ranks, or of all whom the hold
-    delays, would take one after another. **All holds together** take from those whom
-    they delay at most the person-seconds that releases saved everybody in the ranks,
-    1 % of everybody's time, and a first credit: of all ranks' prefills.
+    **Nobody is held longer** than the prefills of all other ranks, or of all others
+    whom the hold delays, would take one after another. **All holds together** take from
+    those whom they delay at most the person-seconds that releases saved everybody in
+    the ranks, 1 % of everybody's time, and a first credit: of all ranks' prefills.
 
     Held is what was withheld since a request became pending: of a step with a budget
     the share of a whole one that it lacks. Who then waits for prompts before it in an
@@ -97,7 +97,7 @@ class Guard:
         held = self._held
         while len(held) > 1 and held[1][0] <= self._now - oldest:
             held.popleft()
-        bound = self._usual() * max(len(snapshot.running), delayed)
+        bound = self._usual() * max(1.0, len(snapshot.running) - 1, delayed - 1)
         return oldest > 0 < bound <= self._total - held[0][1]
 
     def _account(self, snapshot: Snapshot) -> None:

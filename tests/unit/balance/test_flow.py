@@ -1,7 +1,7 @@
 """What is learned about decodes: how many end in a step, and what slows them down."""
 
 import pytest
-from balance.policies.decodes import Decodes
+from balance.policies.flow import Flow
 
 DECODE = 0.04
 
@@ -15,7 +15,7 @@ def observe(
 
 
 def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
-    decodes = Decodes()
+    decodes = Flow()
     observe(decodes, 100)
     observe(decodes, 98)
     assert decodes.ending == pytest.approx(0.02)
@@ -24,7 +24,7 @@ def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
 
 
 def test_the_end_of_a_wave_is_not_taken_for_requests_that_end():
-    decodes = Decodes()
+    decodes = Flow()
     observe(decodes, 100)
     decodes.reset()
     observe(decodes, 10)
@@ -34,7 +34,7 @@ def test_the_end_of_a_wave_is_not_taken_for_requests_that_end():
 @pytest.mark.parametrize("unknown", [0, 100])
 def test_stretch_is_the_time_that_passes_while_a_request_decodes_for_a_second(unknown):
     """Also of steps before it was known what a decode takes."""
-    decodes = Decodes()
+    decodes = Flow()
     for step in range(400):
         prefill = step % 2
         known = None if step < unknown else DECODE
@@ -43,7 +43,7 @@ def test_stretch_is_the_time_that_passes_while_a_request_decodes_for_a_second(un
 
 
 def test_both_follow_a_traffic_that_changes():
-    decodes = Decodes()
+    decodes = Flow()
     for share in (0.5, 0.05):
         for _ in range(3000):
             decodes.reset()
@@ -56,7 +56,7 @@ def test_both_follow_a_traffic_that_changes():
 
 def test_short_answers_are_forgotten_once_none_ends_where_many_should():
     """Else a lone request waits long for decodes that do not end."""
-    decodes = Decodes()
+    decodes = Flow()
     for _ in range(300):
         decodes.reset()
         observe(decodes, 100)
@@ -70,7 +70,7 @@ def test_short_answers_are_forgotten_once_none_ends_where_many_should():
 @pytest.mark.parametrize("closed", [True, False])
 def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
     """One that comes in the step after; in an open one they come during prefills."""
-    decodes, decoding, requests = Decodes(), 40, 40
+    decodes, decoding, requests = Flow(), 40, 40
     for step in range(300):
         prefill = step % 8 == 0
         joined = requests - decoding if prefill else 0
@@ -79,4 +79,4 @@ def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
         requests += came - 2
         seconds = 0.5 if prefill else DECODE
         observe(decodes, decoding, 900 * prefill, seconds, requests=requests)
-    assert decodes.replaced is closed
+    assert decodes.is_closed is closed

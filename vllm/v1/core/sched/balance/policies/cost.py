@@ -1,13 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Learns from step times what a prefill costs the ranks that step in lock step."""
+"""What prompts cost ranks that step in lock step: the model, and how it is learned."""
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .attention_cost import LEAST_CHUNK
+LEAST_CHUNK = 1024
+"""Tokens below which attention cuts no chunk. With MLA each chunk projects what is
+before it, which takes as long as 410 tokens need to attend to it: by the shapes of
+DeepSeek-V3, 512 * 256 operations against 320. It is also the shortest context at which
+a token is taken to cost twice as much."""
+
+
+def twice_attended(position: int, tokens: int) -> int:
+    """Twice the tokens that a chunk attends to: a whole number."""
+    return tokens * (2 * position + tokens)
+
+
+def cost_of(position: int, tokens: int, per_attended: float) -> float:
+    """What a chunk costs, with `per_attended` for each token that one attends to."""
+    return tokens + per_attended * tokens * (position + tokens / 2)
+
+
+def whole_step(tokens: int, per_attended: float) -> float:
+    """What a step of these tokens may cost: as much as behind two other steps."""
+    return cost_of(2 * tokens, tokens, per_attended)
+
+
+def tokens_within(
+    budget: float, position: int, tokens: int, per_attended: float, least: int = 1
+) -> int:
+    """How many tokens of a chunk a budget allows; at least one if it is 1 or more.
+
+    And `least` of them, whatever they attend to, as far as it allows them at the
+    beginning of a prompt.
+    """
+    if budget < 1:
+        return 0
+    if cost_of(position, tokens, per_attended) <= budget:
+        return tokens
+    price = 1 + per_attended * position
+    root = math.sqrt(price * price + 2 * per_attended * budget)
+    cut = int(2 * budget / (price + root))
+    return min(tokens, max(1, cut, min(least, int(budget))))
 
 
 class StepCost(NamedTuple):
@@ -60,6 +97,58 @@ class StepCost(NamedTuple):
         """Seconds by which prefill lengthens a step."""
         together = self.shared * mean + self.padding * most * idle
         return self.fixed + self.own * most + together + self.attention * attended
+
+
+def best_prefill_budget(
+    work: Iterable[tuple[float, float]],
+    ranks: int,
+    limit: float,
+    max_tokens: int,
+    cost: StepCost,
+) -> float:
+    """The budget B with the largest gain, or 0 if none is worth its waste.
+
+    ``gain(B) = sum_r cost_r * min(1, B / p_r)
+    - cost.waste(B, mean_r min(p_r, B), share of ranks without work)``
+
+    Between two of the pending tokens p_r the gain is linear in B, so only B = p_r
+    and the limit need to be looked at: one sort, O(ranks log ranks).
+
+    Args:
+        work: pending prompt tokens p_r > 0, or what they cost, and waiting
+            cost_r (seconds) of each rank that has some, in any order.
+        ranks: how many ranks there are, those without work included.
+        limit: the largest budget that a step can take beside its decodes, at least 1.
+        max_tokens: tokens of the largest step; the unit of `cost`.
+        cost: what prefills cost.
+
+    Returns:
+        A number as those of `work`, at most `limit`.
+    """
+    ordered = sorted(work)
+    # Waiting cost and tokens of the ranks that are served whole.
+    saved = below = 0.0
+    above = len(ordered)
+    # With the costs per token and mean = (below + B * above) / ranks,
+    # gain(B) = saved + B * (rate + own + junk) - own * (B - mean) - junk * B
+    # - fixed * (1 - mean); all gains below are without the constant -fixed.
+    own = cost.own / max_tokens
+    slope = (own + cost.fixed / max_tokens) / ranks
+    junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
+    rate = math.fsum(waited / tokens for tokens, waited in ordered) - own - junk
+    best, best_gain = 0.0, cost.fixed
+    for tokens, waited in ordered:
+        budget = tokens if tokens < limit else limit
+        gain = saved + budget * rate + slope * (below + budget * above)
+        if gain >= best_gain:
+            best, best_gain = budget, gain
+        if tokens >= limit:
+            break
+        saved += waited
+        rate -= waited / tokens
+        below += tokens
+        above -= 1
+    return best
 
 
 _DECODES = 15

@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""How decodes fare: how many end in a step, and how much prefills slow them down."""
+"""How requests flow: how many end in a step, and how much prefills slow them down."""
 
-from .step_cost import MEMORY
+from .cost import MEMORY
 
 
-class Decodes:
+class Flow:
     """Learned from the counts and times of the steps alone."""
 
     def __init__(self) -> None:
         self._ended = 0.0
         self._decoded = 0.0
-        self.before: int | None = None
-        """Requests that decode after the last step; None if there was none."""
         self._left = 0.0
         """By how many requests the ranks have fewer, after steps without a prefill."""
-        self._requests: int | None = None
-        """After the last step, if it was one without a prefill."""
         self._seconds = 0.0
         self._decode_seconds = 0.0
         self._steps = 0.0
         """Before it was known what a decode takes."""
+        self.reset()
 
     def reset(self) -> None:
         """Forgets the last step; keeps what was learned."""
-        self.before = self._requests = None
+        self.decoding = 0
+        """Requests that decode after the last step."""
+        self._requests: int | None = None
+        """After the last step, if it was one without a prefill."""
 
     @property
     def ending(self) -> float:
@@ -32,7 +32,7 @@ class Decodes:
         return self._ended / self._decoded if self._decoded else 0.0
 
     @property
-    def replaced(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether for most that end another comes at once, as in a closed loop."""
         return self._left + self._left < self._ended
 
@@ -63,18 +63,18 @@ class Decodes:
             seconds: its duration; 0 if it is not known.
             decode: seconds of a step without prefill; None if they are not known.
         """
-        if self.before and not prefilled:
+        if self.decoding and not prefilled:
             # Each that should end forgets one, so that longer answers are learned, too.
-            keep = 1 / (1 + self.before * self.ending / MEMORY)
+            keep = 1 / (1 + self.decoding * self.ending / MEMORY)
             # Without prefill nobody joins, so whoever is missing has ended.
-            ended = max(0, self.before - decoding)
+            ended = max(0, self.decoding - decoding)
             self._ended = self._ended * keep + ended
-            self._decoded = self._decoded * keep + self.before
+            self._decoded = self._decoded * keep + self.decoding
             # What came while others prefilled is seen in the step after it.
             before = self._requests
             left = ended if before is None else before - requests
             self._left = self._left * keep + left
-        self.before = decoding
+        self.decoding = decoding
         self._requests = None if prefilled else requests
         if not seconds:
             return
