@@ -34,7 +34,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.dispatch import TokenDispatch
+from vllm.v1.core.sched.balance.board import SharedBoard, create_board
+from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.policies import POLICIES, create_policy
@@ -236,11 +237,29 @@ def choice() -> dict[str, Times]:
         hasher.keys(long)
         times.append(us_since(start) * 10_000 / HASHED)
     found = {"hashing 10,000 prompt tokens": times}
-    for ranks in (4, 16, 64):
-        own = BalanceDispatch(TokenDispatch(ranks, 64, 1, 0, 1000, 512), hasher)
-        found[f"a short request, {ranks} ranks, vLLM's dispatch"] = choose(ranks, None)
-        found[f"a short request, {ranks} ranks, ours"] = choose(ranks, own)
+    for ranks in (4, 8, 16, 64):
+        memory = create_board(multiprocessing.get_context("spawn"), ranks)
+        board = SharedBoard(memory, 0)
+        dispatch = Dispatch(ranks, 64, TO_COMPUTE, board, 1000, 512)
+        own = BalanceDispatch(dispatch, hasher)
+        of = f"{ranks} ranks and API servers"
+        found[f"a short request, {of}, vLLM's dispatch"] = choose(ranks, None)
+        found[f"a short request, {of}, ours"] = choose(ranks, own)
+        found[f"the choice alone of a prompt with 8 chunks, {of}"] = alone(dispatch)
     return found
+
+
+def alone(dispatch: Dispatch) -> Times:
+    """With all that others say meanwhile; each rank has half of the prompt."""
+    keys = [b"%014d" % chunk for chunk in range(8)]
+    for memory in dispatch.memories:
+        memory.used(keys[:4])
+    times = []
+    for _ in range(2000):
+        start = time.perf_counter_ns()
+        dispatch.choose(keys)
+        times.append(us_since(start))
+    return times
 
 
 # ---- exchange

@@ -12,8 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
-from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
+from vllm.v1.core.sched.balance.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -80,11 +79,11 @@ class Client:
 
     def __init__(self, model, rng, by_context):
         if by_context:
-            self.dispatch: TokenDispatch = ContextDispatch(RANKS, 4)
+            self.dispatch = Dispatch(RANKS, 4, TO_ATTEND)
             balance = BalanceDispatch(self.dispatch)
         else:
             chunks = 300 * BLOCK_SIZE // 512
-            self.dispatch = TokenDispatch(RANKS, 4, 1, 0, chunks, 512)
+            self.dispatch = Dispatch(RANKS, 4, TO_COMPUTE, None, chunks, 512)
             balance = BalanceDispatch(self.dispatch, PromptHasher(BLOCK_SIZE))
         self.real = front_end(RANKS, balance)
         self._by_context = by_context
@@ -124,28 +123,23 @@ class Client:
         for each in answers:
             for output in each.outputs:
                 sent = self.dispatch._requests.get(output.request_id)
-                if output.new_token_ids and sent is not None and sent.prefix:
-                    self.computed[sent.rank].update(sent.prefix.keys)
+                if output.new_token_ids and sent is not None and sent.to_compute:
+                    self.computed[sent.rank].update(sent.keys)
                     self.seen["first token"] += 1
-                    found = output.prefill_stats.num_local_cached_tokens
-                    # What others computed meanwhile may be found, too.
-                    sure = sum(use > 0 for use in sent.prefix.believed)
-                    self.seen["found"] += sure > 0 and found >= 512 * sure - BLOCK_SIZE
-                    self.seen["lost"] += sure > 0 and found < 512 * sure - BLOCK_SIZE
             await DPLBAsyncMPClient.process_engine_outputs(self.real, each)
         if self._by_context:
             self._check_contexts()
             return
         for memory, computed in zip(self.dispatch.memories, self.computed, strict=True):
-            assert computed.issuperset(memory._last)
-            self.seen["belief"] += len(memory._last)
+            assert computed.issuperset(memory._keys)
+            self.seen["belief"] += len(memory)
 
     def _check_contexts(self):
         """The front-end knows exactly what the requests of each rank attend to."""
         for rank, own in zip(self.ranks, self.dispatch.own, strict=True):
             requests = rank.scheduler.requests.values()
             contexts = [request.num_tokens for request in requests]
-            assert own == Backlog(sum(contexts), len(contexts))
+            assert own == (sum(contexts), len(contexts))
             self.seen["context"] += sum(contexts)
             self.seen["preempted"] += sum(each.num_preemptions for each in requests)
 
@@ -205,7 +199,6 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model, by_context):
     print(dict(seen))
     assert min(seen.values()) > 20
     dispatch = client.dispatch
-    assert dispatch.own == [Backlog()] * RANKS
+    assert dispatch.own == [(0, 0)] * RANKS
     assert not dispatch._requests
     assert not dispatch._users
-    assert not any(memory._on_the_way for memory in dispatch.memories)

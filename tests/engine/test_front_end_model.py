@@ -1,6 +1,8 @@
 """Upstream's front-end and coordinator without processes, our hooks and models."""
 
 import asyncio
+import copy
+import multiprocessing
 import random
 from collections import Counter, deque
 from contextlib import nullcontext
@@ -17,16 +19,17 @@ from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     Balancer023,
     Balancer030,
     LoadBalancer,
-    TokenBalancer,
+    make_load_balancers,
 )
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
-from vllm.v1.core.sched.balance.dispatch import Backlog, TokenDispatch
+from vllm.v1.core.kv_cache_utils import hash_block_tokens
+from vllm.v1.core.sched.balance import front_end as module
+from vllm.v1.core.sched.balance.board import SharedBoard, create_board
+from vllm.v1.core.sched.balance.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.peers import AT_ONCE, connect_peers
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine import coordinator as upstream
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -82,7 +85,7 @@ def see(client, outputs):
 
 def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go():
     """In a resize, engines, counts and what a client may pin to change in turn."""
-    client = front_end(2, BalanceDispatch(TokenDispatch(2, SLOTS)))
+    client = front_end(2, BalanceDispatch(Dispatch(2, SLOTS)))
 
     def ranks(count):
         sent = len(client.reqs_in_flight)
@@ -99,18 +102,18 @@ def test_requests_go_to_ranks_that_take_them_while_ranks_come_and_go():
     client.lb_engines = [[0, 0] for _ in range(3)]  # sent before it heard of it
     assert ranks(1) == [0]
     see(client, EngineCoreOutputs(finished_requests={*client.reqs_in_flight}))
-    assert client.balance_dispatch.dispatch.own == [Backlog()]
+    assert client.balance_dispatch.dispatch.own == [(0, 0)]
 
 
 def test_more_input_of_a_request_is_no_beginning_of_a_prompt():
-    dispatch = TokenDispatch(2, SLOTS, 1, 0, 100, 512)
+    dispatch = Dispatch(2, SLOTS, TO_COMPUTE, None, 100, 512)
     client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
     assert send(client, "one", [5] * 600) == 0
     assert send(client, "other", [4] * 600) == 1
     assert send(client, "other", [6] * 600) == 1
     answers = [EngineCoreOutput(name, [7]) for name in ("one", "other")]
     see(client, EngineCoreOutputs(outputs=answers))
-    assert [memory.held() // 512 for memory in dispatch.memories] == [1, 1]
+    assert [*map(len, dispatch.memories)] == [1, 1]
 
 
 def pooling(name, query=None):
@@ -119,10 +122,10 @@ def pooling(name, query=None):
     return made(request_id=name, sampling_params=None, pooling_params=parameters)
 
 
-@pytest.mark.parametrize("dispatch", [TokenDispatch, ContextDispatch])
-def test_pooling_requests_spread_unless_they_belong_together(dispatch):
+@pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])
+def test_pooling_requests_spread_unless_they_belong_together(weights):
     """Whatever ranks publish meanwhile; and nothing is left of them."""
-    client = front_end(2, BalanceDispatch(dispatch(2, 64)))
+    client = front_end(2, BalanceDispatch(Dispatch(2, 64, weights)))
     client.lb_engines = [[9000, 3], [0, 0]]
 
     def rank_of(request):
@@ -138,40 +141,58 @@ def test_pooling_requests_spread_unless_they_belong_together(dispatch):
     embedded = EngineCoreOutput("1", [], pooling_output=torch.zeros(1))
     see(client, EngineCoreOutputs(outputs=[embedded]))
     see(client, EngineCoreOutputs(finished_requests={*client.reqs_in_flight}))
-    assert client.balance_dispatch.dispatch.own == [Backlog()] * 2
+    assert client.balance_dispatch.dispatch.own == [(0, 0)] * 2
 
 
-def test_api_servers_tell_each_other_what_ranks_have_computed():
-    """Once it is computed; one that is not there, or does not listen, is no matter."""
-    peers = connect_peers(3)
+def test_api_servers_know_at_once_what_the_others_do():
+    """What they have sent, and what of it ranks have computed."""
+    memory = create_board(multiprocessing.get_context("spawn"), 3)
 
     def server(index):
-        dispatch = TokenDispatch(2, SLOTS, 3, index, 100, 512)
-        balance = BalanceDispatch(dispatch, PromptHasher(16), peers[index])
+        board = SharedBoard(memory, index)
+        dispatch = Dispatch(2, SLOTS, TO_COMPUTE, board, 100, 512)
+        balance = BalanceDispatch(dispatch, PromptHasher(16))
         return front_end(2, balance, ApiServer(index, 3))
 
-    def has(client):
-        return [m.held() // 512 for m in client.balance_dispatch.dispatch.memories]
+    first, second = server(0), server(1)
+    send(first, "one", [5] * 1300, pin=1)
+    send(first, "given up", [6] * 600, pin=1)
+    assert send(second, "two", [5] * 1200) == 0, "rank 1 has enough to do"
+    assert second.balance_dispatch.dispatch.own == [(1200, 1), (0, 0)]
+    outputs = [EngineCoreOutput("one", [7])]
+    done = {"one", "given up"}
+    see(first, EngineCoreOutputs(outputs=outputs, finished_requests=done))
+    see(second, EngineCoreOutputs(finished_requests={"two"}))
+    assert send(second, "three", [5] * 1200) == 1, "rank 1 has it, but for 176 tokens"
+    assert second.balance_dispatch.dispatch.own == [(0, 0), (176, 1)]
 
-    async def serve():
-        first, second = server(0), server(1)
-        peers[2].socket.close()
-        assert send(second, "wakes it", [9] * 600) == 0
-        send(first, "one", [5] * 1300, pin=1)
-        send(first, "given up", [6] * 600, pin=1)
-        await asyncio.sleep(0.01)
-        assert has(second) == [0, 0]
-        outputs = [EngineCoreOutput("one", [7])]
-        told = EngineCoreOutputs(outputs=outputs, finished_requests={"one", "given up"})
-        await DPLBAsyncMPClient.process_engine_outputs(first, told)
-        await asyncio.sleep(0.01)
-        assert has(first) == has(second) == [0, 2]
-        assert send(second, "two", [5] * 1200) == 1
-        for _ in range(3000):
-            peers[0].tell(0, [])
-        assert len([*peers[1].heard()]) == AT_ONCE, "then others have their turn"
 
-    asyncio.run(serve())
+@pytest.mark.parametrize("several", [1, 3], ids=["one prompt", "several at a time"])
+def test_the_answers_to_one_prompt_hash_it_once(monkeypatch, several):
+    """As upstream makes the requests for them: copies with the same list of tokens."""
+    calls = 0
+
+    def count(*arguments):
+        nonlocal calls
+        calls += 1
+        return hash_block_tokens(*arguments)
+
+    monkeypatch.setattr(module, "hash_block_tokens", count)
+    dispatch = Dispatch(2, 500, TO_COMPUTE, None, 100, 512)
+    client = front_end(2, BalanceDispatch(dispatch, PromptHasher(16)))
+    prompts = [made(prompt_token_ids=[5 + n] * 6000) for n in range(several)]
+    for number in range(100):
+        for prompt in prompts:
+            child = copy.copy(prompt)
+            child.request_id = f"{number}_{prompt.prompt_token_ids[0]}"
+            child.sampling_params = child.sampling_params.clone()
+            client.get_core_engine_for_request(child)
+            client.balance_dispatch.sent(child)
+    assert calls == several * (6000 // 512)
+    other = copy.copy(prompts[0])
+    other.request_id, other.cache_salt = "other", "mine"
+    keys = PromptHasher(16).keys
+    assert client.balance_dispatch.keys(other) == keys(other) != keys(prompts[0])
 
 
 def hashed(**fields):
@@ -208,12 +229,16 @@ def test_what_makes_another_kv_cache_makes_another_key():
 def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     """By counts of requests with balance off, by prompt tokens with balance on."""
     ranks, rng = 4, random.Random(f"{on}{server}")
-    tokens = TokenDispatch(ranks, SLOTS, server.count, server.index)
-    client = front_end(ranks, BalanceDispatch(tokens) if on else None, server)
+    memory = create_board(multiprocessing.get_context("spawn"), server.count)
+    board = SharedBoard(memory, server.index) if memory else None
+    ours = BalanceDispatch(Dispatch(ranks, SLOTS, TO_COMPUTE, board)) if on else None
+    client = front_end(ranks, ours, server)
     by_counts = Balancer030 if IN_FLIGHT else Balancer023
     balancer: LoadBalancer = by_counts(ranks, server)
     if on:
-        balancer = TokenBalancer(ranks, server, SLOTS)
+        drawn = random.Random(0)
+        servers = make_load_balancers("tokens", ranks, drawn, server.count, SLOTS)
+        balancer = servers[server.index]
     running: list[SimRequest] = []
     chosen: Counter[int] = Counter()
     for number in range(1000):

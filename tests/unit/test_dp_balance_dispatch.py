@@ -162,5 +162,4 @@ def test_by_context_the_answer_that_has_passed_counts():
     short, long = SimRequest(0, 10, 9000), SimRequest(1, 4000, 9)
     short.rank, long.rank = tested.choose(short), tested.choose(long)
     assert (short.rank, long.rank) == (0, 1)
-    tested.step_ended()
     assert tested.choose(SimRequest(2, 1, 1)) == 1

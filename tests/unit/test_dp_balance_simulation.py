@@ -195,9 +195,6 @@ def test_what_has_passed_of_an_answer_is_known(rates, kv_blocks):
         engine.schedule()
         engine.update()
         passed.append([engine.output_tokens(each) for each in requests])
-        tokens, in_flight = engine.contexts()[0][:2]
-        assert in_flight == 2
-        assert tokens == 120 + sum(passed[-1])
     each = 1 + len(rates)
     assert [first for first, _ in passed] == [1 + step * each for step in range(11)]
     second = [last for _, last in passed]

@@ -1,4 +1,4 @@
-"""Dispatch by tokens and prefixes: which rank, and what is left of it afterwards."""
+"""Dispatch: which rank, and what is left of a request afterwards."""
 
 import random
 from collections import Counter
@@ -7,11 +7,12 @@ from itertools import accumulate
 import pytest
 from vllm.v1.core.sched.balance.dispatch import (
     MISSING_WEIGHT,
-    QUEUE_SAMPLE,
-    REQUEST_TOKENS,
-    Backlog,
-    TokenDispatch,
-    queued_tokens,
+    TO_ATTEND,
+    TO_COMPUTE,
+    Board,
+    Dispatch,
+    PrefixMemory,
+    chunk_tokens,
 )
 
 
@@ -22,46 +23,92 @@ def send(dispatch, request, prompt_tokens):
 
 
 def test_the_least_prompt_tokens_win():
-    dispatch = TokenDispatch(3, slots=8)
+    dispatch = Dispatch(3, slots=8)
     sent = [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))]
     assert sent == [0, 1, 2]
     assert send(dispatch, 3, 100) == 1
     assert send(dispatch, 4, 100) == 1, "400 + 2 x 150 tokens are less than 900 + 150"
 
 
-def test_a_rank_with_a_free_slot_comes_first():
-    dispatch = TokenDispatch(2, slots=1)
+def test_the_least_context_wins_answers_included():
+    dispatch = Dispatch(2, 8, TO_ATTEND)
+    assert (send(dispatch, 0, 5000), send(dispatch, 1, 4000)) == (0, 1)
+    assert dispatch.choose() == 1
+    for _ in range(1001):
+        dispatch.answered(1, 1)
+    assert dispatch.choose() == 0, "the prompt still counts, with what followed it"
+    dispatch.sent(0, 0, 2)  # more input of it
+    assert dispatch.own == [(5002, 1), (5001, 1)]
+    dispatch.ended(0)
+    dispatch.answered(0, 9)  # too late
+    assert dispatch.own[0] == (0, 0)
+    dispatch.sent(2, 0, 10)
+    dispatch.sent(3, 0, 10)
+    assert dispatch.choose() == 0, "2 x (10 + 1500) are less than 5001 + 1500"
+
+
+@pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])
+def test_a_rank_with_a_free_slot_comes_first(weights):
+    dispatch = Dispatch(2, 1, weights)
     assert send(dispatch, 0, 1) == 0
     assert send(dispatch, 1, 9000) == 1
     assert send(dispatch, 2, 1) == 0, "no rank has a free slot"
 
 
-def test_one_front_end_trusts_itself_several_believe_the_greater():
-    published = [(5000, 3), (0, 0)]
-    alone = TokenDispatch(2, slots=8)
-    alone.publish(published)
-    assert alone.choose() == 0
-    first, second = (TokenDispatch(2, 8, servers=2, server=i) for i in (0, 1))
-    assert (first.choose(), second.choose()) == (0, 1), "of equal ranks, each another"
-    first.publish(published)
-    assert first.choose() == 1
-    assert send(first, 0, 9000) == 1
-    first.publish(published)  # from before that request arrived there
-    assert first.choose() == 0, "its own 9000 tokens are not forgotten"
+class Seat(Board):
+    """What one of several front-ends sees of a board of plain lists."""
+
+    def __init__(self, rows, server):
+        self.rows, self.server, self.servers = rows, server, len(rows)
+        self.tokens, self.requests = rows[server].tokens, rows[server].requests
+        self.told = []
+
+    def totals(self, ranks):
+        every = zip(*((row.tokens, row.requests) for row in self.rows), strict=True)
+        return [[*map(sum, zip(*rows, strict=True))][:ranks] for rows in every]
+
+    def heard(self):
+        told, self.told = self.told, []
+        return told
 
 
-def test_a_front_end_takes_the_others_to_send_as_much_as_itself():
-    dispatch = TokenDispatch(2, slots=8, servers=4)
-    dispatch.publish([(0, 0), (1000, 0)])
-    assert send(dispatch, 0, 300) == 0
-    assert dispatch.choose() == 1, "4 x (300 + 150) tokens are more than 1000"
+def front_ends(ranks, slots, servers, *cache):
+    seats = [Board() for _ in range(servers)]
+    boards = [Seat(seats, server) for server in range(servers)]
+    for board in boards:
+        others = [each for each in boards if each is not board]
+        board.tell = lambda rank, keys, others=others: [
+            other.told.append((rank, key)) for other in others for key in keys[::-1]
+        ]
+    return [Dispatch(ranks, slots, TO_COMPUTE, board, *cache) for board in boards]
+
+
+def test_front_ends_on_one_board_choose_as_one_does():
+    """Whoever a request came to; of equal ranks, each prefers another."""
+    assert [each.choose() for each in front_ends(2, 8, 2)] == [0, 1]
+    rng = random.Random(3)
+    alone, servers = Dispatch(4, 6), front_ends(4, 6, 3)
+    open_: list[tuple[int, int]] = []
+    for request in range(500):
+        server, tokens = rng.randrange(3), rng.randrange(1, 9000)
+        rank = servers[server].choose()
+        loads = [a + 150 * b + 10**9 * (b >= 6) for a, b in alone.own]
+        assert loads[rank] == min(loads)
+        for dispatch in (alone, servers[server]):
+            dispatch.sent(request, rank, tokens)
+        open_.append((server, request))
+        while len(open_) > 20:
+            server, ended = open_.pop(rng.randrange(len(open_)))
+            for dispatch in (alone, servers[server]):
+                dispatch.answered(ended, 1)
+                dispatch.ended(ended)
 
 
 CHUNK = 100
 
 
-def with_prefixes(ranks=2, slots=8, chunks=10_000, servers=1):
-    return TokenDispatch(ranks, slots, servers, 0, chunks, CHUNK)
+def with_prefixes(ranks=2, slots=8, chunks=10_000):
+    return Dispatch(ranks, slots, TO_COMPUTE, None, chunks, CHUNK)
 
 
 def send_text(dispatch, request, text, pin=None):
@@ -82,14 +129,25 @@ def session(number, words, shared=0):
 def test_load_wins_over_a_prefix_by_the_same_formula():
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 10), pin=0)
-    dispatch.first_token(0)
+    dispatch.answered(0, 1)
     dispatch.ended(0)
     worth = MISSING_WEIGHT * 10 * CHUNK
-    dispatch.sent(1, 0, worth - REQUEST_TOKENS - 1)  # what others wait for there
+    # What others wait for there:
+    dispatch.sent(1, 0, worth - TO_COMPUTE.request - 1)
     assert send_text(dispatch, 2, session(0, 10)) == 0
     dispatch.ended(2)
     dispatch.sent(3, 0, 2)
     assert send_text(dispatch, 4, session(0, 10)) == 1
+
+
+def test_front_ends_hear_what_ranks_have_computed():
+    first, second, third = front_ends(3, 8, 3, 1000, CHUNK)
+    send_text(first, 0, session(0, 10), pin=2)
+    assert send_text(second, 0, session(0, 10)) == 1, "it is not computed yet"
+    first.answered(0, 1)
+    first.ended(0)
+    second.ended(0)
+    assert {send_text(each, 1, session(0, 12)) for each in (second, third)} == {2}
 
 
 def test_prompts_that_are_sent_and_given_up_change_no_later_choice():
@@ -107,37 +165,52 @@ def test_prompts_that_are_sent_and_given_up_change_no_later_choice():
         rank = send_text(quiet, turn, text)
         assert send_text(attacked, turn, text) == rank, f"turn {turn}"
         homes.add(rank)
-        cached = rng.choice((None, None, None, 3 * CHUNK))
         for dispatch in (quiet, attacked):
-            dispatch.first_token(turn, cached)
+            dispatch.answered(turn, 1)
             if turn >= 5:
                 dispatch.ended(turn - 5)
     assert homes == {0, 1, 2, 3}
 
 
+def test_a_burst_of_one_long_prompt_is_spread():
+    """Nobody has it yet. Once all have, its requests still come to all."""
+    dispatch = with_prefixes(ranks=8, slots=64)
+    for turn in range(2):
+        sent = Counter(
+            send_text(dispatch, (turn, request), session(0, 300))
+            for request in range(64)
+        )
+        assert len(sent) == 8
+        assert max(sent.values()) <= 16, sent
+        for request in range(64):
+            dispatch.answered((turn, request), 1)
+            dispatch.ended((turn, request))
+
+
 def test_a_rank_that_comes_back_has_nothing():
     dispatch = with_prefixes()
     send_text(dispatch, 0, session(0, 9), pin=1)
-    dispatch.first_token(0)
+    dispatch.answered(0, 1)
     dispatch.ended(0)
     for ranks in (1, 2):
-        dispatch.publish([(0, 0)] * ranks)
+        dispatch.resize(ranks)
     assert send_text(dispatch, 1, session(0, 9)) == 0
 
 
-def test_a_prefix_that_all_have_is_worth_computing_on_every_rank():
-    dispatch = with_prefixes(ranks=8, slots=6)
-    send_text(dispatch, 0, session(0, 100, shared=90))
-    dispatch.first_token(0)
-    dispatch.ended(0)
+@pytest.mark.parametrize("servers", [1, 8])
+def test_a_prefix_that_all_have_is_worth_computing_on_every_rank(servers):
+    dispatches = front_ends(8, 6, servers, 10_000, CHUNK)
+    send_text(dispatches[0], 0, session(0, 100, shared=90))
+    dispatches[0].answered(0, 1)
+    dispatches[0].ended(0)
     sent = Counter(
-        send_text(dispatch, request, session(request, 100, shared=90))
-        for request in range(1, 33)
+        send_text(dispatches[n % servers], n, session(n, 100, shared=90))
+        for n in range(1, 33)
     )
     assert min(sent[rank] for rank in range(8)) >= 3, sent
     for request in range(1, 33):
-        dispatch.ended(request)
-    assert not dispatch._users
+        dispatches[request % servers].ended(request)
+    assert not any(dispatch._users for dispatch in dispatches)
 
 
 @pytest.mark.parametrize("hostile", [False, True])
@@ -156,20 +229,18 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
             before = list(dispatch.own)
             rank = send_text(dispatch, request, session(request % 40, 170, shared))
             used[rank] += 1
-            load, least = before[rank], min(before, key=lambda own: own.prompt_tokens)
+            load, least = before[rank], min(before)
             worth = MISSING_WEIGHT * 170 * CHUNK
-            room = any(own.requests < slots for own in before)
-            assert not room or load.requests < slots
-            if room and least.requests < slots:
-                assert (
-                    load.prompt_tokens + REQUEST_TOKENS * load.requests
-                    <= least.prompt_tokens + REQUEST_TOKENS * least.requests + worth
-                )
+            room = any(requests < slots for _, requests in before)
+            assert not room or load[1] < slots
+            if room and least[1] < slots:
+                weigh = TO_COMPUTE.request
+                assert load[0] + weigh * load[1] <= least[0] + weigh * least[1] + worth
         sent.append(request)
         while len(sent) > 60:
             ended = sent.pop(rng.randrange(len(sent)))
             if rng.random() < 0.9:
-                dispatch.first_token(ended)
+                dispatch.answered(ended, 1)
             dispatch.ended(ended)
     assert min(used[1:]) > 0.1 * sum(used), used
     if hostile:
@@ -178,53 +249,69 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
         assert min(used) > 0.2 * sum(used), used
 
 
-def test_random_operations_leave_no_count_and_no_belief_behind():
+@pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])
+def test_random_operations_leave_no_count_behind(weights):
     """Also failures, answers that are late or of nobody, and ranks that come and go."""
     rng = random.Random(1)
-    dispatch = with_prefixes(4, slots=4, chunks=50, servers=3)
-    sent: dict[int, tuple[int, int]] = {}
+    chunks = 50 * weights.to_compute
+    dispatch = Dispatch(4, 4, weights, None, chunks, CHUNK)
+    sent: dict[int, list[int]] = {}  # rank, to compute, context
     most = 0
-    for request in range(10_000):
-        text = [rng.choice("ab") for _ in range(rng.randrange(9))]
+    for request in range(5000):
+        text = [rng.choice("ab") for _ in range(rng.randrange(9))] if chunks else ()
         keys = list(accumulate(text))
         rank = dispatch.choose(keys)
-        assert 0 <= rank < len(dispatch.own)
+        assert 0 <= rank < dispatch.ranks
         if rng.random() < 0.7:  # else it is never sent
             tokens = CHUNK * len(keys) + rng.randrange(CHUNK)
-            left = tokens - dispatch.memories[rank].found(keys)
-            sent[request] = rank, max(1, left) if keys else tokens
+            left = tokens - CHUNK * dispatch.memories[rank].found(keys)
+            sent[request] = [rank, max(1, left), tokens]
             dispatch.sent(request, rank, tokens, keys)
         event, chosen = rng.random(), rng.choice([*sent, -1, request - 1])
-        if event < 0.3 and chosen in sent:
-            sent[chosen] = sent[chosen][0], 0
-            dispatch.first_token(chosen, rng.choice((None, 0, rng.randrange(900))))
+        if event < 0.3:
+            dispatch.answered(chosen, 3)
+            if chosen in sent:
+                sent[chosen] = [sent[chosen][0], 0, sent[chosen][2] + 3]
         elif event < 0.4 and chosen in sent:  # more input
-            sent[chosen] = sent[chosen][0], 50
-            dispatch.sent(chosen, *sent[chosen])
+            dispatch.sent(chosen, sent[chosen][0], 50)
+            sent[chosen][1] += 50
+            sent[chosen][2] += 50
         elif event < 0.97:
             for gone in {chosen, *rng.sample(sorted(sent), len(sent) // 20)}:
                 sent.pop(gone, None)
                 dispatch.ended(gone)
         else:
-            ranks = rng.randrange(1, 6)
-            dispatch.publish([(rng.randrange(9000), rng.randrange(9))] * ranks)
-            sent = {name: to for name, to in sent.items() if to[0] < ranks}
+            dispatch.resize(rng.randrange(1, 6))
+            sent = {name: to for name, to in sent.items() if to[0] < dispatch.ranks}
         most = max(most, len(sent))
+        which = 1 if weights.to_compute else 2
         for rank, own in enumerate(dispatch.own):
-            prompts = [tokens for to, tokens in sent.values() if to == rank]
-            assert own == Backlog(sum(prompts), len(prompts))
-            assert dispatch.memories[rank].held() <= 50 * CHUNK
-        assert len(dispatch.memories) == len(dispatch.own)
+            there = [each[which] for each in sent.values() if each[0] == rank]
+            assert own == (sum(there), len(there))
+            assert len(dispatch.memories[rank]) <= 50
+        assert len(dispatch.memories) == dispatch.ranks
     assert most > 20
     for request in sent:
         dispatch.ended(request)
-    assert set(dispatch.own) == {Backlog()}
+    assert set(dispatch.own) == {(0, 0)}
     assert not dispatch._requests
+    assert not dispatch._users
 
 
-@pytest.mark.parametrize(
-    ("sample", "waiting", "tokens"),
-    [([], 0, 0), ([5, 7], 2, 12), ([10] * QUEUE_SAMPLE, 10_000, 100_000)],
-)
-def test_a_long_queue_is_taken_to_be_like_its_beginning(sample, waiting, tokens):
-    assert queued_tokens(sample, waiting) == tokens
+def test_a_chunk_is_whole_blocks():
+    sizes = {size: chunk_tokens(size) for size in (16, 128, 512, 528, 1000)}
+    assert sizes == {16: 512, 128: 512, 512: 512, 528: 528, 1000: 1000}
+
+
+def test_what_was_used_least_recently_goes_first_ends_before_beginnings():
+    memory = PrefixMemory(6)
+
+    def has(text):
+        return memory.found(list(accumulate(text)))
+
+    for text in ("abc", "def", "ab", "gh"):
+        memory.used(list(accumulate(text)))
+    found = {text: has(text) for text in ("abc", "abxy", "def", "gh", "bc", "")}
+    assert found == {"abc": 2, "abxy": 2, "def": 2, "gh": 2, "bc": 0, "": 0}
+    memory.used(list(accumulate("uvwxyz123")))
+    assert has("uvwxyz123") == len(memory) == 6

@@ -79,7 +79,6 @@ class Cluster:
         self._requests, self._clients, self._dispatcher = requests, clients, dispatcher
         self._step_seconds, self._async = step_seconds, async_scheduling
         self._on_step, self._on_done = on_step, on_done
-        self._tell: Callable[[], Counts] = getattr(engine, dispatcher.told)
         self._in_flight: deque[Loads] = deque()
         """Of the steps that were scheduled and have not ended."""
         self._totals: list[StepTotals] = []
@@ -133,7 +132,6 @@ class Cluster:
         for request in first:
             request.first_token = now
             dispatcher.first_token(request)
-        dispatcher.step_ended()
         for request in sorted(done, key=lambda request: request.index):
             request.done = now
             dispatcher.finished(request)
@@ -157,7 +155,7 @@ class Cluster:
 
     def _tell_coordinator(self) -> None:
         coordinator = self._dispatcher.coordinator
-        coordinator.tell(self._now, self._wave, self._step, self._tell())
+        coordinator.tell(self._now, self._wave, self._step, self._engine.counts())
 
 
 def _sum_up(end: float, seconds: float, loads: Loads, more: int) -> StepTotals:

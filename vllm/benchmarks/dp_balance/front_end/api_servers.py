@@ -16,8 +16,6 @@ class Dispatcher:
         """Starts without requests; one load balancer for each API server."""
         self.coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
-        self.told = load_balancers[0].told
-        """What of `rank.engine.Engine` the ranks publish."""
 
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]
@@ -37,11 +35,6 @@ class Dispatcher:
     def first_token(self, request: SimRequest) -> None:
         """The first token of a request passes its API server."""
         self._load_balancers[request.server].first_token(request)
-
-    def step_ended(self) -> None:
-        """The tokens of a step have passed all API servers."""
-        for load_balancer in self._load_balancers:
-            load_balancer.step_ended()
 
     def finished(self, request: SimRequest) -> None:
         """The last token of a request passes its API server."""

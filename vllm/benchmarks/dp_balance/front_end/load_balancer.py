@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ..requests.request import SimRequest
 from .coordinator import Counts
@@ -14,9 +13,6 @@ CachedTokens = Callable[[int, SimRequest], int]
 
 OutputTokens = Callable[[SimRequest], int]
 """Tokens of a request's answer so far."""
-
-Told = Literal["counts", "backlogs", "contexts"]
-"""Methods of `rank.engine.Engine`."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,6 @@ FIRST = ApiServer()
 class LoadBalancer:
     """Chooses ranks; what it does not look at, it is told in vain."""
 
-    told: Told = "counts"
-    """What the ranks publish for it."""
     is_dealt = False
     """Whether requests wait for it, and it chooses by `deal`."""
 
@@ -51,9 +45,6 @@ class LoadBalancer:
 
     def first_token(self, request: SimRequest) -> None:
         """A request of this front-end got its first token."""
-
-    def step_ended(self) -> None:
-        """Requests of this front-end may have got tokens."""
 
     def finished(self, request: SimRequest) -> None:
         """A request of this front-end ended."""

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Load balancers of API servers, each of which has its own: where a request is sent.
 
-They see the counts that the coordinator publishes, and their own requests at once.
+vLLM's see the counts that the coordinator publishes, and their own requests at once.
 """
 
 import random
@@ -10,9 +10,15 @@ import sys
 from collections.abc import Callable
 from itertools import accumulate, cycle
 
-from vllm.v1.core.sched.balance.context_dispatch import ContextDispatch
-from vllm.v1.core.sched.balance.dispatch import TokenDispatch
-from vllm.v1.core.sched.balance.prefix_memory import Keys, chunk_tokens
+from vllm.v1.core.sched.balance.dispatch import (
+    TO_ATTEND,
+    TO_COMPUTE,
+    Board,
+    Dispatch,
+    Keys,
+    Weights,
+    chunk_tokens,
+)
 
 from ..errors import UsageError
 from ..rank.kv_cache import Chunks
@@ -25,7 +31,6 @@ from .load_balancer import (
     CachedTokens,
     LoadBalancer,
     OutputTokens,
-    Told,
 )
 from .routers import BlindBalancer, DealByPrefix, SessionAffinity
 
@@ -97,106 +102,82 @@ class Balancer030(LoadBalancer):
         self._in_flight[request.rank] -= 1
 
 
-class TokenBalancer(LoadBalancer):
-    """Balance scheduling's own: by prompt tokens without a first token."""
+class _HostBoard(Board):
+    """One for all API servers of a host, each of which prefers another rank."""
 
-    told: Told = "backlogs"
-    rule: type[TokenDispatch] = TokenDispatch
+    def __init__(self, server: ApiServer, rows: Board) -> None:
+        self.server, self.servers = server.index, server.count
+        self.tokens, self.requests = rows.tokens, rows.requests
 
-    def __init__(self, ranks: int, server: ApiServer, slots: int, *cache: int) -> None:
-        self._dispatch = self.rule(ranks, slots, server.count, server.index, *cache)
-        self._peers: list[TokenBalancer] = []
 
-    def publish(self, counts: Counts) -> None:
-        """Takes tokens and requests of all API servers."""
-        self._dispatch.publish([(tokens, requests) for tokens, requests, _ in counts])
+class BalanceDispatch(LoadBalancer):
+    """Balance scheduling's own.
+
+    What one API server writes on the board of the host, all know at once; so they are
+    modelled to share it, and what they believe of KV caches.
+    """
+
+    def __init__(
+        self,
+        host: list["BalanceDispatch"],
+        server: ApiServer,
+        dispatch: Callable[[Board], Dispatch],
+        output_tokens: OutputTokens | None = None,
+    ) -> None:
+        """Starts without requests.
+
+        Args:
+            host: its API servers so far; this one is added.
+            server: which one this is.
+            dispatch: makes it for a board.
+            output_tokens: of a request so far; None if they do not count.
+        """
+        host.append(self)
+        self._host = host
+        self._board: Board = Board() if self is host[0] else host[0]._board
+        self._dispatch = dispatch(_HostBoard(server, self._board))
+        self._dispatch.memories = host[0]._dispatch.memories
+        self._chunks: Chunks = Chunks() if self is host[0] else host[0]._chunks
+        self._output_tokens = output_tokens
+        self._passed: dict[SimRequest, int] = {}
+        """Tokens of the answers of requests in flight, as far as they are counted."""
 
     def choose(self, request: SimRequest) -> int:
         """Counts the request at once."""
-        keys = self._keys(request)
+        for each in self._host if self._output_tokens else ():
+            each._count_answers()
+        keys = self._keys(request) if self._dispatch.chunks else ()
         rank = self._dispatch.choose(keys)
         self._dispatch.sent(request.index, rank, request.prompt_len, keys)
+        self._passed[request] = 0
         return rank
 
-    def _keys(self, request: SimRequest) -> Keys:
-        """Of the prompt's chunks."""
-        return ()
-
-    def first_token(self, request: SimRequest) -> None:
-        """Its prompt no longer counts, and what was cached of it is known."""
-        computed = self._dispatch.first_token(request.index, request.cached)
-        if computed is not None:
-            for peer in self._peers:
-                peer._dispatch.heard(*computed)
-
-    def finished(self, request: SimRequest) -> None:
-        """It no longer counts."""
-        self._dispatch.ended(request.index)
-
-
-class PrefixAwareBalancer(TokenBalancer):
-    """The same with prefix caching: also by the prompt tokens that a rank lacks."""
-
-    def __init__(
-        self, ranks: int, server: ApiServer, slots: int, kv_blocks: int | None
-    ) -> None:
-        self._chunk = chunk_tokens(BLOCK_SIZE)
-        blocks = sys.maxsize if kv_blocks is None else kv_blocks
-        cache = blocks * BLOCK_SIZE // self._chunk, self._chunk
-        super().__init__(ranks, server, slots, *cache)
-        self._chunks = Chunks()
-
-    def meet(self, servers: list["PrefixAwareBalancer"]) -> None:
-        """They tell each other what ranks have computed."""
-        self._peers = [each for each in servers if each is not self]
-        self._chunks = servers[0]._chunks
+    def _count_answers(self) -> None:
+        assert self._output_tokens is not None
+        for each, before in self._passed.items():
+            if (passed := self._output_tokens(each)) != before:
+                self._dispatch.answered(each.index, passed - before)
+                self._passed[each] = passed
 
     def _keys(self, request: SimRequest) -> Keys:
         """Those of the chunks of the front-end, of which those of a trace are parts."""
         numbers, size = self._chunks.of(request), request.chunk_size
-        whole = min(request.prompt_len, len(numbers) * size) // self._chunk
-        ends = range(self._chunk, whole * self._chunk + 1, self._chunk)
+        chunk = self._dispatch.chunk_tokens
+        whole = min(request.prompt_len, len(numbers) * size) // chunk
+        ends = range(chunk, whole * chunk + 1, chunk)
         keys = [(numbers[(end - 1) // size], end) for end in ends]
         for memory in self._dispatch.memories if request.has_cached else ():
             memory.used(keys)
         return keys
 
-
-class ContextBalancer(TokenBalancer):
-    """That of decode instances: by the context of the requests in flight."""
-
-    told = "contexts"
-    rule = ContextDispatch
-    _dispatch: ContextDispatch
-
-    def __init__(
-        self, ranks: int, server: ApiServer, slots: int, output_tokens: OutputTokens
-    ) -> None:
-        super().__init__(ranks, server, slots)
-        self._output_tokens = output_tokens
-        self._passed: dict[SimRequest, int] = {}
-        """Tokens of the answers of requests in flight."""
-        self._is_new = False
-
-    def step_ended(self) -> None:
-        """What has passed is counted once somebody asks."""
-        self._is_new = True
-
-    def choose(self, request: SimRequest) -> int:
-        """Counts the request at once."""
-        if self._is_new:
-            self._is_new = False
-            for each, before in self._passed.items():
-                if (passed := self._output_tokens(each)) != before:
-                    self._dispatch.generated(each.index, passed - before)
-                    self._passed[each] = passed
-        self._passed[request] = 0
-        return super().choose(request)
+    def first_token(self, request: SimRequest) -> None:
+        """Its prompt need not be computed any more, and what is cached is known."""
+        self._dispatch.answered(request.index, 0)
 
     def finished(self, request: SimRequest) -> None:
         """It no longer counts."""
         del self._passed[request]
-        super().finished(request)
+        self._dispatch.ended(request.index)
 
 
 BY_TOKENS, BY_PREFIXES, BY_CONTEXT = OWN = ("tokens", "prefix-aware", "context")
@@ -255,18 +236,27 @@ def make_load_balancers(
     }
     if name in for_all:
         return [for_all[name]()] * api_servers
+    blocks = sys.maxsize if kv_blocks is None else kv_blocks
+    chunk = chunk_tokens(BLOCK_SIZE)
+    prefixes = blocks * BLOCK_SIZE // chunk, chunk
+    host: list[BalanceDispatch] = []
+
+    def own(weights: Weights, *cache: int) -> Callable[[ApiServer], LoadBalancer]:
+        counted = output_tokens if weights.to_attend else None
+
+        def dispatch(board: Board) -> Dispatch:
+            return Dispatch(ranks, slots, weights, board, *cache)
+
+        return lambda server: BalanceDispatch(host, server, dispatch, counted)
+
     of_server: dict[str, Callable[[ApiServer], LoadBalancer]] = {
         "0.23": lambda server: Balancer023(ranks, server),
         "0.30": lambda server: Balancer030(ranks, server),
-        BY_TOKENS: lambda server: TokenBalancer(ranks, server, slots),
-        BY_CONTEXT: lambda s: ContextBalancer(ranks, s, slots, output_tokens),
-        BY_PREFIXES: lambda s: PrefixAwareBalancer(ranks, s, slots, kv_blocks),
+        BY_TOKENS: own(TO_COMPUTE),
+        BY_CONTEXT: own(TO_ATTEND),
+        BY_PREFIXES: own(TO_COMPUTE, *prefixes),
     }
     if name not in of_server:
         names = ", ".join((*LOAD_BALANCERS, *BEYOND))
         raise UsageError(f"--load-balancer {name}: unknown; choose from {names}.")
-    made = [of_server[name](ApiServer(i, api_servers)) for i in range(api_servers)]
-    own = [each for each in made if isinstance(each, PrefixAwareBalancer)]
-    for one in own:
-        one.meet(own)
-    return made
+    return [of_server[name](ApiServer(i, api_servers)) for i in range(api_servers)]

@@ -86,14 +86,6 @@ class Engine:
         """What the ranks tell the coordinator."""
         return [rank.counts() for rank in self._ranks]
 
-    def backlogs(self) -> Counts:
-        """What the ranks tell the coordinator for a dispatch by tokens."""
-        return [rank.backlog() for rank in self._ranks]
-
-    def contexts(self) -> Counts:
-        """What the ranks tell the coordinator for a dispatch by context."""
-        return [rank.context() for rank in self._ranks]
-
     def output_tokens(self, request: SimRequest) -> int:
         """Tokens of the answer that a request has which is on its way or in a rank."""
         return self._ranks[request.rank].output_tokens(request)

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.dispatch import QUEUE_SAMPLE, queued_tokens
 from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.cost import (
@@ -80,10 +79,8 @@ class Scheduler:
         )
         self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
-        self._in_flight: deque[tuple[Outcome, int]] = deque()
-        """Of the steps that were scheduled and have not ended, with tokens gained."""
-        self._context = 0
-        """Tokens of the running requests, without those in flight."""
+        self._in_flight: deque[Outcome] = deque()
+        """Of the steps that were scheduled and have not ended."""
         self._step = 0
         self._decision = OPEN
         self._allowed: float = 0
@@ -92,7 +89,6 @@ class Scheduler:
         """Names of the requests that were held in the step."""
         self._refusal = NOBODY
         self._counts: RankCounts | None = None
-        self._backlog: RankCounts | None = None
         self._changes = 0
         """Grows when a request comes, goes, or computes some of its prompt."""
         self._last_schedule = -1, OPEN
@@ -107,7 +103,7 @@ class Scheduler:
         """The other prompt tokens of the step; what they attend to, twice."""
 
     def _note_change(self) -> None:
-        self._counts = self._backlog = None
+        self._counts = None
         self._changes += 1
 
     @property
@@ -133,29 +129,6 @@ class Scheduler:
             queues = len(self._waiting), len(self._running)
             self._counts = RankCounts(*queues, self._blocks.usage)
         return self._counts
-
-    def backlog(self) -> RankCounts:
-        """What it tells for a dispatch by tokens.
-
-        Its prompt tokens stand where waiting requests are counted, and its requests in
-        flight where running ones are.
-        """
-        if self._backlog is None:
-            waiting, work = self._waiting, self._partial
-            sample = [each.request.prompt_len for each in islice(waiting, QUEUE_SAMPLE)]
-            tokens = queued_tokens(sample, len(waiting))
-            if work is not None:
-                left = work.request.prompt_len - work.num_computed_tokens
-                tokens += max(0, left)
-            self._backlog = RankCounts(tokens, len(waiting) + len(self._running))
-        return self._backlog
-
-    def context(self) -> RankCounts:
-        """What it tells for a dispatch by context, in the same fields."""
-        waiting = self._waiting
-        sample = [each.num_tokens for each in islice(waiting, QUEUE_SAMPLE)]
-        tokens = queued_tokens(sample, len(waiting)) + self._context
-        return RankCounts(tokens, len(waiting) + len(self._running))
 
     def output_tokens(self, request: SimRequest) -> int:
         """Tokens of the answer of an unfinished request that have come."""
@@ -187,9 +160,7 @@ class Scheduler:
             self._attended,
             self._before,
         )
-        tokens = self._decodes.tokens + len(self._complete)
-        outcome = self._advance()
-        self._in_flight.append((outcome, tokens - self._decodes.wasted))
+        self._in_flight.append(self._advance())
         return load
 
     def _grow(self) -> bool:
@@ -224,7 +195,6 @@ class Scheduler:
             self._decodes.preempt(work, self._step)
         if work.ended:
             work.num_output_tokens = work.request.output_len
-        self._context -= work.num_tokens
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
@@ -263,7 +233,6 @@ class Scheduler:
             if work.request.cached is None:
                 work.request.cached = work.num_computed_tokens
             self._running.append(waiting.popleft())
-            self._context += work.num_tokens
             self._compute(work, tokens)
             budget -= tokens
 
@@ -326,8 +295,7 @@ class Scheduler:
 
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
-        outcome, tokens = self._in_flight.popleft()
-        self._context += tokens
+        outcome = self._in_flight.popleft()
         for request in outcome.done:
             self._finish(request)
         return outcome
@@ -339,6 +307,5 @@ class Scheduler:
             self._waiting.remove(work)
             return
         self._running.remove(work)
-        self._context -= request.prompt_len + request.output_len
         work.num_computed_tokens = work.most_computed
         self._blocks.release(work)

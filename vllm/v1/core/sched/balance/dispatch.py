@@ -1,165 +1,207 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Which rank a front-end sends a request to: by the prompt tokens it still waits for.
+"""Which rank a front-end sends a request to: the one that has least to do.
 
 Pure Python: no torch, no vllm import.
 """
 
 import sys
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from .prefix_memory import Keys, PrefixMemory, SentPrefix, take_off
+Keys = Sequence[Hashable]
+"""For each whole chunk of a prompt, a key of all that makes its KV cache up to its end:
+tokens, adapter, images, salt."""
 
-REQUEST_TOKENS = 150
-"""Prompt tokens that wait for prefill, like which a request in flight counts."""
+LEAST_CHUNK_TOKENS = 512
+"""Prompt tokens of a chunk, at least: smaller ones cost more to hash than they find."""
+
+
+def chunk_tokens(block_size: int) -> int:
+    """The prompt tokens of a chunk, which are those of whole blocks."""
+    return -(-LEAST_CHUNK_TOKENS // block_size) * block_size
+
+
+class Weights(NamedTuple):
+    """What a rank has to do, of its requests in flight."""
+
+    to_compute: int
+    """Of each prompt token, until the first token of the answer."""
+    to_attend: int
+    """Of each token of prompt and answer, until the request ends."""
+    request: int
+    """Of each request, beside its tokens."""
+
+
+TO_COMPUTE = Weights(1, 0, 150)
+TO_ATTEND = Weights(0, 1, 1500)
+"""For decode instances, where all prompts arrive computed: their ranks step together,
+so that a step lasts as long as that of the rank with the most context. The weight of a
+request is for what its answer is still to add, too: 1,000 to 4,000 are within 1 %."""
 
 MISSING_WEIGHT = 4
 """A prompt token that a rank would have to compute of the request itself counts like so
 many that wait there: all ranks wait for it, and both KV caches keep it."""
 
+MOST_RANKS = 1024
+"""More get no requests by this dispatch."""
+
 _FULL = sys.maxsize
 """More than any load: a rank without a free slot."""
 
 
-class Backlog(NamedTuple):
-    """What a rank has to do."""
+class Board:
+    """What front-ends know of each other's requests; here there is only one."""
 
-    prompt_tokens: int = 0
-    """Unprefilled ones; by context, all to which its requests attend."""
-    requests: int = 0
-    """In flight: waiting and running."""
+    server, servers = 0, 1
+
+    def __init__(self) -> None:
+        # Of each rank, what this front-end has sent and is not done.
+        self.tokens: MutableSequence[int] = [0] * MOST_RANKS
+        """Weighted."""
+        self.requests: MutableSequence[int] = [0] * MOST_RANKS
+
+    def totals(self, ranks: int) -> Sequence[Sequence[int]]:
+        """Tokens and requests of the first ranks, of all front-ends."""
+        return self.tokens[:ranks], self.requests[:ranks]
+
+    def tell(self, rank: int, keys: Keys) -> None:
+        """Says to the others that a rank has computed a prompt."""
+
+    def heard(self) -> Iterable[tuple[int, Hashable]]:
+        """Ranks and keys of chunks that others told, the last of a prompt first."""
+        return ()
 
 
-QUEUE_SAMPLE = 64
-"""Waiting requests whose prompts a rank adds up; it takes the others to be like them,
-because it does so in every step."""
+class PrefixMemory:
+    """Which chunks of computed prompts a rank is believed to have in its KV cache.
 
-
-def queued_tokens(sample: Sequence[int], waiting: int) -> int:
-    """Prompt tokens of a queue.
-
-    Args:
-        sample: those of the first `QUEUE_SAMPLE` requests, or of all.
-        waiting: how many requests there are.
+    As many as the cache holds; what was used least recently goes first. When the rank
+    has lost some, to answers or a reset, the next prompt that goes there for it makes
+    it true again.
     """
-    if waiting <= len(sample):
-        return sum(sample)
-    return round(sum(sample) * waiting / len(sample))
+
+    def __init__(self, chunks: int) -> None:
+        self._most = chunks
+        self._keys: OrderedDict[Hashable, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def found(self, keys: Keys) -> int:
+        """How many chunks of a prompt are there.
+
+        None is there without those before it, so that few need to be looked up.
+        """
+        if not keys or keys[0] not in self._keys:
+            return 0
+        if keys[-1] in self._keys:
+            return len(keys)
+        low, high = 1, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in self._keys:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def used(self, keys: Keys) -> None:
+        """A prompt, of which the end goes before the beginning."""
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._most:
+            self._keys.popitem(last=False)
 
 
 @dataclass(slots=True)
 class _Sent:
     rank: int
-    tokens: int
-    """Of its prompt, to compute; 0 once the first token has come."""
-    prefix: SentPrefix | None
-    """None once the first token has come."""
     keys: Keys
     """Of its prompt."""
+    to_compute: int = 0
+    """Prompt tokens; 0 once the first token has come."""
+    context: int = 0
+    """Tokens of prompt and answer so far."""
 
 
-class TokenDispatch:
+class Dispatch:
     """Sends each request to the rank that has least to do.
 
-    A rank with a free slot comes before one without; then the least unprefilled
-    prompt tokens, plus `REQUEST_TOKENS` for every request in flight, plus
-    `MISSING_WEIGHT` for each token of this prompt that is not in its KV cache. What n
-    requests in flight have too counts 1 / (n + 1) of that: a rank that computes it does
-    so for all that come. A front-end knows this of its own requests at once. Where
-    there are several, it also takes what the ranks publish of all requests, and
-    believes the greater of the two; of prefixes it hears once they are computed.
+    A rank with a free slot comes before one without; then the least weighted tokens,
+    plus the weight of a request for every one in flight, plus `MISSING_WEIGHT` for each
+    token of this prompt that is not in the rank's KV cache. What n requests in flight
+    have too counts 1 / (n + 1) of that: a rank that computes it does so for all that
+    come. Other front-ends are taken to have such requests in the same proportion.
     """
-
-    request_tokens = REQUEST_TOKENS
-    """That each request in flight counts like."""
 
     def __init__(
         self,
         ranks: int,
         slots: int,
-        servers: int = 1,
-        server: int = 0,
+        weights: Weights = TO_COMPUTE,
+        board: Board | None = None,
         cached_chunks: int = 0,
         chunk_tokens: int = 1,
     ) -> None:
         """Starts without requests.
 
-        Args:
-            ranks: data parallel size.
-            slots: requests that a rank runs at once.
-            servers: front-ends that send requests to these ranks.
-            server: number of this one; of equal ranks, each prefers another.
-            cached_chunks: of prompts, that the KV cache of a rank holds; 0 without
-                prefix caching.
-            chunk_tokens: prompt tokens of a chunk.
+        `slots` are requests that a rank runs at once, `cached_chunks` of `chunk_tokens`
+        each fit in its KV cache: 0 without prefix caching.
         """
         self._slots = slots
-        self._servers = servers
-        first = ranks * server // servers
-        self._scan = [*range(first, ranks), *range(first)]
+        self._weights = weights
+        self._board = board or Board()
+        self.chunks, self.chunk_tokens = cached_chunks, chunk_tokens
         self._requests: dict[Hashable, _Sent] = {}
         self._users: Counter[Hashable] = Counter()
         """By key of a chunk, how many requests in flight have it."""
-        # Of each rank what this front-end has sent and is not done, in two lists,
-        # because it changes with every request.
-        self._tokens, self._counts = [0] * ranks, [0] * ranks
-        self._told_tokens, self._told_counts = [0] * ranks, [0] * ranks
-        self._cache = cached_chunks, chunk_tokens
-        self.memories = self._empty(ranks)
-        """What is believed to be in the KV cache of each rank."""
-
-    def _empty(self, ranks: int) -> list[PrefixMemory]:
-        return [PrefixMemory(*self._cache) for _ in range(ranks)]
+        self.memories: list[PrefixMemory] = []
+        """Of each rank."""
+        self.resize(ranks)
 
     @property
-    def own(self) -> list[Backlog]:
-        """What this front-end has sent to each rank and is not done."""
-        return list(map(Backlog, self._tokens, self._counts))
+    def own(self) -> list[tuple[int, int]]:
+        """Per rank, weighted tokens and requests that were sent and are not done."""
+        own = zip(self._board.tokens, self._board.requests, strict=True)
+        return list(own)[: self.ranks]
 
-    def publish(self, backlogs: Sequence[tuple[int, int]]) -> None:
-        """Takes what the ranks publish: fields of `Backlog`, of all front-ends.
-
-        Their number may have changed since the last time: requests of ranks that are
-        gone are forgotten.
-        """
-        told = zip(*backlogs, strict=True)
-        self._told_tokens, self._told_counts = map(list, told)
-        ranks = len(backlogs)
+    def resize(self, ranks: int) -> None:
+        """There are so many ranks; requests of those that are gone are forgotten."""
         for request, sent in list(self._requests.items()):
             if sent.rank >= ranks:
                 self.ended(request)
-        new = ranks - len(self._tokens)
-        if new:
-            self._tokens = self._tokens[:ranks] + [0] * new
-            self._counts = self._counts[:ranks] + [0] * new
-            self.memories = self.memories[:ranks] + self._empty(new)
-            self._scan = [each for each in self._scan if each < ranks]
-            self._scan += range(ranks - max(new, 0), ranks)
+        self.ranks = min(ranks, MOST_RANKS)
+        # Of equal ranks, each front-end prefers another.
+        first = self.ranks * self._board.server // self._board.servers
+        self._scan = [*range(first, self.ranks), *range(first)]
+        kept = self.memories[: self.ranks]
+        new = range(len(kept), self.ranks)
+        self.memories = kept + [PrefixMemory(self.chunks) for _ in new]
 
     def choose(self, keys: Keys = ()) -> int:
         """The rank for the next request, whose prompt has these keys."""
-        tokens, counts = self._tokens, self._counts
-        if self._servers > 1:
-            tokens = [*map(max, tokens, self._told_tokens)]
-            counts = [*map(max, counts, self._told_counts)]
-        each = self.request_tokens
-        loads = [a + each * b for a, b in zip(tokens, counts, strict=True)]
-        if max(counts) >= self._slots:
-            for rank, count in enumerate(counts):
+        tokens, requests = self._board.totals(self.ranks)
+        each = self._weights.request
+        loads = [a + each * b for a, b in zip(tokens, requests, strict=True)]
+        if max(requests) >= self._slots:
+            for rank, count in enumerate(requests):
                 loads[rank] += _FULL * (count >= self._slots)
-        if keys:
-            held = [memory.held() for memory in self.memories]
-            chunk, users, servers = self._cache[1], self._users, self._servers
-            found = [memory.found(keys) // chunk for memory in self.memories]
-            known = keys[: max(found)]
-            saved = [0.0, *accumulate(chunk / (1 + servers * users[k]) for k in known)]
-            for rank, chunks in enumerate(found):
-                loads[rank] -= int(MISSING_WEIGHT * saved[chunks])
-            return min(self._scan, key=lambda rank: (loads[rank], held[rank]))
+        for rank, key in self._board.heard():
+            if rank < self.ranks:
+                self.memories[rank].used([key])
+        found = [memory.found(keys) for memory in self.memories] if keys else [0]
+        if not any(found):
+            return min(self._scan, key=loads.__getitem__)
+        users, share = self._users, sum(requests) / max(1, len(self._requests))
+        known, chunk = keys[: max(found)], self.chunk_tokens
+        saved = [0.0, *accumulate(chunk / (1 + share * users[k]) for k in known)]
+        for rank, chunks in enumerate(found):
+            loads[rank] -= int(MISSING_WEIGHT * saved[chunks])
         return min(self._scan, key=loads.__getitem__)
 
     def rank_of(self, request: Hashable) -> int | None:
@@ -170,68 +212,47 @@ class TokenDispatch:
     def sent(
         self, request: Hashable, rank: int, prompt_tokens: int, keys: Keys = ()
     ) -> None:
-        """A request, or more input of it, goes to a rank.
+        """A request with a prompt of these keys, or more input of it, goes to a rank.
 
-        The other front-ends are taken to send as much as this one. What goes to a rank
-        that was not heard of yet is not counted.
-
-        Args:
-            request: its name.
-            rank: where it goes.
-            prompt_tokens: of this input.
-            keys: of its prompt; none for more input, which is no beginning.
+        What goes to a rank that was not heard of yet is not counted, and more input is
+        no beginning of a prompt.
         """
-        if request in self._requests:
-            self.first_token(request)
-            self.ended(request)
-        if rank >= len(self._tokens):
+        if rank >= self.ranks:
             return
-        prefix = None
-        if keys:
-            memory = self.memories[rank]
-            prompt_tokens = max(1, prompt_tokens - memory.found(keys))
-            prefix = memory.sent(keys)
-            self._users.update(keys)
-        self._requests[request] = _Sent(rank, prompt_tokens, prefix, keys)
-        self._tokens[rank] += prompt_tokens
-        self._counts[rank] += 1
-        if self._servers > 1:
-            self._told_tokens[rank] += self._servers * prompt_tokens
-            self._told_counts[rank] += self._servers
-
-    def first_token(
-        self, request: Hashable, cached_tokens: int | None = None
-    ) -> tuple[int, Keys] | None:
-        """The request's prompt is computed.
-
-        Args:
-            request: its name.
-            cached_tokens: of the prompt, that its rank had, if it says so.
-
-        Returns:
-            The rank and what it has now, if there is something to tell others.
-        """
         sent = self._requests.get(request)
-        if sent is None or not sent.tokens:
-            return None
-        self._tokens[sent.rank] -= sent.tokens
-        prefix, sent.tokens, sent.prefix = sent.prefix, 0, None
-        if prefix is None:
-            return None
-        self.memories[sent.rank].computed(prefix, cached_tokens)
-        return sent.rank, prefix.keys
+        missing = prompt_tokens
+        if sent is None:
+            sent = self._requests[request] = _Sent(rank, keys)
+            self._board.requests[rank] += 1
+            self._users.update(keys)
+            missing -= self.memories[rank].found(keys) * self.chunk_tokens
+        self._add(sent, max(1, missing), prompt_tokens)
 
-    def heard(self, rank: int, keys: Keys) -> None:
-        """Another front-end says what its first token meant."""
-        if rank < len(self.memories):
-            self.memories[rank].used(keys)
+    def answered(self, request: Hashable, tokens: int) -> None:
+        """So many tokens of an answer have passed; so its prompt is computed."""
+        sent = self._requests.get(request)
+        if sent is None:
+            return
+        if sent.to_compute:
+            self._add(sent, -sent.to_compute, 0)
+            self.memories[sent.rank].used(sent.keys)
+            self._board.tell(sent.rank, sent.keys)
+        if self._weights.to_attend:
+            self._add(sent, 0, tokens)
 
     def ended(self, request: Hashable) -> None:
         """The request has ended in any way, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
-            self._tokens[sent.rank] -= sent.tokens
-            self._counts[sent.rank] -= 1
-            if sent.prefix is not None:
-                self.memories[sent.rank].given_up(sent.prefix)
-            take_off(self._users, sent.keys)
+            self._add(sent, -sent.to_compute, -sent.context)
+            self._board.requests[sent.rank] -= 1
+            self._users.subtract(sent.keys)
+            for key in sent.keys:
+                if not self._users[key]:
+                    del self._users[key]
+
+    def _add(self, sent: _Sent, to_compute: int, context: int) -> None:
+        sent.to_compute += to_compute
+        sent.context += context
+        compute, attend, _ = self._weights
+        self._board.tokens[sent.rank] += compute * to_compute + attend * context

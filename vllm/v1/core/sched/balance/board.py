@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the API servers of a host know of each other: one board in shared memory.
+
+The process that starts them hands it to them. It has no name, so that no other process
+can read it. Each server writes its own row, and reads all; nobody locks anything, or
+waits for anybody: what is read half-written costs one choice. Imports nothing else of
+vllm.
+"""
+
+from collections.abc import Iterator
+from multiprocessing.context import SpawnContext
+from typing import Any
+
+import numpy as np
+
+from .dispatch import MOST_RANKS, Board, Keys
+
+KEY_BYTES = 14
+"""Length of the key of a chunk: with the rank, 16."""
+
+CELLS = 1024
+"""Chunks of prompts that a server has told last; who comes later misses the others. So
+whoever was idle has no more to catch up with."""
+
+BOARD = "balance_board"
+"""The key of the board in what an API server is started with."""
+
+_ROW = np.dtype(
+    [
+        ("counts", "i8", (2, MOST_RANKS)),  # tokens and requests of each rank
+        ("told", "i8"),  # chunks so far
+        ("cells", "i1", 16 * CELLS),  # chunk by chunk, round and round
+    ]
+)
+
+
+def create_board(context: SpawnContext, servers: int) -> Any:
+    """The memory for so many API servers; None for one, which needs none.
+
+    Args:
+        context: what the API servers are started by.
+        servers: how many there are.
+    """
+    return context.RawArray("b", servers * _ROW.itemsize) if servers > 1 else None
+
+
+class SharedBoard(Board):
+    """The board as one of several API servers sees it."""
+
+    def __init__(self, memory: Any, server: int) -> None:
+        """Takes the memory of `create_board` and the number of this server."""
+        rows = np.frombuffer(memory, _ROW)
+        self.server, self.servers = server, len(rows)
+        self._counts, self._told = rows["counts"], rows["told"]
+        self._cells = [memoryview(cells).cast("B") for cells in rows["cells"]]
+        self._heard = self._told.tolist()
+        # Faster than numpy's own access to one number.
+        own: Any = [memoryview(row) for row in self._counts[server]]
+        self.tokens, self.requests = own
+
+    def totals(self, ranks: int) -> list[list[int]]:
+        """Tokens and requests of the first ranks, of all servers."""
+        return self._counts[:, :, :ranks].sum(axis=0).tolist()
+
+    def tell(self, rank: int, keys: Keys) -> None:
+        """Says to the others that a rank has computed a prompt."""
+        told, cells = int(self._told[self.server]), self._cells[self.server]
+        place = rank.to_bytes(2, "big")
+        for number, key in enumerate(reversed(keys), told):
+            start = 16 * (number % CELLS)
+            cells[start : start + 16] = place + key  # type: ignore[operator]
+        self._told[self.server] = told + len(keys)
+
+    def heard(self) -> Iterator[tuple[int, bytes]]:
+        """Ranks and keys of chunks that others told, the last of a prompt first."""
+        told = self._told.tolist()
+        if told == self._heard:
+            return
+        before, self._heard = self._heard, told
+        for server, (start, end) in enumerate(zip(before, told, strict=True)):
+            if server == self.server:
+                continue
+            for number in range(max(start, end - CELLS), end):
+                cell = bytes(self._cells[server][16 * (number % CELLS) :][:16])
+                yield int.from_bytes(cell[:2], "big"), cell[2:]
