@@ -1,6 +1,7 @@
 """What a rank reports: each thing once, and no more than fits into a message."""
 
 import json
+from types import SimpleNamespace
 
 from vllm.v1.core.sched.balance.metrics import BalanceStats
 from vllm.v1.core.sched.balance.policies.cost import StepCost
@@ -18,9 +19,9 @@ def test_a_report_has_what_came_since_the_last_one_and_the_latest_values():
         stats.observe_step(OPEN, ROWS, number / 1000)
         stats.observe_held_step()
     report = json.loads(json.dumps(stats.take(LOAD)))
-    assert report["decisions"] == [["admit", "open", 3000]]
+    assert report["decisions"] == [["cap", "admit", "open", 3000]]
     assert report["held_steps"] == 3000
-    assert report["load"] == LOAD
+    assert report["held"] == 1
     assert report["exchange_seconds"] == [n / 1000 for n in range(2000, 3000)]
     again = stats.take(LOAD)
     assert not again["decisions"] + again["exchange_seconds"]
@@ -32,6 +33,25 @@ def test_what_was_learned_is_told_as_it_is_and_set_backs_once():
     for set_backs in (0, 2, 2, 1):  # the last one is of a new group of ranks
         stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, set_backs))
         report = stats.take(LOAD)
-        assert report["step_cost"] == COST._asdict()
+        assert dict(report["step_cost"]) == COST._asdict()
         told.append(report["set_backs"])
     assert told == [0, 2, 0, 0]
+
+
+def test_the_first_rank_logs_each_kind_of_notice_at_most_once_a_minute(monkeypatch):
+    said, clock = [], SimpleNamespace()
+    module = "vllm.v1.core.sched.balance.metrics"
+    monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr(f"{module}.logger.warning", lambda *words: said.append(words))
+    first, second = BalanceStats("adaptive"), BalanceStats("adaptive", rank=1)
+    for seconds in (0, 1, 2, 61):
+        clock.monotonic = lambda seconds=seconds: seconds
+        for reason in ("hold_bound", "losing", "losing", "open"):
+            for stats in (first, second):
+                stats.observe_step(OPEN._replace(reason=reason), ROWS, 0.001)
+    assert [(what.split()[0], times) for _, _, what, times in said] == [
+        ("has", 1),
+        ("held", 1),
+        ("has", 4),
+        ("held", 4),
+    ]

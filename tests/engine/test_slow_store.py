@@ -17,7 +17,11 @@ from vllm.v1.core.sched.balance.watch import (
 from vllm_balance.doctor import server
 
 TIMEOUT_S = 6.0
-HERE = Status("model", 1, 2, 0.0)
+
+
+def heartbeats():
+    """Those of rank 1 of four, which waits for the others in step 2 of wave 1."""
+    return Heartbeats(None, 1, 4, lambda: Status("model", 1, 2, 0.0))
 
 
 def test_what_a_rank_writes_is_read_by_the_doctor():
@@ -29,29 +33,33 @@ def test_what_a_rank_writes_is_read_by_the_doctor():
     assert "text(balance/watch.py" in read.stack
 
 
-def hear(beats, **said):
-    beats.hear({int(rank[1:]): words for rank, words in said.items()})
-
-
 def test_a_rank_that_stands_still_in_several_readings_is_silent():
-    beats = Heartbeats(None, 1, 4)
+    beats = heartbeats()
     for number in range(PATIENCE + 1):
         assert beats.silent() == []
-        hear(beats, r0=f"{number} 1 2", r1="0 1 2", r2="9 1 2", r3=LEFT)
+        beats.hear([f"{number} 1 2", "0 1 2", "9 1 2", LEFT])
     assert beats.silent() == [2]
-    assert beats.blame(HERE) == "no answer from rank 2 (process ended or stopped)"
-    hear(beats, r0="9 1 2", r1="0 1 2", r2="10 1 2", r3=LEFT)
+    assert beats.blame() == "no answer from rank 2 (process ended or stopped)"
+    beats.hear(["9 1 2", "0 1 2", "10 1 2", LEFT])
     assert beats.silent() == []
 
 
+def test_rank_0_is_silent_if_its_store_is():
+    beats = heartbeats()
+    for _ in range(PATIENCE):
+        assert beats.silent() == []
+        beats.tick()
+    assert beats.silent() == [0]
+
+
 def test_ranks_that_failed_or_are_behind_or_left_are_told_apart():
-    beats = Heartbeats(None, 1, 4)
-    hear(beats, r0="7 0 5", r1="9 1 2", r2=FAILED)
-    assert beats.blame(HERE) == "rank 2 failed with an error of its own"
-    hear(beats, r0="7 0 5", r1="9 1 2", r2=LEFT)
-    assert beats.blame(HERE) == "rank 0 not there yet (the process is alive)"
-    hear(beats, r0="7 1 2", r1="9 1 2", r2=LEFT)
-    assert beats.blame(HERE) == "rank 2 left"
+    beats = heartbeats()
+    beats.hear(["7 0 5", "9 1 2", FAILED, "8 1 2"])
+    assert beats.blame() == "rank 2 failed with an error of its own"
+    beats.hear(["7 0 5", "9 1 2", LEFT, "8 1 2"])
+    assert beats.blame() == "rank 0 not there yet (the process is alive)"
+    beats.hear(["7 1 2", "9 1 2", LEFT, "8 1 2"])
+    assert beats.blame() == "rank 2 left"
 
 
 class SlowStore(dist.Store):
@@ -94,6 +102,7 @@ def test_a_slow_store_ends_no_rank_that_is_healthy(monkeypatch):
         )
         found.append(RankWatch(TIMEOUT_S))
         found[-1].join(group, print)
+        found[-1].start()
     time.sleep(0.5)
     for one in stores:
         one.delay = 0.1 * TIMEOUT_S

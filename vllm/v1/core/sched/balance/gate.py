@@ -18,7 +18,7 @@ from vllm.v1.core.sched.balance.group import (
     identity_of,
     timeout_of,
 )
-from vllm.v1.core.sched.balance.metrics import BalanceStats, PolicyLog
+from vllm.v1.core.sched.balance.metrics import BalanceStats
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.pending import PendingAges
 from vllm.v1.core.sched.balance.permit import PrefillPermit
@@ -73,7 +73,7 @@ def create_balance_gate(
         scheduler,
         partial(create_policy, name),
         exchange,
-        BalanceStats(policy=name, collect=scheduler.log_stats),
+        BalanceStats(name, parallel_config.data_parallel_rank),
         short_first=name in SHORT_FIRST and scheduler_config.policy == "fcfs",
     )
 
@@ -140,10 +140,6 @@ class BalanceGate:
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._order = ShortFirst() if short_first else None
         self._pending: dict[str, int] = {}
-        parallel_config = scheduler.vllm_config.parallel_config
-        self._log = PolicyLog(
-            parallel_config.data_parallel_balance, parallel_config.data_parallel_rank
-        )
         self.reset()
 
     def reset(self) -> None:
@@ -213,7 +209,6 @@ class BalanceGate:
         self.apply(self.policy.decide(snapshot))
         learned = self.policy.learned
         self.stats.observe_step(self.decision, snapshot, exchanged - now, learned)
-        self._log.observe(self.decision, learned, now)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """Ends a step; returns this rank's row.

@@ -29,23 +29,7 @@ _ALL_ANSWER = "all other ranks answer"
 Identity = Mapping[str, Any]
 """What ranks must have in common, or they would decide differently."""
 
-_DIFFERENCES = {
-    "policy": (
-        "was started with --data-parallel-balance {}",
-        "Ranks that disagree would wait for each other for ever; start all of them "
-        "with the same arguments.",
-    ),
-    "dispatch": (
-        "was started with --data-parallel-dispatch {}",
-        "Front-ends would misread what such a rank tells them; start all of them with "
-        "the same arguments.",
-    ),
-    "code": (
-        "has version {} of the balance code",
-        "Ranks that decide differently would not stay in step; install the same wheel "
-        "for all of them.",
-    ),
-}
+_POLICY, _DISPATCH = "--data-parallel-balance", "--data-parallel-dispatch"
 
 WIDTH = len(Row._fields) + 1
 """Integers of 64 bits per row: its fields and a checksum."""
@@ -57,9 +41,9 @@ def identity_of(parallel_config: "ParallelConfig") -> Identity:
     """The identity of a rank that is started with this configuration."""
     policy = parallel_config.data_parallel_balance
     return {
-        "policy": policy,
-        "dispatch": parallel_config.data_parallel_dispatch or "unset",
-        "code": "any" if policy == "off" else code_version(),
+        _POLICY: policy,
+        _DISPATCH: parallel_config.data_parallel_dispatch or "unset",
+        "balance code": "any" if policy == "off" else code_version(),
     }
 
 
@@ -82,11 +66,12 @@ def code_version() -> str:
 
 def difference(rank: int, found: Identity, me: int, mine: Identity) -> str | None:
     """Says in one sentence, with what to do, why two ranks cannot be in one group."""
-    for field, (words, advice) in _DIFFERENCES.items():
-        if found[field] != mine[field]:
+    for what in mine:
+        if found[what] != mine[what]:
             return (
-                f"Data parallel rank {rank} {words.format(found[field])}, rank {me} "
-                f"{words.format(mine[field])}. {advice}"
+                f"Data parallel rank {rank} has {what} {found[what]}, rank {me} has "
+                f"{what} {mine[what]}. Such ranks would wait for each other for ever; "
+                "start all of them with the same arguments and the same wheel."
             )
     return None
 
@@ -105,7 +90,7 @@ def check_identity(group: dist.ProcessGroup, mine: Identity) -> None:
     me, keys = group.rank(), [f"{rank}" for rank in range(group.size())]
     store = dist.PrefixStore("balance identity", group.get_group_store())
     store.set(keys[me], json.dumps(mine))
-    if mine["policy"] == "off" and mine["dispatch"] == "unset":
+    if mine[_POLICY] == "off" and mine[_DISPATCH] == "unset":
         return
     try:
         store.wait(keys, timedelta(seconds=seconds))
@@ -173,10 +158,9 @@ class RowExchange:
 
         Args:
             timeout: seconds to wait for the other ranks.
-            identity: what this rank must have in common with them; None for ranks that
-                are known to be equal.
-            rank: data parallel rank, to show until there is a group.
-            size: number of the ranks.
+            identity: None for ranks that are known to be equal.
+            rank: what to show until there is a group.
+            size: the same.
         """
         self._timeout = timeout
         self._identity = identity
@@ -209,12 +193,7 @@ class RowExchange:
     def gather(
         self, row: Row, group: dist.ProcessGroup, tell_clients: Callable[[], None]
     ) -> Snapshot:
-        """Blocks until every rank of the group has called it with its row.
-
-        Args:
-            row: this rank's row.
-            group: the data parallel process group (CPU, gloo).
-            tell_clients: tells the front-end that this engine is dead.
+        """Blocks until every rank of the group (gloo) has called it with its row.
 
         Raises:
             RuntimeError: a rank left the group or did not come in time, and which;
@@ -250,9 +229,6 @@ class RowExchange:
         """Leaves the group; after an error in a step, first says who does not answer.
 
         Such an error is mostly another rank's end.
-
-        Args:
-            error: why the engine core ends, if not as it was told to.
         """
         blame = None
         if self._watch.in_step and isinstance(error, Exception):

@@ -45,7 +45,19 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
         )
     if policy == "off":
         return
-    if parallel_config.is_moe_model is False:
+    _check_ranks(parallel_config, parallel_config.is_moe_model)
+    # Not vllm.envs, which would resolve the path of the program, too.
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        raise ValueError(
+            f"{_FLAG} {policy} does not work with VLLM_USE_RUST_FRONTEND: that "
+            "front-end would send requests as with balance off, and report no metrics. "
+            "Unset the variable, or remove the flag."
+        )
+
+
+def _check_ranks(parallel_config: "ParallelConfig", is_moe: bool | None) -> None:
+    policy = parallel_config.data_parallel_balance
+    if is_moe is False:
         raise ValueError(
             f"{_FLAG} {policy}: the data parallel ranks of a model without MoE "
             "layers do not step in lock step, so there is nothing to balance. "
@@ -55,13 +67,6 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
         raise ValueError(
             f"{_FLAG} {policy} needs at least two data parallel ranks, but "
             "data_parallel_size is 1. Set --data-parallel-size, or remove the flag."
-        )
-    # Not vllm.envs, which would resolve the path of the program, too.
-    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
-        raise ValueError(
-            f"{_FLAG} {policy} does not work with VLLM_USE_RUST_FRONTEND: that "
-            "front-end would send requests as with balance off, and report no metrics. "
-            "Unset the variable, or remove the flag."
         )
 
 
@@ -80,17 +85,8 @@ def check_balance_scheduler(
     policy = vllm_config.parallel_config.data_parallel_balance
     if policy == "off":
         return
-    if vllm_config.model_config is not None and not vllm_config.model_config.is_moe:
-        raise ValueError(
-            f"{_FLAG} {policy}: {vllm_config.model_config.model} has no MoE layers, so "
-            "its ranks do not step in lock step and there is nothing to balance. "
-            f"Remove the flag or use {_FLAG} off."
-        )
-    if vllm_config.parallel_config.data_parallel_size == 1:
-        raise ValueError(
-            f"{_FLAG} {policy} needs at least two data parallel ranks, but this "
-            "engine has one. Set --data-parallel-size, or remove the flag."
-        )
+    model = vllm_config.model_config
+    _check_ranks(vllm_config.parallel_config, None if model is None else model.is_moe)
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         raise ValueError(
             f"{_FLAG} {policy}: the engine runs in its caller's process "

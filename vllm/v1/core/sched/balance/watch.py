@@ -3,11 +3,11 @@
 """Shows what a rank does, names ranks that do not answer, and ends orphans.
 
 Gloo says that a collective call failed, not whose fault it was, and a rank that waits
-in a collective call of the model is in nobody's time-out. So one thread of each rank
-writes a heartbeat to the group's store twice per second. Nobody reads them until a step
-takes long or fails; the step itself pays nothing.
+in a collective call of the model is in nobody's time-out. So a thread of each rank
+writes a heartbeat to the group's store twice per second, and reads the others'; the
+step itself pays nothing.
 
-In a server that hangs nobody may answer. So the thread also writes what the rank does
+In a server that hangs nobody may answer. So another thread writes what the rank does
 into a file in memory, which `vllm-balance doctor` finds among the open files of the
 process (`/proc/PID/fd`), also when the process was stopped, and which goes with it:
 
@@ -18,6 +18,8 @@ process (`/proc/PID/fd`), also when the process was stopped, and which goes with
 Its times are of `time.monotonic`, which is the same in all processes of a machine.
 """
 
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,10 +27,8 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import FrameType
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -40,8 +40,7 @@ logger = init_logger(__name__)
 FILE = "vllm-balance status"
 
 LONG_S = 2.0
-"""What lasts longer may be a hang: then a rank shows its stack, and reads the others'
-heartbeats."""
+"""What lasts longer may be a hang: then a rank shows its stack."""
 
 PATIENCE = 4
 """A rank is silent if its heartbeat is the same in as many readings that follow one
@@ -81,101 +80,90 @@ class Heartbeats:
     """What the ranks of a group say in its store: how far they are, and that they live.
 
     The store lives in the process of rank 0, and if that was stopped, a call may never
-    return. So each call has a thread of its own, and nobody waits for it for long.
+    return. So a thread of its own calls it.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, status: Callable[[], Status]
+    ) -> None:
         self.rank, self.size = rank, size
-        self.num_read = 0
-        self._store = store
-        self._lock = threading.Lock()
-        self._call: threading.Thread | None = None
+        self._store, self._status = store, status
         self._unanswered = 0
-        self._count = 0
-        self._last: str | None = None
-        self._said: dict[int, str] = {}
-        self._same = Counter[int]()
+        self._said, self._same = [""] * size, [0] * size
+        self._last = ""
+        self._is_leaving = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
 
-    def beat(self, status: Status, is_reading: bool) -> None:
-        """Called once a period: says how far this rank is, if the store answers."""
+    def start(self, period: float) -> None:
+        """Says from now on, once in so many seconds, how far this rank is."""
+        self._period = period
+        self._thread.start()
+
+    def tick(self) -> None:
+        """A period has passed, in which the store has answered or not."""
         self._unanswered += 1
-        if self._call is None or not self._call.is_alive():
-            self._count += 1
-            said = f"{self._count} {status.wave} {status.step}"
-            self._call = threading.Thread(
-                target=self._talk, args=(said, is_reading), daemon=True
-            )
-            self._call.start()
 
     def leave(self, last: str, seconds: float) -> None:
         """Says `LEFT` or `FAILED`, if the store answers in that time."""
         self._last = last
-        call = threading.Thread(target=self._talk, args=(last, False), daemon=True)
-        call.start()
-        call.join(seconds)
+        self._is_leaving.set()
+        self._thread.join(seconds)
 
-    def _talk(self, said: str, is_reading: bool) -> None:
-        try:
-            with self._lock:  # after the last word there is no other
-                self._store.set(f"{self.rank}", self._last or said)
-            if is_reading:
-                self.hear(self._read())
-            self._unanswered = 0
-        except RuntimeError:  # rank 0 has ended
-            return
+    def _talk(self) -> None:
+        ranks = [f"{rank}" for rank in range(self.size)]
+        for count in itertools.count():
+            _, wave, step, _ = self._status()
+            said = self._last or f"{count} {wave} {step}"
+            with contextlib.suppress(RuntimeError):  # rank 0 has ended
+                self._store.set(ranks[self.rank], said)
+                if self._store.check(ranks):  # multi_get would wait for one
+                    self.hear([each.decode() for each in self._store.multi_get(ranks)])
+                self._unanswered = 0
+            if said == self._last:
+                return
+            self._is_leaving.wait(self._period)
 
-    def _read(self) -> dict[int, str]:
-        keys = [f"{rank}" for rank in range(self.size)]
-        if not self._store.check(keys):  # for one that is missing, multi_get would wait
-            keys = [key for key in keys if self._store.check([key])]
-        values = self._store.multi_get(keys) if keys else []
-        return {
-            int(key): value.decode() for key, value in zip(keys, values, strict=True)
-        }
-
-    def hear(self, said: Mapping[int, str]) -> None:
-        """Notes what the store has: the last heartbeat of each rank that has one."""
-        for rank in range(self.size):
-            is_same = rank in self._said and self._said[rank] == said.get(rank, "")
-            self._same[rank] = self._same[rank] + 1 if is_same else 0
-            self._said[rank] = said.get(rank, "")
-        self.num_read += 1
+    def hear(self, said: Sequence[str]) -> None:
+        """Notes what the store has: the last heartbeat of each rank."""
+        for rank, (before, now) in enumerate(zip(self._said, said, strict=True)):
+            self._same[rank] = self._same[rank] + 1 if before == now else 0
+        self._said = [*said]
 
     def silent(self, periods: int = PATIENCE) -> list[int]:
-        """The ranks that said nothing new for so long, or rank 0, if the store did."""
-        silent = [rank for rank, count in self._same.items() if count >= periods]
-        if self.rank != 0 and self._unanswered >= periods:
-            silent = [0]
-        gone = {self.rank, *self.that_said(LEFT, FAILED)}
-        return [rank for rank in silent if rank not in gone]
+        """The ranks that said nothing new for so long; rank 0, if its store did not."""
+        counts = [max(self._same[0], self._unanswered), *self._same[1:]]
+        gone = {self.rank, *self.that_said(LEFT), *self.that_said(FAILED)}
+        return [r for r, n in enumerate(counts) if n >= periods and r not in gone]
 
-    def that_said(self, *words: str) -> list[int]:
-        """The ranks whose last heartbeat is one of these."""
-        return [rank for rank, said in self._said.items() if said in words]
+    def that_said(self, word: str) -> list[int]:
+        """The ranks whose last heartbeat is this."""
+        return [rank for rank, said in enumerate(self._said) if said == word]
 
-    def blame(self, status: Status) -> str:
+    def blame(self) -> str:
         """A clause that names who keeps this rank waiting; empty if all answer."""
         reasons = {
             "no answer from {} (process ended or stopped)": self.silent(),
             "{} failed with an error of its own": self.that_said(FAILED),
-            "{} not there yet (the process is alive)": self._behind(status),
+            "{} not there yet (the process is alive)": self._behind(),
             "{} left": self.that_said(LEFT),
         }
-        found = [words.format(_names(who)) for words, who in reasons.items() if who]
-        return found[0] if found else ""
+        for words, who in reasons.items():
+            if who:
+                several = "s" if len(who) > 1 else ""
+                return words.format(f"rank{several} {', '.join(map(str, who))}")
+        return ""
 
-    def _behind(self, status: Status) -> list[int]:
-        here = [status.wave, status.step]
-        words = {rank: said.split()[1:] for rank, said in self._said.items()}
-        return [rank for rank, at in words.items() if at and [*map(int, at)] < here]
+    def _behind(self) -> list[int]:
+        _, *here, _ = self._status()
+        places = [[int(n) for n in said.split()[1:]] for said in self._said]
+        return [rank for rank, place in enumerate(places) if place and place < here]
 
 
 class RankWatch:
-    """Watches the other ranks of one group, and shows them that this one lives.
+    """Watches the other ranks of one group, and shows what this one does.
 
-    One thread writes the heartbeats and the status file, ends the process with its
-    parent, and ends it if it is stuck in a call that has no time-out of its own while
-    another rank is silent. It waits for nobody.
+    One thread writes the status file, ends the process with its parent, and ends it if
+    it is stuck in a call that has no time-out of its own while another rank is silent.
     """
 
     def __init__(self, timeout: float, rank: int = 0, size: int = 1) -> None:
@@ -190,14 +178,11 @@ class RankWatch:
         self._period = min(_LONGEST_PERIOD_S, timeout / _PERIODS_PER_TIMEOUT)
         self._rank, self._size = rank, size
         self._beats: Heartbeats | None = None
-        self._is_asked = self._is_started = False
         self.show("idle", 0, 0)
 
     def start(self) -> None:
-        """Starts the thread, once."""
-        if not self._is_started:
-            self._is_started = True
-            threading.Thread(target=self._watch, daemon=True).start()
+        """Starts the thread."""
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
         """Watches this group from now on.
@@ -212,8 +197,9 @@ class RankWatch:
         self._tell_clients = tell_clients
         # A connection of its own: nobody else's call may delay the heartbeats.
         store = dist.PrefixStore("balance", group.get_group_store()).clone()
-        self._beats = Heartbeats(store, self._rank, self._size)
-        self.start()
+        beats = Heartbeats(store, self._rank, self._size, lambda: self.status)
+        beats.start(self._period)
+        self._beats = beats
 
     def show(self, doing: str, wave: int, step: int) -> None:
         """What this rank begins to do, as in `Status`.
@@ -228,7 +214,7 @@ class RankWatch:
         return self._beats is not None and self.status.doing == "model"
 
     def blame(self) -> str:
-        """Asks the store for up to six seconds who keeps this rank waiting.
+        """Finds out, in four seconds at most, who keeps this rank waiting.
 
         Returns:
             A clause that names them; empty if all other ranks answer.
@@ -236,12 +222,10 @@ class RankWatch:
         beats = self._beats
         if beats is None:
             return ""
-        wanted = beats.num_read + PATIENCE + 1
-        end = time.monotonic() + 3 * PATIENCE * self._period
-        self._is_asked = True
-        while beats.num_read < wanted and time.monotonic() < end:
-            time.sleep(self._period / 4)
-        return beats.blame(self.status)
+        end = time.monotonic() + 2 * PATIENCE * self._period
+        while not beats.silent() and time.monotonic() < end:
+            time.sleep(self._period)
+        return beats.blame()
 
     def leave(self, blame: str | None = None) -> None:
         """Leaves the group.
@@ -250,7 +234,7 @@ class RankWatch:
             blame: after an error, who was to blame; the others read whether it is this
                 rank. Rank 0, with which the store goes, waits until they may have.
         """
-        beats, self._beats, self._is_asked = self._beats, None, False
+        beats, self._beats = self._beats, None
         if beats is None:
             return
         seconds = PATIENCE * self._period
@@ -268,13 +252,12 @@ class RankWatch:
                 text = status.text(self._rank, self._size).encode()
                 os.ftruncate(file, os.pwrite(file, text, 0))
             if beats is not None:
-                is_late = status.doing != "idle" and status.lasts() > LONG_S
-                beats.beat(status, self._is_asked or is_late)
+                beats.tick()
                 # For half a time-out; while this process is stopped, none is counted.
                 is_silent = beats.silent(_PERIODS_PER_TIMEOUT // 2)
                 is_stuck = status.doing == "model" and status.lasts() > self._timeout
                 if is_stuck and is_silent:
-                    self._end_process(beats.blame(status))
+                    self._end_process(beats.blame())
             time.sleep(self._period)
 
     def _end_process(self, blame: str) -> None:
@@ -299,8 +282,7 @@ def _open_file() -> int | None:
 
 def _main_stack() -> str:
     """The innermost functions of the main thread, each with its file and line."""
-    main = threading.main_thread().ident or 0
-    frame: FrameType | None = sys._current_frames().get(main)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found: list[str] = []
     while frame is not None and len(found) < _FRAMES:
         code = frame.f_code
@@ -308,10 +290,6 @@ def _main_stack() -> str:
         found.append(f"{code.co_name}({file}:{frame.f_lineno})")
         frame = frame.f_back
     return " < ".join(found)
-
-
-def _names(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def parent_is_gone() -> bool:
