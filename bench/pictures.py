@@ -46,7 +46,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
         if cost is not None and ages and not decision.admit:
             requests = sum(snapshot.running) + sum(snapshot.waiting)
             load = requests / sum(snapshot.max_running)
-            weight = (1 + policy._slack(load)) / (requests * policy._decodes.stretch)
+            weight = (1 + policy._slack(load)) / (requests * policy._flow.stretch)
             times.append(now)
             rents.append(sum(policy._waiting) * weight)
             wastes.append(cost.waste(0.5, len(ages) / 8, 1 - len(ages) / 4))

@@ -1,12 +1,11 @@
 """Nobody pays for a stranger's requests: two tenants, judged one by one.
 
-`python tests/unit/helpers/tenants.py` judges more worlds, and prints who pays.
+`python bench/worlds/tenants.py` judges more worlds, and prints who pays.
 """
 
 from statistics import fmean
 
 import pytest
-
 from tenants import MEAN, TINY, Figures, judge, serve, who_pays
 
 FAST, ALL = range(100, 110), range(2000, 2300)

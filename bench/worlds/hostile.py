@@ -1,7 +1,7 @@
 """Judges a policy beside off in worlds that are not kind to it.
 
 As a program, prints the worlds in which it harms:
-`python tests/unit/helpers/hostile.py --seeds 0..1000`.
+`python bench/worlds/hostile.py --seeds 0..1000`.
 """
 
 import argparse
@@ -13,11 +13,15 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/unit/helpers"))
 
 import pure_vllm  # noqa: F401  before vllm
 
 # isort: split
+from hostile_worlds import World, draw, parse
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
 from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator
@@ -40,8 +44,6 @@ from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
 from vllm.benchmarks.dp_balance.step_time.model import Loads
 from vllm.v1.core.sched.balance.policies import SHORT_FIRST
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
-
-from hostile_worlds import World, draw, parse
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
 """Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds
@@ -77,6 +79,7 @@ class Device:
         self.recent: deque[Step] = deque(maxlen=RECENT)
 
     def step_seconds(self, loads: Loads) -> float:
+        """What the step takes now."""
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
@@ -108,6 +111,7 @@ class Leaving:
         return getattr(self._engine, name)
 
     def add(self, rank: int, request: SimRequest) -> None:
+        """Hands a request to a rank."""
         self._engine.add(rank, request)
         if request.index in self._after:
             self._patient.append(request)
@@ -131,11 +135,12 @@ class Leaving:
             rank._preempt_last()
             rank._step -= 1
         rank._waiting.remove(work)
-        del rank._requests[work.name]
+        del rank._requests[work.request_id]
         getattr(rank, "_note_change", int)()
         self._gone.append(request)
 
     def update(self) -> Outcome:
+        """Ends a step; those who have gone are done."""
         outcome = self._engine.update()
         gone, self._gone = self._gone, []
         return outcome._replace(done=[*outcome.done, *gone])
@@ -149,6 +154,7 @@ class Clock(Coordinator):
         self._device = device
 
     def tell(self, now: float, *args) -> None:
+        """As the coordinator does."""
         self._device.now = now
         super().tell(now, *args)
 
@@ -160,6 +166,7 @@ class Copies:
         self.copies = [make_controller(policy) for _ in range(2)]
 
     def decide(self, snapshot: Snapshot):
+        """What both decide."""
         decisions = [c.decide(Snapshot(*snapshot)) for c in self.copies]
         assert decisions[0] == decisions[1], f"copies disagree: {decisions}"
         cost = self.cost

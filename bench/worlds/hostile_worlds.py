@@ -62,6 +62,7 @@ class World:
 
     @property
     def name(self):
+        """Seed and troubles, from which `parse` makes it again."""
         return f"{self.seed}:{'+'.join(self.troubles)}"
 
     def requests(self, noise=0):
@@ -167,6 +168,7 @@ def moment(world, rng):
 
 
 def cost(world, **fields):
+    """Its cost, with these fields."""
     return {"cost": replace(world.cost, **fields)}
 
 
@@ -234,10 +236,12 @@ def make(troubles, seed):
 
 
 def parse(name):
+    """The world of that name."""
     seed, _, troubles = name.partition(":")
     return make([trouble for trouble in troubles.split("+") if trouble], int(seed))
 
 
 def draw(seed):
+    """A world with one to five troubles."""
     rng = random.Random(f"draw {seed}")
     return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)

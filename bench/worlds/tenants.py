@@ -1,13 +1,17 @@
 """Two tenants share the ranks: does a policy make one pay for the other?
 
-As a program, prints who pays: `python tests/unit/helpers/tenants.py --seeds 0..300`.
+As a program, prints who pays: `python bench/worlds/tenants.py --seeds 0..300`.
 """
 
 import argparse
 import random
 import statistics
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/unit/helpers"))
 
 import pure_vllm  # noqa: F401  before vllm
 
@@ -83,6 +87,7 @@ TINY = World(
 
 
 def draw(seed):
+    """Ranks and a tenant at random."""
     rng = random.Random(f"tenants {seed}")
     limits = RankLimits(
         rng.choice([2, 4, 8]),
@@ -116,6 +121,7 @@ class Sent:
         self.num_prompts = len(rows)
 
     def requests(self, rng, count_tokens=None):
+        """As `Workload.requests`."""
         return [
             SimRequest(number, prompt, answer, due=due)
             for number, (due, prompt, answer, _) in enumerate(self.rows)
