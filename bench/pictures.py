@@ -32,7 +32,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
         running=32, decoding=32, max_running=64, max_tokens=8192
     )
     times, rents, wastes, came = [], [], [], [0.5, 1.5, 2.5]
-    for number in range(-600, 80):
+    for number in range(-600, 200):
         now, learning = number * step, number < 0 and number % 20 == 0
         ages = [now - at for at in came if now > at] if number >= 0 else []
         seconds = step + full / 2 * learning
