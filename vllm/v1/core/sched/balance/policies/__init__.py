@@ -7,6 +7,7 @@ Pure Python: no torch, no vllm import, no clock, no randomness.
 """
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 
 from .adaptive import Adaptive
 from .decision import OPEN, Decision, Policy
@@ -30,8 +31,14 @@ def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> 
     """A new policy, whose holds are bounded.
 
     Raises:
-        TypeError: the policy has no such parameter.
-        ValueError: a parameter may not have that value.
+        ValueError: the policy has no such parameter, or not with that value.
     """
+    known = signature(POLICIES[name]).parameters
+    for parameter in parameters or ():
+        if parameter not in known:
+            raise ValueError(
+                f"{parameter!r} is not a parameter of balance policy {name!r}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
     policy = POLICIES[name](**(parameters or {}))
     return Guard(policy) if name == "adaptive" else policy
