@@ -202,3 +202,4 @@ def test_ten_thousand_aborts_and_errors_leave_nothing(moe_model, by_context):
     assert dispatch.own == [(0, 0)] * RANKS
     assert not dispatch._requests
     assert not dispatch._users
+    assert not any(memory.coming for memory in dispatch.memories)

@@ -87,23 +87,29 @@ class PrefixMemory:
     def __init__(self, chunks: int) -> None:
         self._most = chunks
         self._keys: OrderedDict[Hashable, None] = OrderedDict()
+        self.coming: Counter[Hashable] = Counter()
+        """In how many prompts that it has still to compute: apart, so that whoever
+        sends prompts and gives them up moves nothing."""
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._keys or key in self.coming
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def found(self, keys: Keys) -> int:
-        """How many chunks of a prompt are there.
+        """How many chunks of a prompt are there, or will be.
 
         None is there without those before it, so that few need to be looked up.
         """
-        if not keys or keys[0] not in self._keys:
+        if not keys or keys[0] not in self:
             return 0
-        if keys[-1] in self._keys:
+        if keys[-1] in self:
             return len(keys)
         low, high = 1, len(keys)
         while low < high:
             middle = (low + high) // 2
-            if keys[middle] in self._keys:
+            if keys[middle] in self:
                 low = middle + 1
             else:
                 high = middle
@@ -226,6 +232,8 @@ class Dispatch:
             self._board.requests[rank] += 1
             self._users.update(keys)
             missing -= self.memories[rank].found(keys) * self.chunk_tokens
+        if not sent.to_compute:
+            self.memories[sent.rank].coming.update(sent.keys)
         self._add(sent, max(1, missing), prompt_tokens)
 
     def answered(self, request: Hashable, tokens: int) -> None:
@@ -234,7 +242,7 @@ class Dispatch:
         if sent is None:
             return
         if sent.to_compute:
-            self._add(sent, -sent.to_compute, 0)
+            self._computed(sent)
             self.memories[sent.rank].used(sent.keys)
             self._board.tell(sent.rank, sent.keys)
         if self._weights.to_attend:
@@ -244,15 +252,27 @@ class Dispatch:
         """The request has ended in any way, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
-            self._add(sent, -sent.to_compute, -sent.context)
+            self._computed(sent)
+            self._add(sent, 0, -sent.context)
             self._board.requests[sent.rank] -= 1
-            self._users.subtract(sent.keys)
-            for key in sent.keys:
-                if not self._users[key]:
-                    del self._users[key]
+            _take_off(self._users, sent.keys)
+
+    def _computed(self, sent: _Sent) -> None:
+        """Its prompt is not to be computed any more."""
+        if sent.to_compute:
+            self._add(sent, -sent.to_compute, 0)
+            _take_off(self.memories[sent.rank].coming, sent.keys)
 
     def _add(self, sent: _Sent, to_compute: int, context: int) -> None:
         sent.to_compute += to_compute
         sent.context += context
         compute, attend, _ = self._weights
         self._board.tokens[sent.rank] += compute * to_compute + attend * context
+
+
+def _take_off(counts: Counter[Hashable], keys: Keys) -> None:
+    """Takes one of each key, and leaves no zeros behind."""
+    counts.subtract(keys)
+    for key in keys:
+        if not counts[key]:
+            del counts[key]
