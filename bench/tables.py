@@ -17,7 +17,7 @@ Cell = Mapping[str, Any]
 Rows = list[Sequence[str]]
 Results = Mapping[str, Any]
 
-PAGES = ("results.md",)
+PAGES = "results.md", "measurements.md"
 USUAL = "8 ranks, 32 slots, steps of 8,192"
 MEAN, TAIL, SERVED = "mean_e2el_ms", "p99_ttft_ms", "output_throughput"
 BEHIND = -0.02
