@@ -61,8 +61,9 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for the same run, in whatever cell it is wanted."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        """The same for the same run, in whatever cell and folder it is wanted."""
+        named = repr(self).replace(f"{ROOT}/", "")
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
 def execute(task: Task) -> tuple[str, Figures]:

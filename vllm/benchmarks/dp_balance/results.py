@@ -140,12 +140,14 @@ _BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
 
 
 def policies_fingerprint() -> str:
-    """Twelve hexadecimal digits, the same for the same sources of balance scheduling.
+    """Twelve hexadecimal digits, the same for the same policies and dispatch.
 
-    The simulator's are not in it: results of real servers carry it, too.
+    What carries rows and decisions is not in it, nor is the simulator: results of real
+    servers carry it, too.
     """
-    sources = map(Path.read_bytes, sorted(_BALANCE.rglob("*.py")))
-    return hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+    paths = sorted((_BALANCE / "policies").glob("*.py"))
+    paths += [_BALANCE / "dispatch.py", _BALANCE / "pending.py"]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
