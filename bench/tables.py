@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Cell = Mapping[str, Any]
-Rows = list[Sequence[str]]
+Rows = list[list[str]]
 Results = Mapping[str, Any]
 
 PAGES = "results.md", "measurements.md"
@@ -193,32 +193,28 @@ def of_rivals(results: Results) -> Rows:
     return rows
 
 
-def tails(results: Results) -> Rows:
-    """TTFT p99 of `adaptive` over that of `off`, `align` and the best rival."""
-    rows: Rows = [["trace", "over `off`", "most", "over `align`", "most"]]
+def by_trace(results: Results, head: Sequence[str], name: str, *pairs: str) -> Rows:
+    """Of each trace the mean and the most of a figure of a policy over another."""
+    rows: Rows = [["trace", *head]]
     for (trace,), cells in groups(usual(results), "of").items():
-        columns = []
-        for over in ("off", "align"):
-            ratios = [
-                figure(c, "adaptive", TAIL) / figure(c, over, TAIL) for c in cells
-            ]
-            columns += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
-        rows.append([trace, *columns])
+        rows.append([trace])
+        for one, over in zip(pairs[::2], pairs[1::2], strict=True):
+            ratios = [figure(c, one, name) / figure(c, over, name) for c in cells]
+            rows[-1] += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
     return rows
+
+
+def tails(results: Results) -> Rows:
+    """TTFT p99 of `adaptive` over that of `off` and of `align`."""
+    head = "over `off`", "most", "over `align`", "most"
+    return by_trace(results, head, TAIL, "adaptive", "off", "adaptive", "align")
 
 
 def servers(results: Results) -> Rows:
-    """As many API servers as ranks over one, and over `off` with one."""
-    rows: Rows = [["trace", "8 servers over one", "most", "`off`: 8 over one", "most"]]
-    for (trace,), cells in groups(usual(results), "of").items():
-        columns = []
-        for name in ("adaptive", "off"):
-            ratios = [
-                figure(c, name) / figure(c, f"{name}, one API server") for c in cells
-            ]
-            columns += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
-        rows.append([trace, *columns])
-    return rows
+    """As many API servers as ranks over one, of `adaptive` and of `off`."""
+    head = "`adaptive`", "most", "`off`", "most"
+    pairs = ((name, f"{name}, one API server") for name in ("adaptive", "off"))
+    return by_trace(results, head, MEAN, *(each for pair in pairs for each in pair))
 
 
 # ---- Deployments
