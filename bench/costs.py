@@ -174,7 +174,7 @@ def measuring() -> dict[str, Times]:
             for request in islice(scheduler.waiting, SLOTS - running):
                 gate.holds(request)
             start = time.perf_counter_ns()
-            gate.measure(0, step, float(step), float(step))
+            gate.measure(0, step, float(step))
             times.append(us_since(start))
         found[name] = times[60:]
     return found

@@ -44,25 +44,25 @@ def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
     return float(cell["policies"][policy][name])
 
 
-def rivals(cell: Cell) -> list[str]:
-    """All rules but `adaptive`, as they are served, or as they are to agents."""
+def rivals(cell: Cell, but: Sequence[str] = ()) -> list[str]:
+    """All rules but `adaptive` as they are served, or as they are to agents."""
     return [
         name
         for name in cell["policies"]
         if not name.startswith("adaptive")
         and (", " not in name or cell.get("of") == "agents")
-        and name != "our dispatch alone"
+        and name not in ("our dispatch alone", *but)
     ]
 
 
-def best(cell: Cell) -> str:
+def best(cell: Cell, but: Sequence[str] = ()) -> str:
     """The rival with the shortest mean time."""
-    return min(rivals(cell), key=lambda name: figure(cell, name))
+    return min(rivals(cell, but), key=lambda name: figure(cell, name))
 
 
-def lead(cell: Cell, policy: str = "adaptive") -> float:
+def lead(cell: Cell, policy: str = "adaptive", but: Sequence[str] = ()) -> float:
     """Of one cell, as a share."""
-    return 1 - figure(cell, policy) / figure(cell, best(cell))
+    return 1 - figure(cell, policy) / figure(cell, best(cell, but))
 
 
 def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> float:
@@ -70,9 +70,11 @@ def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> 
     return geometric(figure(c, one, name) / figure(c, over, name) for c in cells)
 
 
-def mean_lead(cells: Sequence[Cell], policy: str = "adaptive") -> float:
+def mean_lead(
+    cells: Sequence[Cell], policy: str = "adaptive", but: Sequence[str] = ()
+) -> float:
     """From the geometric mean of the ratios."""
-    return 1 - geometric(1 - lead(cell, policy) for cell in cells)
+    return 1 - geometric(1 - lead(cell, policy, but) for cell in cells)
 
 
 def percent(share: float, form: str = "+.1f") -> str:
@@ -98,27 +100,39 @@ def place(cell: Cell) -> str:
 # ---- Regimes
 
 
+OURS = "align", "cap"
+"""Rivals that the wheel has, and that have its dispatch."""
+
+
 def regimes(results: Results) -> Rows:
     """By regime how `adaptive` compares with `off` and with the best rival."""
-    rows: Rows = [["regime", "cells", "time over `off`", "lead: mean, median", "worst"]]
+    head = ["regime", "cells", "time over `off`", "lead over other engines' rules"]
+    rows: Rows = [[*head, "lead over the best"]]
     by_regime = groups(results["regimes"]["cells"], "regime")
     everything = [cell for cells in by_regime.values() for cell in cells]
     for name, cells in [
         *((n, c) for (n,), c in by_regime.items()),
         ("all", everything),
     ]:
-        worst = min(cells, key=lead)
-        median = percent(statistics.median(map(lead, cells)))
         rows.append(
             [
                 name,
                 str(len(cells)),
                 f"{mean_ratio(cells, 'adaptive', 'off'):.2f}",
-                f"{percent(mean_lead(cells))}, {median}",
-                f"{percent(lead(worst))}: {best(worst)} ({place(worst)})",
+                mean_median_worst(cells, OURS),
+                mean_median_worst(cells),
             ]
         )
     return rows
+
+
+def mean_median_worst(cells: Sequence[Cell], but: Sequence[str] = ()) -> str:
+    """Leads over the best rival but some; the worst with its rival and place."""
+    leads = [lead(cell, but=but) for cell in cells]
+    worst = cells[leads.index(min(leads))]
+    middle = [mean_lead(cells, but=but), statistics.median(leads), min(leads)]
+    numbers = "; ".join(f"{100 * each:+.1f}" for each in middle)
+    return f"{numbers} ({best(worst, but)}, {place(worst)})"
 
 
 def usual(results: Results) -> list[Cell]:
