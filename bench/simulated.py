@@ -8,7 +8,7 @@ Any Python with tqdm does, PyPy is five times as fast; vLLM need not be installe
 the simulator of this tree is run. Runs that have ended are kept in build/bench, by the
 sources that they were made with: if it is stopped, it goes on where it was. A result is
 written to bench/results once none of its runs is missing; with PyPy all of them take
-half an hour on two cores. `grids.py` says what is run, `tables.py` what is shown.
+ten minutes on two idle cores. `grids.py` says what is run, `tables.py` what is shown.
 """
 
 import argparse
