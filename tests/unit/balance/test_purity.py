@@ -13,7 +13,7 @@ from conftest import FOLDER
 PURE = sorted(FOLDER.glob("policies/*.py"))
 ALLOWED = {
     *("bisect", "collections", "collections.abc", "dataclasses", "itertools", "math"),
-    *("operator", "typing"),
+    *("inspect", "operator", "typing"),
 }
 
 
