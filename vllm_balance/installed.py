@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import os
 import re
@@ -29,16 +30,19 @@ class Installed:
     def files(self) -> dict[Path, str | None]:
         """The absolute paths of its RECORD, each with its sha256 as written there.
 
-        That is URL-safe base64 without padding; None where a line has none.
+        That is URL-safe base64 without padding; None where a line has none. It is read
+        here, since importlib.metadata of Python 3.12 leaves out what is not there.
         """
         found: dict[Path, str | None] = {}
-        for file in self.distribution.files or ():
-            path = Path(os.path.normpath(str(self.distribution.locate_file(file))))
+        record = self.distribution.read_text("RECORD") or ""
+        for name, digest, *_ in filter(None, csv.reader(record.splitlines())):
+            path = Path(os.path.normpath(self.folder / name))
             # `pip install --target` moves scripts below its folder, and leaves RECORD.
-            moved = self.folder.joinpath(*(part for part in file.parts if part != ".."))
-            is_hashed = file.hash is not None and file.hash.mode == "sha256"
-            sha256 = file.hash.value if file.hash and is_hashed else None
-            found[moved if moved.is_file() else path] = sha256
+            inside = (part for part in Path(name).parts if part != "..")
+            moved = self.folder.joinpath(*inside)
+            algorithm, _, sha256 = digest.partition("=")
+            is_hashed = algorithm == "sha256"
+            found[moved if moved.is_file() else path] = sha256 if is_hashed else None
         return found
 
 
