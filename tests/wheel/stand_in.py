@@ -9,17 +9,7 @@ from pathlib import Path
 
 import cmake
 
-VERSIONS = {
-    "attrs": "26.1.0",
-    "decorator": "5.2.1",
-    "numpy": "2.2.6",
-    "psutil": "7.0.0",
-    "pybind11": "3.0.1",
-    "pyyaml": "6.0.3",
-    "scipy": "1.15.3",
-    "torch": "2.10.0",
-    "torch-npu": "2.10.0.post4",
-}
+VERSIONS = {"torch": "2.10.0", "torch-npu": "2.10.0.post4"}
 COMPILERS = ("cc", "c++", "gcc", "g++")
 PYBIND11 = """
 from pathlib import Path

@@ -6,10 +6,8 @@ The toolchain is a stand-in that records. Nothing here says that the kernels com
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,7 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.vendor import vendor
 from conftest import ROOT, THIS_PYTHON, VERSION
-from stand_in import COMPILERS, VERSIONS, StandIn, make_stand_in
+from stand_in import VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources
 
 PRISTINE = ensure_pristine(load_lock(Paths(ROOT).lock).vllm_ascend, Paths(ROOT))
@@ -153,48 +151,35 @@ def test_asks_what_upstreams_setup_asks(
     assert bool(options) == ("-j=3" in ours[3]["argv"])
 
 
-def refusal(choice: Choice = SOURCE) -> str:
-    with pytest.raises(ToolError) as caught:
+@pytest.mark.parametrize(
+    ("choice", "versions", "cann", "says"),
+    [
+        (replace(SOURCE, arch="riscv64"), {}, "9.1.0", "ARCH: expected this machine's"),
+        (replace(SOURCE, python="cp39"), {}, "9.1.0", f"expected {THIS_PYTHON} of"),
+        (SOURCE, {}, "8.5.0", "CANN: expected ==9.1.0.* .*, found 8.5.0"),
+        (SOURCE, {"torch": "2.9.0"}, "9.1.0", "torch: expected ==2.10.0 .*, found 2.9"),
+        (
+            SOURCE,
+            {"torch-npu": "2.10.0"},
+            "9.1.0",
+            "torch-npu: expected .*, found 2.10",
+        ),
+    ],
+)
+def test_what_makes_a_wheel_that_does_not_load_is_refused(
+    choice, versions, cann, says, tmp_path, stand_in, monkeypatch
+):
+    other = make_stand_in(tmp_path / "other", {**VERSIONS, **versions}, cann)
+    for name, value in other.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ToolError, match=says):
         find_toolchain(PRISTINE, choice)
-    return str(caught.value)
 
 
-def test_all_that_is_missing_is_named_in_one_error(stand_in, monkeypatch):
-    monkeypatch.delenv("ASCEND_HOME_PATH")
-    monkeypatch.delenv("ATB_HOME_PATH")
+def test_a_python_without_torch_is_refused(stand_in, monkeypatch):
     monkeypatch.delenv("PYTHONPATH")
-    monkeypatch.setenv("CXX_COMPILER", "no-such-compiler")
-    for name in ("bisheng", "cmake", *COMPILERS):
-        (stand_in.folder / "bin" / name).unlink()
-    python = Path(sys.executable)
-    monkeypatch.setenv("PATH", str(stand_in.folder / "bin"))
-    (stand_in.folder / "bin" / "python3").symlink_to(python)
-    message = refusal(replace(SOURCE, arch="riscv64", python="cp39"))
-    assert "\n" not in message
-    for expected in (
-        "ARCH: expected this machine's",
-        f"PYTHON: expected {THIS_PYTHON}",
-        "ASCEND_HOME_PATH: expected CANN or its nnal with */tikcpp/",
-        "ATB_HOME_PATH: expected CANN or its nnal with lib/libatb.so",
-        "bash: expected this program on PATH",
-        "no-such-compiler: expected",
-        "torch-npu==2.10.0.post4: expected, found none",
-    ):
-        assert expected in message
-    numbers = [int(number) for number in re.findall(r"\((\d+)\)", message)]
-    assert numbers == list(range(1, len(numbers) + 1))
-    assert f"found {len(numbers)} things missing" in message
-
-
-def test_other_versions_are_refused(tmp_path, stand_in):
-    versions = {**VERSIONS, "torch": "2.9.0", "torch-npu": "2.10.0"}
-    other = make_stand_in(tmp_path / "other", versions, cann="8.5.0")
-    os.environ.update(other.environment())
-    message = refusal()
-    assert "found 3 things missing" in message
-    assert "CANN==9.1.0.*: expected, found 8.5.0" in message
-    assert "torch==2.10.0: expected, found 2.9.0" in message
-    assert "torch-npu==2.10.0.post4: expected, found 2.10" in message
+    with pytest.raises(ToolError, match=r"python3: expected torch.*ModuleNotFound"):
+        find_toolchain(PRISTINE, SOURCE)
 
 
 def test_a_short_name_is_refused_for_upstream_builds_no_operators(
