@@ -182,18 +182,6 @@ def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path)
         right = [f"--deployment=off={off.url}", f"--deployment=cap={cap.url}"]
         done = trial.run(*LOAD, *right, serve=[])
         assert done.returncode == 0, done.stderr
-        # Each request of a session waits for the answer before.
-        session = {"block_size": 16}
-        session["requests"] = [[0, 40, 4, 0, 0, 0, [[1, 2]]], [9, 60, 5, 0, 2, 2, []]]
-        (file := tmp_path / "sessions.jsonl").write_text(json.dumps(session))
-        trial.out = tmp_path / "sessions"
-        options = ["--sessions", str(file), "--num-prompts", "6"]
-        done = trial.run(*options, *right, serve=[])
-        assert done.returncode == 0, done.stderr
-        turn = json.loads((trial.out / "turns" / "01-off.json").read_text())
-        assert turn["output_lens"] == [4, 5] * 3
-        first, second = turn["start_times"][:2]
-        assert second > first + turn["ttfts"][0] + 2
         # A port that somebody listens on is refused.
         serve = ["--port", str(off.port), *quiet]
         busy = trial.run(*LOAD, serve=serve)

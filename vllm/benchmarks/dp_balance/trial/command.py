@@ -21,7 +21,7 @@ from ..policies import BALANCE, server_options
 from ..results import versions
 from . import report
 from .endpoint import Endpoint, go_past_proxies
-from .load import BenchServe, Load, Parser, Sessions
+from .load import Load, Parser
 from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
@@ -32,8 +32,7 @@ USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
 USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
 LOAD_HELP = (
     "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
-    "--request-rate, --max-concurrency and so on; with --sessions only --num-prompts "
-    "and --max-concurrency."
+    "--request-rate, --max-concurrency and so on."
 )
 DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
@@ -77,8 +76,6 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     text = "Seconds that a server may take to get ready (default: 1800)."
     add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
     add("--show-model", action="store_true", help="Name the model in the report.")
-    text = "Send the sessions of that file (AgentX), which wait for answers."
-    add("--sessions", type=Path, metavar="FILE", help=text)
     add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
 
 
@@ -121,12 +118,8 @@ def trial(given: Given) -> None:
     deployments = _deployments(given)
     policies = _policies(args, deployments)
     folder = Folder(args.result_dir)
-    load: Load
-    if args.sessions:
-        load = Sessions(args.sessions, given.load)
-    else:
-        load = BenchServe(given.load, folder.path / "turns" / "load.log", shows)
     plan = None if deployments else _plan(given.serve, policies)
+    load = Load(given.load, folder.path / "turns" / "load.log", shows)
     urls = dict.fromkeys(policies, plan.url) if plan else deployments
     inherited = dict(os.environ)
     for url in urls.values():
@@ -141,7 +134,7 @@ def trial(given: Given) -> None:
         refuse_port_in_use(plan.url)
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
-    what = [*given.load, str(args.sessions), serve, deployments, policies]
+    what = [*given.load, serve, deployments, policies]
     folder.prepare([*what, versions()])
 
     @contextmanager
@@ -239,7 +232,6 @@ def shown(given: Given, policies: Sequence[str]) -> str:
         *policies,
         f"--rounds {args.rounds}",
     ]
-    words += ["--sessions …"] * bool(args.sessions)
     words += _harmless(given.load)
     if given.serve:
         at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0
