@@ -58,7 +58,7 @@ lint: $(VENV)  ## style, types, and the patch series
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
 
-test-python: vendor wheel  ## what another Python can change: .ci/run does this on several
+test-python: vendor wheel  ## what another Python can change
 	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
 
 test-wheel: wheels  ## build, install, inspect and uninstall wheels
