@@ -1,10 +1,13 @@
-"""A verification runs real pytest, goes on after a kill, and knows the baseline."""
+"""A verification runs real pytest, and knows the baseline."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
+from balance_tools.verify import verify
 from balance_tools.verify.pytest_file import FAILED, PASSED, SKIPPED, Setup, run_file
 from balance_tools.verify.upstream_tests import (
     NEED_A_GPU,
@@ -15,7 +18,7 @@ from balance_tools.verify.upstream_tests import (
     newly_failing,
     select,
 )
-from balance_tools.verify.verify import once
+from balance_tools.verify.verify import OURS
 from rebase_samples import write_tree
 
 SAMPLE = b"""\
@@ -75,18 +78,6 @@ def test_a_file_without_results_is_a_failure(tmp_path, text, seconds, said):
     assert found == {f"test_a.py::{said}": FAILED}
 
 
-def test_what_ran_on_the_same_is_not_run_again(tmp_path):
-    runs: list[str] = []
-
-    def run():
-        runs.append("run")
-        return {"test": PASSED}
-
-    for inputs in ("a", "a", "b"):
-        assert once(tmp_path, "off/test_a.py", inputs, run).results == {"test": PASSED}
-    assert len(runs) == 2
-
-
 def test_tests_of_touched_modules_are_selected_through_helpers_too(tmp_path):
     tree = write_tree(
         tmp_path / "tree",
@@ -120,3 +111,18 @@ def test_only_what_passes_without_the_patches_can_newly_fail():
     ]
     (found,) = newly_failing({PLAIN: {"a": FAILED}, OFF: {}, ON: {}})
     assert found == "no test of upstream's passes without the patches"
+
+
+@pytest.mark.parametrize(("ours", "fails"), [(FAILED, True), (SKIPPED, False)])
+def test_a_failure_of_ours_or_a_new_one_of_upstreams_is_named(
+    ours, fails, tmp_path, monkeypatch
+):
+    results = {OURS: {"a": ours}, PLAIN: {"b": PASSED}, OFF: {"b": PASSED}}
+    monkeypatch.setattr(verify, "_run_all", lambda _: results)
+    root = Paths(Path(__file__).resolve().parents[3])
+    bench = verify.Bench(Paths(tmp_path), "pin", root.lock, tmp_path)
+    if fails:
+        with pytest.raises(ToolError, match=r"found 1: a: failed \(our engine tests\)"):
+            verify.verify(bench)
+    else:
+        assert "nothing fails" in verify.verify(bench)
