@@ -354,6 +354,7 @@ def main() -> None:
         load = f"load {os.getloadavg()[0]:.1f}"
         made = f"Python {python}, {platform.machine()}, {cores} cores, {load}"
         document[name] = {"made": made, "median and ninth tenth, us": figures}
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

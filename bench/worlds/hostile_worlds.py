@@ -85,12 +85,15 @@ class World:
         return found[begin:] + found[:begin] if self.concurrency and noise else found
 
     def leaving(self):
-        """Of the requests whose clients go away, after how many seconds."""
+        """Of the requests whose clients go away, after how many seconds.
+
+        The first one stays, so that there is somebody to judge by.
+        """
         rng = random.Random(f"patience {self.seed}")
         return {
             request.index: rng.expovariate(1 / self.patience)
             for request in (self.requests() if self.patience else ())
-            if rng.random() < 1 / 3
+            if rng.random() < 1 / 3 and request.index
         }
 
 

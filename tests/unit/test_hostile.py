@@ -42,6 +42,15 @@ def test_a_world_is_that_of_its_name():
         assert (one.due, one.prompt_len) == (other.due, other.prompt_len)
 
 
+def test_somebody_stays_in_a_world_of_one_request():
+    """Else there are no times to judge by."""
+    world = draw(20245)
+    (request,) = world.requests()
+    assert world.patience
+    assert request.index not in world.leaving()
+    assert judge(world, "adaptive")[-1] == ""
+
+
 def test_time_passes_for_the_device():
     """Once it stood still, and all that was to change with it did not."""
     always, faster = (serve(parse(name), "off") for name in ("1:", "1:faster"))
