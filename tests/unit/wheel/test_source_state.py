@@ -2,7 +2,12 @@
 
 import subprocess
 
+import pytest
+
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
 from balance_tools.run import git, listed_by_git
+from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.wheel.build_record import source_state
 
 
@@ -30,3 +35,11 @@ def test_whatever_the_environment_says_it_is_the_repository_here(tmp_path, monke
     assert source_state(inner) == (None, None)
     monkeypatch.delenv("GIT_DIR")
     assert git(inner, "rev-parse", "HEAD").status != 0
+
+
+def test_no_checkout_is_made_of_a_repository_that_tracks_nothing(tmp_path):
+    """As `git init` in the files of an archive leaves it."""
+    assert git(tmp_path, "init", "-q").status == 0
+    with pytest.raises(ToolError, match="expected files that git tracks, found none"):
+        make_checkout(Paths(tmp_path), tmp_path / "other", tmp_path, None)
+    assert not (tmp_path / "other").exists()

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.run import listed_by_git
@@ -27,7 +28,7 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
     each package, to its patches/; None is no patches.
 
     Raises:
-        ToolError: git cannot list the files.
+        ToolError: git cannot list the files, or lists none.
     """
     other = Paths(folder)
     names = [
@@ -35,6 +36,11 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
         for name in listed_by_git(paths.root)
         if (paths.root / name).is_file() and not name.startswith("patches/")
     ]
+    if not names:
+        raise ToolError(
+            f"{paths.root}: expected files that git tracks, found none; run this in a "
+            "clone"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / LISTING  # what an earlier checkout copied
     before = listing.read_text().splitlines() if listing.is_file() else []
