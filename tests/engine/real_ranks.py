@@ -98,11 +98,11 @@ class _Rank:
 
     def backlog(self):
         """What front-ends are told that dispatch by tokens."""
-        return self._load("unprefilled")
+        return self._load("unprefilled_tokens")
 
     def context(self):
         """What front-ends are told that dispatch by context."""
-        return self._load("context")
+        return self._load("context_tokens")
 
     def _load(self, of):
         requests = num_waiting(self.scheduler) + len(self.scheduler.running)

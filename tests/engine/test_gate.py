@@ -185,7 +185,8 @@ def test_the_report_of_a_step_tells_what_is_left_to_do(config):
         output = scheduler.schedule()
         answers = answer(scheduler, output, complete(scheduler, output))
         report = answers[0].scheduler_stats.dp_balance_stats
-        loads.append((report["unprefilled"], report["context"], report["held"]))
+        names = ("unprefilled_tokens", "context_tokens", "held_requests")
+        loads.append(tuple(report[name] for name in names))
     assert loads == [
         (36 + 30 + 10, 100 + 30 + 10, 0),
         (30 + 10, 101 + 30 + 10, 2),
@@ -200,10 +201,6 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
     gate.stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
     gate.stats.observe_held_step()
-    wide = full._replace(max_tokens=64)
-    for budget in (16, None, 100):
-        grant = Decision(admit=True, prefill_budget=budget, reason="test")
-        gate.stats.observe_step(grant, Snapshot.from_rows([wide, wide]), 0.001)
     stats = SchedulerStats(dp_balance_stats=gate.take_stats())
     assert not gate.take_stats()["decisions"], "each report is sent once"
     logger.record(stats, None, engine_idx=1)
@@ -216,10 +213,7 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     assert value("context_tokens") == value("held_requests") == 0
     assert value("held_steps_total") == 1
     assert value("held_steps_total", engine="0") == 0
-    assert value("prefill_budget_tokens_count") == 3
-    assert value("prefill_budget_tokens_sum") == 16 + 64 + 64
-    assert value("exchange_seconds_count") == 4
-    assert value("ratio_sum") == 4
+    assert value("exchange_seconds_count") == value("ratio_sum") == 1
     labels = {"policy": "cap", "decision": "hold", "reason": "rank_full"}
     assert value("decisions_total", **labels) == 1
 

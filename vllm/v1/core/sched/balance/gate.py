@@ -276,5 +276,5 @@ class BalanceGate:
 
     def take_stats(self) -> dict[str, object]:
         """What happened since the last call and what is to do, for `SchedulerStats`."""
-        load = load_of(self._scheduler) | {"held": self._permit.num_held}
+        load = load_of(self._scheduler) | {"held_requests": self._permit.num_held}
         return self.stats.take(load)

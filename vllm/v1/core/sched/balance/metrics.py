@@ -29,73 +29,48 @@ _LOG_PERIOD_S = 60.0
 _GAUGE, _COUNTER, _HISTOGRAM = "_gauge_cls", "_counter_cls", "_histogram_cls"
 """The logger's classes: those of prometheus_client, or Ray's."""
 
-_METRICS: dict[str, tuple[str, str, str]] = {
-    "unprefilled": (
+_METRICS: dict[str, tuple[str, str]] = {
+    "unprefilled_tokens": (_GAUGE, "Prompt tokens that the rank has still to compute."),
+    "context_tokens": (
         _GAUGE,
-        "vllm:dp_balance_unprefilled_tokens",
-        "Prompt tokens that the rank has still to compute.",
-    ),
-    "context": (
-        _GAUGE,
-        "vllm:dp_balance_context_tokens",
         "Tokens of the requests in the rank: of their prompts and answers so far.",
     ),
-    "held": (
+    "held_requests": (
         _GAUGE,
-        "vllm:dp_balance_held_requests",
         "Requests that had a slot and were held back in the rank's last step.",
     ),
-    "step_cost": (
+    "step_cost_seconds": (
         _GAUGE,
-        "vllm:dp_balance_step_cost_seconds",
         "What the policy has learned that a step costs, by part.",
     ),
-    "decisions": (
-        _COUNTER,
-        "vllm:dp_balance_decisions",
-        "Decisions of data parallel balance scheduling.",
-    ),
-    "held_steps": (
-        _COUNTER,
-        "vllm:dp_balance_held_steps",
-        "Steps in which the rank held back a request.",
-    ),
-    "set_backs": (
-        _COUNTER,
-        "vllm:dp_balance_cost_set_backs",
-        "How often what steps cost was forgotten because it had changed.",
-    ),
-    "budgets": (
-        _HISTOGRAM,
-        "vllm:dp_balance_prefill_budget_tokens",
-        "Prompt tokens that each rank was granted, by the decisions that admit.",
-    ),
+    "decisions": (_COUNTER, "Decisions of data parallel balance scheduling."),
+    "held_steps": (_COUNTER, "Steps in which the rank held back a request."),
     "exchange_seconds": (
         _HISTOGRAM,
-        "vllm:dp_balance_exchange_seconds",
         "Time the rank spent in the exchange of rows, waiting for slower ranks "
         "included.",
     ),
-    "balance_ratios": (
+    "ratio": (
         _HISTOGRAM,
-        "vllm:dp_balance_ratio",
         "Mean over maximum, among the ranks, of the tokens of a step.",
     ),
 }
-"""By the field of the report that goes into it: kind, name and documentation. A router
+"""By the name after `vllm:dp_balance_`, as in a report: kind, documentation. A router
 outside can read the gauges."""
 
-_LABELS = {"decisions": ("policy", "decision", "reason"), "step_cost": ("part",)}
+_LABELS = {
+    "decisions": ("policy", "decision", "reason"),
+    "step_cost_seconds": ("part",),
+}
 """Beside those that all have."""
 
 _BUCKETS: dict[str, tuple[float, ...]] = {
-    "budgets": (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     # Up to the time-outs: 300 s, or 1800 s for the collective calls on the CPU.
     "exchange_seconds": (
         *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
         *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800),
     ),
-    "balance_ratios": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
+    "ratio": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
 }
 
 _NOTICES = {
@@ -125,7 +100,7 @@ class BalanceStats:
         self._clear()
 
     def _clear(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._held_steps = 0
         self._decisions: Counter[tuple[str, str, str]] = Counter()
         self._values: dict[str, deque[float]] = {
             field: deque(maxlen=_MOST_VALUES) for field in _BUCKETS
@@ -141,31 +116,23 @@ class BalanceStats:
         """One exchange: what was decided, from what, and how long it took."""
         verb = "admit" if decision.admit else "hold"
         self._decisions[self._policy, verb, decision.reason] += 1
-        if decision.admit:
-            budget, limit = decision.prefill_budget, max(snapshot.max_tokens)
-            granted = limit if budget is None else min(budget, limit)
-            self._values["budgets"].append(granted)
         self._values["exchange_seconds"].append(exchange_seconds)
         both = zip(snapshot.running, snapshot.prefill_tokens, strict=True)
         tokens = [running + prefill for running, prefill in both]
         if most := max(tokens):
-            ratio = sum(tokens) / (len(tokens) * most)
-            self._values["balance_ratios"].append(ratio)
+            self._values["ratio"].append(sum(tokens) / (len(tokens) * most))
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._notice(decision.reason)
         if learned is not None:
             self._cost = learned.cost._asdict()
-            # A new group of ranks counts from 0.
-            new = max(0, learned.set_backs - self._set_backs)
-            self._set_backs = learned.set_backs
-            self._counts["set_backs"] += new
-            if new:
+            before, self._set_backs = self._set_backs, learned.set_backs
+            if before < learned.set_backs:  # a new group of ranks counts from 0
                 self._notice("set back")
 
     def observe_held_step(self) -> None:
         """This rank held back a request in a step."""
-        self._counts["held_steps"] += 1
+        self._held_steps += 1
 
     def _notice(self, kind: str) -> None:
         if kind not in _NOTICES or self._rank != 0:
@@ -188,10 +155,9 @@ class BalanceStats:
         """
         report = {
             **load,
-            "step_cost": [[*cost] for cost in self._cost.items()],
+            "step_cost_seconds": [[*cost] for cost in self._cost.items()],
             "decisions": [[*key, count] for key, count in self._decisions.items()],
-            "held_steps": self._counts["held_steps"],
-            "set_backs": self._counts["set_backs"],
+            "held_steps": self._held_steps,
             **{field: [*values] for field, values in self._values.items()},
         }
         self._clear()
@@ -218,7 +184,7 @@ class DPBalanceProm:
             return
         self._labelvalues = per_engine_labelvalues
         self._metrics: dict[str, Any] = {}
-        for field, (kind, name, documentation) in _METRICS.items():
+        for field, (kind, documentation) in _METRICS.items():
             options: dict[str, Any] = {}
             if kind == _GAUGE:
                 options["multiprocess_mode"] = "mostrecent"
@@ -226,7 +192,7 @@ class DPBalanceProm:
                 options["buckets"] = _BUCKETS[field]
             more = _LABELS.get(field, ())
             metric = getattr(stat_logger, kind)(
-                name=name,
+                name=f"vllm:dp_balance_{field}",
                 documentation=documentation,
                 labelnames=[*labelnames, *more],
                 **options,
@@ -239,7 +205,7 @@ class DPBalanceProm:
         """Adds one report of `BalanceStats.take` of one engine, if it has one."""
         if report is None:
             return
-        for field, (kind, *_) in _METRICS.items():
+        for field, (kind, _) in _METRICS.items():
             for metric, value in self._values(field, report[field], engine_idx):
                 if kind == _GAUGE:
                     metric.set(value)

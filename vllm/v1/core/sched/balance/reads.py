@@ -225,7 +225,10 @@ def load_of(scheduler: "Scheduler") -> dict[str, int]:
         queued = round(scale * sum(map(count, sample)))
         return queued + sum(map(count, scheduler.running))
 
-    return {"unprefilled": total(_unprefilled), "context": total(_context)}
+    return {
+        "unprefilled_tokens": total(_unprefilled),
+        "context_tokens": total(_context),
+    }
 
 
 def _unprefilled(request: Request) -> int:
