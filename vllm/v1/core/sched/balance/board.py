@@ -6,6 +6,10 @@ The process that starts them hands it to them. It has no name, so that no other 
 can read it. Each server writes its own row, and reads all; nobody locks anything, or
 waits for anybody: what is read half-written costs one choice. Imports nothing else of
 vllm.
+
+What that loses: a prompt is told once it is computed, so that two servers which get the
+same new one meanwhile may have it computed on two ranks. And while a server is stopped,
+its requests that have ended still count on their ranks: others send less there.
 """
 
 from collections.abc import Iterator
