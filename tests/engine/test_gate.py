@@ -101,14 +101,18 @@ def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config)
     before = {*threading.enumerate()}
     scheduler = make_scheduler(config)
     assert {*threading.enumerate()} <= before
-    gate, watch = scheduler.balance_gate, scheduler.balance_gate._exchange._watch
+    told = []
+    exchange = SimpleNamespace(
+        begin_step=lambda: told.append("model"), rest=lambda *when: told.append(when)
+    )
+    gate = give_gate(scheduler, "cap", exchange)
     scheduler.schedule()
-    assert watch.status.doing == "idle"
+    assert told == []
     scheduler.add_request(make_request("first", 10, 5))
     scheduler.schedule()
-    assert watch.status.doing == "model"
+    assert told == ["model"]
     gate.exchange(group=None, wave=0, step=32, active=False, tell_clients=print)
-    assert watch.status[:3] == ("idle", 0, 32)
+    assert told == ["model", (0, 32)]
 
 
 def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):

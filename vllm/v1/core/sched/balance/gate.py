@@ -112,16 +112,7 @@ class BalanceGate:
         stats: BalanceStats,
         short_first: bool = False,
     ) -> None:
-        """The gate of one rank.
-
-        Args:
-            scheduler: the rank's.
-            new_policy: makes a policy that has seen no rows.
-            exchange: carries this rank's row to the others, and theirs back.
-            stats: collects what happens.
-            short_first: whether short prompts may pass long ones; with priorities,
-                never.
-        """
+        """The gate of one rank; with priorities, short prompts never go first."""
         self.policy = new_policy()
         self.stats = stats
         self._new_policy = new_policy
@@ -140,6 +131,9 @@ class BalanceGate:
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._order = ShortFirst() if short_first else None
         self._pending: dict[str, int] = {}
+        self._pending_since = 0.0
+        self._is_sorted = True
+        """Whether those who are pending have been put in order."""
         self.reset()
 
     def reset(self) -> None:
@@ -186,9 +180,8 @@ class BalanceGate:
             group: the data parallel process group.
             wave: number of the wave.
             step: number of the step in the wave, equal on all ranks.
-            active: whether any rank has unfinished requests. All ranks know this
-                from the same all-reduce, so that all of them skip the gather at
-                the end of a wave.
+            active: whether any rank has unfinished requests, as all know from the same
+                all-reduce: at the end of a wave all of them skip the gather.
             tell_clients: tells the front-end that this engine is dead.
         """
         now = time.monotonic()
@@ -211,38 +204,37 @@ class BalanceGate:
         self.stats.observe_step(self.decision, snapshot, exchanged - now, learned)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
-        """Ends a step; returns this rank's row.
-
-        Args:
-            wave: number of the wave.
-            step: number of the step.
-            now: seconds of a clock that does not go back.
-        """
+        """Ends a step at `now` seconds of a steady clock; returns this rank's row."""
         scheduler, permit = self._scheduler, self._permit
         self._prefilled.append(permit.prefilled())
         prefilled, prefill_attended = self._prefilled[0]
-        if self._order is not None:
+        if self._order is not None and not self._is_sorted:
             put_in_order(scheduler, self._order, self._pending)
-        self._pending, attended = self._reads.pending(permit.refusal, permit.looked_up)
+            self._is_sorted = True
+        pending, attended = self._reads.pending(permit.refusal, permit.looked_up)
+        if pending.keys() != self._pending.keys():
+            self._pending_since = self._ages.oldest_since(pending, now)
+            self._is_sorted = False
+        self._pending = pending
         last, self._last_row = self._last_row, now
         if self.held:
             self.stats.observe_held_step()
         running = len(scheduler.running)
         chunks = sum([request.is_prefill_chunk for request in scheduler.running])
-        since_pending = now - self._ages.oldest_since(self._pending, now)
+        age = now - self._pending_since if pending else 0.0
         return Row(
             wave=wave,
             step=step,
             running=running,
             decoding=running - chunks,
             waiting=num_waiting(scheduler),
-            pending=len(self._pending),
-            pending_tokens=sum(self._pending.values()),
+            pending=len(pending),
+            pending_tokens=sum(pending.values()),
             prefill_tokens=prefilled,
             step_time_us=0 if last is None else int((now - last) * 1e6),
             max_running=max_admitted(scheduler),
             max_tokens=scheduler.max_num_scheduled_tokens,
-            pending_age_us=int(since_pending * 1e6),
+            pending_age_us=int(age * 1e6),
             pending_attended=attended,
             prefill_attended=prefill_attended,
         )

@@ -112,12 +112,10 @@ class PrefillPermit:
         while self._set_aside:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
-        waiting = self._scheduler.requests
-        self.looked_up = {
-            name: tokens
-            for name, tokens in self.looked_up.items()
-            if name in waiting and not waiting[name].num_computed_tokens
-        }
+        unfinished = self._scheduler.requests
+        for name in list(self.looked_up):
+            if name not in unfinished or unfinished[name].num_computed_tokens:
+                del self.looked_up[name]
 
     def _refused(self) -> Refusal:
         """Whom the pass found no place for, of those that were let pass.

@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.balance.pending import (
@@ -54,8 +55,6 @@ class SchedulerReads:
         self._drops = bool(first_of(cache, "drop_eagle_group_ids", "eagle_group_ids"))
         ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
         self._ahead, self._per_decode = scheduler.num_lookahead_tokens, 1 + ahead
-        self._guess = 0
-        """Blocks that the next prompt may find."""
         self._work: PendingWork[Request] = PendingWork(self._look_up)
 
     def pending(self, refusal: Refusal, known: Mapping[str, int]) -> Pending:
@@ -106,40 +105,41 @@ class SchedulerReads:
             whole = 1  # upstream asks for no more than the first part
         used = len(self._allocated.get(request.request_id, ()))
         if self._finds and not computed and not request.skip_reading_prefix_cache:
-            if before and before.computed:
-                self._guess = before.computed // self._size + self._drops
-            computed, used = self._find(request)
+            computed, used = self._find(request, before)
         blocks = max(0, -(-whole // self._size) - used) * self._num_full
         return Prompt(tokens, computed, blocks)
 
-    def _find(self, request: Request) -> tuple[int, int]:
+    def _find(self, request: Request, before: Prompt | None) -> tuple[int, int]:
         """Tokens that are cached, and the blocks of them that a request uses.
 
         In a window of attention fewer may be cached, which is not looked at. Blocks are
         evicted from the end of a prompt, and who uses one mostly uses those before it.
-        Often as many are found as before, or as of the prompt that was looked up last.
+        Mostly as many are found as before.
         """
         hashes = request.block_hashes
         end = min(len(hashes), (request.num_tokens - 1) // self._size)
+        find, group = self._pool.get_cached_block, self._group
 
-        def block(index: int) -> Any:
-            blocks = self._pool.get_cached_block(hashes[index], self._group)
-            return blocks[0] if blocks else None
+        def is_missing(index: int) -> bool:
+            return not find(hashes[index], group)
 
-        found = self._guess
-        if (
-            found > end
-            or (found and block(found - 1) is None)
-            or (found < end and block(found) is not None)
-        ):
-            found = bisect_left(range(end), True, key=lambda n: block(n) is None)
-        self._guess = found
+        def is_unused(index: int) -> bool:
+            return not find(hashes[index], group)[0].ref_cnt
+
+        found = 0
+        if before and before.computed:
+            found = min(end, before.computed // self._size + self._drops)
+        evicted = found and is_missing(found - 1)
+        if evicted or (found < end and not is_missing(found)):
+            found = bisect_left(range(end), True, key=is_missing)
         used = found = max(0, found - self._drops)
-        if found and not block(0).ref_cnt:
-            used = 0
-        elif found and not block(found - 1).ref_cnt:
-            used = bisect_left(range(found), True, key=lambda n: not block(n).ref_cnt)
+        if found and is_unused(found - 1):
+            used = 0 if is_unused(0) else bisect_left(range(found), True, key=is_unused)
         return found * self._size, used
+
+
+SORTED = 64
+"""Requests of a heap that are put in order; those behind come as they lie there."""
 
 
 def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
@@ -159,17 +159,14 @@ def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
 
 
 def _smallest_first(heap: list[Request]) -> Iterator[Request]:
-    """The requests of a heap; a queue's own iterator copies all of it."""
-    reached: list[tuple[int, float, str, int]] = []
-    coming = range(min(1, len(heap)))
-    while coming or reached:
-        for index in coming:
-            each = heap[index]
-            key = (each.priority, each.arrival_time, each.request_id, index)
-            heapq.heappush(reached, key)
-        index = heapq.heappop(reached)[-1]
-        yield heap[index]
-        coming = range(2 * index + 1, min(2 * index + 3, len(heap)))
+    """The requests of a heap in their turn: the first six are, and the others nearly.
+
+    Whoever comes later is among those six before its turn. A queue's own iterator
+    copies and sorts all of it.
+    """
+    turn = attrgetter("priority", "arrival_time", "request_id")
+    first = sorted(islice(heap, SORTED), key=turn)
+    return chain(first, islice(heap, SORTED, None))
 
 
 def free_blocks(scheduler: "Scheduler") -> int:
