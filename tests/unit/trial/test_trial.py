@@ -10,11 +10,6 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.workload import Workload
-from vllm.benchmarks.dp_balance.scenario import Scenario, simulate_and_measure
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import COUNTERS, Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
@@ -218,26 +213,6 @@ def test_a_difference_is_seen_and_given_its_sign(gain, noise):
     assert sum(APART not in text for text in said) >= 90
     word = "earlier" if gain > 0 else "later"
     assert all(f"% {word} than with off" in text for text in said if APART not in text)
-
-
-@pytest.mark.parametrize(("phi", "is_told"), [(1.0, False), (0.0, True)])
-def test_what_a_device_shares_fully_leaves_nothing_to_tell(phi, is_told):
-    """Simulated: rounds are seeds."""
-    scenario = Scenario(
-        RankLimits(4, 8, 512),
-        CostModel(t0=0.05, a=0.001, b=0.0005, c=0.0, phi=phi),
-        # Until it has seen that the device shares, after a hundred steps, it holds.
-        Workload(256, "uniform:240:560", "uniform:36:84"),
-        ClientTraffic(32),
-        load_balancer="as-served",
-    )
-    off, adaptive = (
-        [simulate_and_measure(scenario, p, n).mean_e2el_ms for n in range(3)]
-        for p in ("off", "adaptive")
-    )
-    found = Ratio.of(adaptive, off)
-    assert found is not None
-    assert (APART not in sentence("adaptive", "off", found, None)) == is_told
 
 
 def test_so_many_more_rounds_would_tell():
