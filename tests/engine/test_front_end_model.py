@@ -4,15 +4,11 @@ import asyncio
 import copy
 import multiprocessing
 import random
-from collections import Counter, deque
-from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any
+from collections import Counter
 
-import msgspec
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator, RankCounts
+from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     FIRST,
     ApiServer,
@@ -31,10 +27,7 @@ from vllm.v1.core.sched.balance.board import SharedBoard, create_board
 from vllm.v1.core.sched.balance.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
 from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.engine import coordinator as upstream
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
-from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.serial_utils import MsgpackEncoder
 
 from dp_loop import NOT_GIVEN
 from schedulers import image
@@ -268,104 +261,3 @@ def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
             balancer.publish(told)
             client.lb_engines = [list(each)[: 2 + IN_FLIGHT] for each in told]
     assert min(chosen.values()) > 50
-
-
-START_MS = 10_050
-"""When upstream's coordinator publishes for the first time: the model's time 0."""
-
-Published = list[tuple[int, list[tuple[int, ...]]]]
-"""Milliseconds, and requests that wait and run on each rank."""
-
-
-def upstream_publishes(patch, ranks, messages, end):
-    """What upstream's coordinator publishes in virtual time, told these messages."""
-    left, published, now = deque(messages), [], START_MS - 50
-
-    class EndError(Exception):
-        pass
-
-    class Socket:
-        def __init__(self, path):
-            self.path = path
-
-        def recv(self):
-            return b"\x01" if self.path == "back" else left.popleft()[2]
-
-        def send(self, message):
-            is_front = self.path == "front"
-            if is_front and (counts := msgspec.msgpack.decode(message)[0]) is not None:
-                told = [tuple(each[:2]) for each in counts]
-                published.append((now - START_MS, told))
-
-        def send_multipart(self, message):
-            """To the ranks."""
-
-    def poll(timeout):
-        nonlocal now
-        if left and left[0][0] + START_MS <= now + timeout:
-            now = left[0][0] + START_MS
-            return [(sockets[left[0][1]], 1)]
-        now += timeout
-        if now > end + START_MS:
-            raise EndError
-        return []
-
-    sockets = {path: Socket(path) for path in ("front", "output", "back")}
-    poller = SimpleNamespace(poll=poll, register=lambda *_: None)
-    patch.setattr(upstream.zmq, "Poller", lambda: poller)
-    patch.setattr(upstream, "set_process_title", lambda _: None)
-    patch.setattr(
-        upstream, "make_zmq_socket", lambda path, **_: nullcontext(sockets[path])
-    )
-    clock = SimpleNamespace(time=lambda: (now + 0.5) / 1e3)
-    patch.setattr(upstream, "time", clock)
-    with pytest.raises(EndError):
-        upstream.DPCoordinatorProc(ranks).process_input_socket(*sockets)
-    return published
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_simulator_publishes_what_the_coordinator_does(seed, monkeypatch):
-    """Ranks tell before and after any step; front-ends wake those that pause."""
-    rng, ranks, now, wave, step = random.Random(seed), 3, 0, 0, 0
-    modelled, encode = Coordinator(ranks), MsgpackEncoder().encode
-    found: Published = []
-    messages: list[tuple[int, str, Any]] = []
-    counts = [RankCounts(0, 0)] * ranks
-
-    def see(until):
-        for each in modelled.published(until / 1e3 - 1e-6):
-            told = [tuple(one[:2]) for one in each.counts]
-            found.append((round(1e3 * each.time), told))
-
-    for _ in range(400):
-        now += rng.choice((0, 1, 7, 30, 49, 51, 99, 101, 400, 5200))
-        see(now)
-        if rng.random() < 0.1:
-            modelled.wake(now / 1e3)
-            messages.append((now, "front", msgspec.msgpack.encode((0, wave))))
-            continue
-        if rng.random() < 0.6:
-            wave, step = (wave, step + 1) if rng.random() < 0.9 else (wave + 1, 0)
-        before = counts
-        counts = [
-            RankCounts(rng.randrange(3), rng.randrange(3))
-            if rng.random() < 0.5
-            else old
-            for old in before
-        ]
-        modelled.tell(now / 1e3, wave, step, counts)
-        for rank, (new, old) in enumerate(zip(counts, before, strict=True)):
-            if new != old:
-                stats = SchedulerStats(
-                    step_counter=step,
-                    current_wave=wave,
-                    num_waiting_reqs=new.waiting,
-                    num_running_reqs=new.running,
-                )
-                told = EngineCoreOutputs(engine_index=rank, scheduler_stats=stats)
-                messages.append((now, "output", encode(told)))
-    see(now + 1)
-    theirs = upstream_publishes(monkeypatch, ranks, messages, now)
-    assert len(theirs) > 100
-    assert found == theirs
