@@ -149,7 +149,7 @@ def test_nothing_is_left_after_hundreds_of_aborts(moe_model):
     """Clients give up before the first token, after it, and at the end; some ask for
     what no message to a rank can hold, or for several answers. Then some send more
     input, alone and each after its answer: under load that kills upstream's engine,
-    with balance off as well (issue 52693 there). `test_front_end_aborts` has more."""
+    with balance off as well (issue 52693 there)."""
     rng = random.Random(2)
 
     async def serve():
