@@ -211,7 +211,7 @@ class RowExchange:
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             blame = self._watch.blame()
-            self._watch.leave(blame)
+            self._watch.leave(after_error=True)
             raise RuntimeError(
                 f"Data parallel balance: {blame or _ALL_ANSWER}; the exchange after "
                 f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
@@ -230,8 +230,8 @@ class RowExchange:
 
         Such an error is mostly another rank's end.
         """
-        blame = None
-        if self._watch.in_step and isinstance(error, Exception):
-            blame = self._watch.blame()
-            logger.error("Data parallel balance: %s.", blame or _ALL_ANSWER)
-        self._watch.leave(blame)
+        is_failure = self._watch.in_step and isinstance(error, Exception)
+        if is_failure:
+            blame = self._watch.blame() or _ALL_ANSWER
+            logger.error("Data parallel balance: %s.", blame)
+        self._watch.leave(after_error=is_failure)

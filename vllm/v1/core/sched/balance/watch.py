@@ -46,8 +46,8 @@ PATIENCE = 4
 """A rank is silent if its heartbeat is the same in as many readings that follow one
 another: a store that is slow is so for the reader, too."""
 
-LEFT, FAILED = "left", "failed"
-"""The last heartbeat of a rank that ends, and of one that ends by its own fault."""
+LEFT = "left"
+"""The last heartbeat of a rank that ends."""
 
 _LONGEST_PERIOD_S = 0.5
 _PERIODS_PER_TIMEOUT = 20
@@ -90,7 +90,6 @@ class Heartbeats:
         self._store, self._status = store, status
         self._unanswered = 0
         self._said, self._same = [""] * size, [0] * size
-        self._last = ""
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
@@ -103,9 +102,8 @@ class Heartbeats:
         """A period has passed, in which the store has answered or not."""
         self._unanswered += 1
 
-    def leave(self, last: str, seconds: float) -> None:
-        """Says `LEFT` or `FAILED`, if the store answers in that time."""
-        self._last = last
+    def leave(self, seconds: float) -> None:
+        """Says `LEFT`, if the store answers in that time."""
         self._is_leaving.set()
         self._thread.join(seconds)
 
@@ -113,13 +111,14 @@ class Heartbeats:
         ranks = [f"{rank}" for rank in range(self.size)]
         for count in itertools.count():
             _, wave, step, _ = self._status()
-            said = self._last or f"{count} {wave} {step}"
+            is_leaving = self._is_leaving.is_set()
+            said = LEFT if is_leaving else f"{count} {wave} {step}"
             with contextlib.suppress(RuntimeError):  # rank 0 has ended
                 self._store.set(ranks[self.rank], said)
                 if self._store.check(ranks):  # multi_get would wait for one
                     self.hear([each.decode() for each in self._store.multi_get(ranks)])
                 self._unanswered = 0
-            if said == self._last:
+            if is_leaving:
                 return
             self._is_leaving.wait(self._period)
 
@@ -132,26 +131,24 @@ class Heartbeats:
     def silent(self, periods: int = PATIENCE) -> list[int]:
         """The ranks that said nothing new for so long; rank 0, if its store did not."""
         counts = [max(self._same[0], self._unanswered), *self._same[1:]]
-        gone = {self.rank, *self.that_said(LEFT), *self.that_said(FAILED)}
+        gone = {self.rank, *self._left()}
         return [r for r, n in enumerate(counts) if n >= periods and r not in gone]
-
-    def that_said(self, word: str) -> list[int]:
-        """The ranks whose last heartbeat is this."""
-        return [rank for rank, said in enumerate(self._said) if said == word]
 
     def blame(self) -> str:
         """A clause that names who keeps this rank waiting; empty if all answer."""
         reasons = {
             "no answer from {} (process ended or stopped)": self.silent(),
-            "{} failed with an error of its own": self.that_said(FAILED),
             "{} not there yet (the process is alive)": self._behind(),
-            "{} left": self.that_said(LEFT),
+            "{} left (its log says why)": self._left(),
         }
         for words, who in reasons.items():
             if who:
                 several = "s" if len(who) > 1 else ""
                 return words.format(f"rank{several} {', '.join(map(str, who))}")
         return ""
+
+    def _left(self) -> list[int]:
+        return [rank for rank, said in enumerate(self._said) if said == LEFT]
 
     def _behind(self) -> list[int]:
         _, *here, _ = self._status()
@@ -227,19 +224,18 @@ class RankWatch:
             time.sleep(self._period)
         return beats.blame()
 
-    def leave(self, blame: str | None = None) -> None:
+    def leave(self, after_error: bool = False) -> None:
         """Leaves the group.
 
-        Args:
-            blame: after an error, who was to blame; the others read whether it is this
-                rank. Rank 0, with which the store goes, waits until they may have.
+        After an error the others read that it left. Rank 0, with which the store goes,
+        waits until they may have.
         """
         beats, self._beats = self._beats, None
         if beats is None:
             return
         seconds = PATIENCE * self._period
-        beats.leave(FAILED if blame == "" else LEFT, seconds)
-        if blame is not None and self._rank == 0:
+        beats.leave(seconds)
+        if after_error and self._rank == 0:
             time.sleep(seconds)
 
     def _watch(self) -> None:
@@ -261,7 +257,7 @@ class RankWatch:
             time.sleep(self._period)
 
     def _end_process(self, blame: str) -> None:
-        self.leave(blame)
+        self.leave(after_error=True)
         logger.error(
             "Data parallel balance: %s, and rank %d cannot finish its step without it "
             "after %g s. Ending rank %d.",
