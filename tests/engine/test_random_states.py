@@ -335,15 +335,11 @@ def test_what_upstream_would_start_is_pending_in_4_000_states(moe_model):
 
 
 @pytest.mark.parametrize(
-    ("layers", "features", "least"),
-    [("full, mamba", (), BLOCK_SIZE), ("full", ("encoder items",), 20)],
+    ("layers", "features"), [("full, mamba", ()), ("full", ("encoder items",))]
 )
-def test_a_budget_below_the_smallest_unit_is_rounded_up_and_charged(
-    moe_model, layers, features, least
-):
-    """5 tokens start or continue any part, and the next prompt of the step waits."""
+def test_a_prompt_that_must_not_be_cut_is_whole_or_held(moe_model, layers, features):
+    """5 tokens start any, or continue it, and the next prompt of the step waits."""
     world = World(layers, "", frozenset(features), num_blocks=300, hit_rate=0.0)
-    scheduled: Counter[int] = Counter()
     for seed in range(6):
         rng = random.Random(seed)
         scheduler = world.scheduler(moe_model)
@@ -360,5 +356,3 @@ def test_a_budget_below_the_smallest_unit_is_rounded_up_and_charged(
             assert not parts or row.pending, row
             assert sum(parts[:-1]) < 5, "more was let pass than the budget"
             assert row_of(scheduler).prefill_tokens == sum(parts) - like_decodes
-            scheduled.update(parts)
-    assert scheduled[least] > 30, "hardly a part was rounded up"

@@ -155,8 +155,8 @@ class PrefillPermit:
                 KV cache.
 
         Returns:
-            A number from 0, if the request is held, to num_new_tokens. A budget below
-            the least that the scheduler can run of the request is rounded up.
+            A number from 0, if the request is held, to num_new_tokens. What must not
+            be cut is held or let pass whole.
         """
         waits = request.status != RequestStatus.RUNNING
         if waits and self._scheduler.connector is not None:
@@ -172,10 +172,10 @@ class PrefillPermit:
             )
             if 0 < allowed < num_new_tokens:
                 budget = 0  # what is left would be part of a token
-                least = self._least(request, num_computed_tokens)
                 # More than are left: from 0.25 on, a decode padded for its drafts.
                 padded = num_new_tokens > request.num_tokens - num_computed_tokens
-                allowed = num_new_tokens if padded else max(allowed, least)
+                if padded or self._is_uncut(request):
+                    allowed = num_new_tokens
             num_new_tokens = min(num_new_tokens, allowed)
         if num_new_tokens == 0:
             self._held.add(request.request_id)
@@ -190,8 +190,8 @@ class PrefillPermit:
         """As `clip`, for a prompt in progress, which is never idle in a dummy step.
 
         A dummy step is for ranks without requests: some models could read or write the
-        state of one that is there. So the prompt computes the least that it can, which
-        is one token for most, and is held all the same.
+        state of one that is there. So the prompt computes one token, or all if it must
+        not be cut, and is held all the same.
 
         Args:
             request: the prompt.
@@ -201,7 +201,7 @@ class PrefillPermit:
         computed = request.num_computed_tokens
         allowed = self.clip(request, num_new_tokens, computed)
         if not allowed and not others_run:
-            allowed = min(num_new_tokens, self._least(request, computed))
+            allowed = num_new_tokens if self._is_uncut(request) else 1
             self._clipped[-1] = request, computed, allowed
         return allowed
 
@@ -233,24 +233,18 @@ class PrefillPermit:
         little: bool = request.num_tokens - computed <= scheduler.block_size
         return computed > 0 and little and not request.lora_request
 
-    def _least(self, request: Request, computed: int) -> int:
-        """The fewest tokens of a prompt that the scheduler can run in one step."""
+    def _is_uncut(self, request: Request) -> bool:
+        """Whether upstream may want more of a prompt at once than one token.
+
+        Where it does, and whether it does in this part of the prompt, is not looked at:
+        few models want it, and whole parts are as with balance off.
+        """
         scheduler = self._scheduler
-        least = 1
-        if request.has_encoder_inputs and (
-            scheduler.scheduler_config.disable_chunked_mm_input
-        ):
-            # An item that must not be cut is computed whole once it is reached.
-            for feature in request.mm_features:
-                start = feature.mm_position.offset
-                end = start + feature.mm_position.length
-                # Drafts by EAGLE look one token ahead, and so reach an item earlier.
-                if start - scheduler.use_eagle <= computed < end:
-                    least = end - computed
-        if scheduler.need_mamba_block_aligned_split:
-            size = scheduler.cache_config.block_size
-            least = -(-least // size) * size
-        return least
+        uncut: bool = scheduler.need_mamba_block_aligned_split or (
+            request.has_encoder_inputs
+            and scheduler.scheduler_config.disable_chunked_mm_input
+        )
+        return uncut
 
 
 def _waits(request: Request) -> bool:
