@@ -48,9 +48,7 @@ def create_balance_dispatch(
 ) -> "BalanceDispatch | None":
     """The dispatch of a front-end; None for vLLM's own.
 
-    Args:
-        client: the front-end.
-        addresses: what the process that started it has handed it.
+    The process that started the front-end has handed it the addresses.
     """
     vllm_config = client.vllm_config
     name = dispatch_of(vllm_config)

@@ -176,13 +176,8 @@ class BalanceGate:
     ) -> None:
         """Tells the other ranks this rank's state and takes the next decision.
 
-        Args:
-            group: the data parallel process group.
-            wave: number of the wave.
-            step: number of the step in the wave, equal on all ranks.
-            active: whether any rank has unfinished requests, as all know from the same
-                all-reduce: at the end of a wave all of them skip the gather.
-            tell_clients: tells the front-end that this engine is dead.
+        All ranks know from the same all-reduce whether any is `active`, which is to
+        have unfinished requests: at the end of a wave all of them skip the gather.
         """
         now = time.monotonic()
         if self.held:

@@ -148,11 +148,7 @@ class BalanceStats:
         )
 
     def take(self, load: dict[str, int]) -> dict[str, Any]:
-        """The report, of plain types, for it is sent as msgpack; then starts anew.
-
-        Args:
-            load: what the rank has to do now, by name.
-        """
+        """The report, of plain types, for it is sent as msgpack; then starts anew."""
         report = {
             **load,
             "step_cost_seconds": [[*cost] for cost in self._cost.items()],
@@ -165,13 +161,7 @@ class BalanceStats:
 
 
 class DPBalanceProm:
-    """Records balance scheduling in Prometheus, labelled by engine (rank).
-
-    The share of steps in which a rank held back requests:
-
-      rate(vllm:dp_balance_held_steps_total[$interval]) /
-      sum by (engine) (rate(vllm:dp_balance_decisions_total[$interval]))
-    """
+    """Records balance scheduling in Prometheus, labelled by engine (rank)."""
 
     def __init__(
         self,

@@ -184,10 +184,7 @@ class RankWatch:
     def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
         """Watches this group from now on.
 
-        Args:
-            group: the data parallel process group.
-            tell_clients: tells the front-end that this engine is dead. Called by the
-                thread, when this process is about to be ended.
+        The thread calls `tell_clients` when this process is about to be ended.
         """
         self.leave()
         self._rank, self._size = group.rank(), group.size()
