@@ -36,8 +36,7 @@ def test_a_scan_places_all_but_what_a_person_decided_and_finds_a_conflict():
         decided = {name for _, name in line.own}
         assert {patch.name for patch in row.patches if patch.reasons} <= decided
         assert row.findings == ()
-    bad = [patch.name for patch in conflict.patches if patch.reasons]
-    assert [name.split("-")[-1] for name in bad] == [
-        *("option.patch", "gate.patch", "survival.patch")
-    ]
+    bad = {patch.name for patch in conflict.patches if patch.reasons}
+    names = ("option", "gate", "survival")
+    assert bad >= {f"data-parallel-balance-{name}.patch" for name in names}
     assert (conflict.placed, conflict.checked) == (False, False)
