@@ -19,7 +19,7 @@ from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.vendoring.vendor import vendor
 from balance_tools.verify import upstream_tests as upstream
-from balance_tools.verify.pytest_file import FAILED, Setup, count, run_file
+from balance_tools.verify.pytest_file import FAILED, PASSED, Setup, count, run_file
 from balance_tools.wheel.build import build_wheel
 
 UPSTREAM, PLUGIN = "vllm", "vllm_ascend"
@@ -57,11 +57,14 @@ def verify(bench: Bench) -> str:
     """
     with exclusive(bench.folder / ".lock"):
         results = _run_all(bench)
+    ours = results.pop(OURS)
     failing = [
         f"{name}: {result} (our engine tests)"
-        for name, result in results.pop(OURS).items()
+        for name, result in ours.items()
         if result == FAILED
     ]
+    if PASSED not in ours.values():
+        failing.append("no engine test of ours passes")
     failing += upstream.newly_failing(results)
     if failing:
         raise ToolError(
