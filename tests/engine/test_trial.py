@@ -76,6 +76,8 @@ class Trial:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            # A background job of a shell ignores it, and its children, too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             yield process
 
