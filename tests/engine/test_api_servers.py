@@ -15,19 +15,20 @@ from vllm_server import Server
 pytestmark = pytest.mark.slow
 
 RANKS, SLOTS = 4, 64
-DEVICE = {"t0": 0.25, "a": 0.0, "b": 0.0, "c": 0.0}
+DEVICE = {"t0": 0.5, "a": 0.0, "b": 0.0, "c": 0.0}
 OPTIONS = (
     *("-dp", f"{RANKS}", "--api-server-count", f"{RANKS}"),
     # So that nothing is held, and the prompts that come first are computed first.
     *("--data-parallel-balance", "off", "--data-parallel-dispatch", "tokens"),
     *("--max-num-seqs", f"{SLOTS}", "--max-num-batched-tokens", f"{SLOTS}"),
     *("--max-model-len", "2048", "--no-enable-prefix-caching"),
+    "--enable-log-requests",  # says which were sent to a rank
     *("--additional-config", json.dumps({"emulated_device": DEVICE})),
 )
-APART_S = 0.15
-"""Between two requests, so that they arrive one after the other."""
+SENT_S = 60
+"""How long a server may take to send one."""
 FIRST = [2000, 1960, 1930, 1890]
-"""Prompts that keep each rank busy until all others have come."""
+"""Prompts that keep each rank busy until all others have come: 15 s."""
 
 
 def segments():
@@ -58,7 +59,11 @@ def test_each_request_goes_where_one_server_that_knows_all_would_send_it(
             asked.append(
                 pool.submit(server.ask, rank, prompt=[5] * length, max_tokens=1)
             )
-            time.sleep(APART_S)
+            # The next one comes when this one has its rank.
+            deadline = time.monotonic() + SENT_S
+            while server.log.read_text().count("Added request") < len(asked):
+                assert time.monotonic() < deadline, "it was not sent to a rank"
+                time.sleep(0.01)
 
         for rank, length in enumerate(FIRST):
             ask(length, rank)
