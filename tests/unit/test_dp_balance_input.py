@@ -67,9 +67,6 @@ UNUSED = (
     "--session-turns 3",
     "--timed-trace-start 3",
     "--timed-trace-rate-multiplier 3 --dataset-path x",
-    "--cost-preset a2-dp4-tp4 --calibration x",
-    "--cost-preset a2-dp4-tp4 --cost-from x",
-    "--cost-from x --calibration x",
     "--result-filename x",
 )
 
@@ -78,6 +75,14 @@ UNUSED = (
 def test_an_option_that_changes_nothing_is_refused(options):
     with pytest.raises(UsageError, match=f"^{options.split(' --')[0]}"):
         run(simulate, *options.split())
+
+
+def test_constants_are_of_one_place(capsys):
+    with pytest.raises(SystemExit):
+        run(simulate, *"--cost-from x --calibration x".split())
+    assert "--calibration: not allowed with argument --cost-from" in (
+        capsys.readouterr().err
+    )
 
 
 def test_what_would_never_end_is_refused():

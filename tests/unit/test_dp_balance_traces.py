@@ -149,17 +149,17 @@ def runs_of(count: int) -> dict[str, object]:
     return {"block_size": 64, "requests": [[0, 9, 9, 1, 0, 0, [[1, count]]]]}
 
 
-OTHERS = (
-    "no json",
-    "[" * 99999,
-    "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18",
-    '{"prompt": "hello"}',
-    '{"messages": [{"role": "user", "content": "hello"}], "output_tokens": 3}',
-    '{"input_lens": [4, 5], "output_lens": [1, 2]}',
-    '{\n "input_lens": [\n',
-    '[{"conversations": []}]',
-    json.dumps(MOONCAKE[0]) + "\n[]",
-)
+OTHERS = {
+    "no json": "",
+    "": "",
+    "[" * 99999: "",
+    "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18": " line 2",
+    '{"prompt": "hello"}': " line 1",
+    '{"input_lens": [4, 5], "output_lens": [1, 2]}': " line 1",
+    '{\n "input_lens": [\n': " line 1",
+    '[{"conversations": []}]': "",
+    json.dumps(MOONCAKE[0]) + "\n[]": " line 2",
+}
 
 
 @pytest.mark.parametrize("content", OTHERS)
@@ -168,7 +168,7 @@ def test_what_is_of_another_format_gets_the_sentence_that_helps(content, tmp_pat
     with pytest.raises(UsageError) as caught:
         read_trace(path)
     said = str(caught.value)
-    assert f"{path} line {2 if 'timestamp' in content else 1}: " in said
+    assert said.startswith(f"{path}{OTHERS[content]}: ")
     assert 'give lines like {"timestamp": 27000, "input_length": 6955' in said
     assert "docs/simulate.md how to convert" in said
 
@@ -180,31 +180,27 @@ def test_files_that_are_no_text(data, tmp_path):
         read_trace(path)
 
 
+STAMP = "2023-11-16 18:17:33.4"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: is ''; give lines like"),
-        (AZURE_HEAD, "holds no request"),
-        (AZURE + "yesterday,1,2\n", "line 5: TIMESTAMP, .* are \\['yesterday'"),
-        (AZURE + "nan,1,2\n", "line 5: TIMESTAMP, .* are \\['nan'"),
-        (AZURE + "2023-11-16 18:17:33.4,1\n", "line 5: .* two whole numbers"),
-        (AZURE + "2023-11-16 18:17:33.4,0,3\n", "line 5: prompt tokens are 0; give"),
-        (AZURE + "2023-02-30 18:17:33,1,1\n", "line 5: TIMESTAMP"),
-        ([MOONCAKE[0] | {"timestamp": "x"}], "line 1: timestamp is 'x'"),
+        (AZURE_HEAD, "holds no request; line 1 is 'TIMESTAMP"),
+        (AZURE + "yesterday,1,2\n", "line 5: timestamp is 'yesterday'"),
+        (AZURE + "nan,1,2\n", "line 5: timestamp is 'nan'"),
+        (AZURE + f"{STAMP},1\n", "line 5: output tokens are None"),
+        (AZURE + f"{STAMP},0,3\n", "line 5: prompt tokens are 0; give"),
+        (AZURE + "2023-02-30 18:17:33,1,1\n", "line 5: timestamp"),
         ([MOONCAKE[0] | {"hash_ids": "x"}], "line 1: hash_ids is not a list"),
         ([MOONCAKE[0] | {"timestamp": 10**400}], "line 1: timestamp is 1000"),
         ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "is nan; exp"),
         ([MOONCAKE[0] | {"input_length": 10**400}], "line 1: prompt tokens are 1000"),
         ([MOONCAKE[0] | {"input_length": True}], "line 1: prompt tokens are True"),
-        ([MOONCAKE[0] | {"output_length": None}], "line 1: output tokens are None"),
         ([MOONCAKE[0] | {"output_length": 0}], "no request with an answer"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": 1e300}], "times are 1e.297 s apart"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": None}], "1 of 2 requests have a t"),
-        *(
-            ([{"block_size": size, "requests": []}], "line 1: block_size is")
-            for size in (0, -1, 1.5, None, 10**99)
-        ),
-        ([SESSIONS[0], SESSIONS[0] | {"block_size": 32}], r"one of \[32, 64\] tokens"),
+        ([{"block_size": 0, "requests": []}], "line 1: block_size is 0"),
         ([runs_of(10**30)], "line 1: request 1 of the session cannot be read"),
         ([{"block_size": 64, "requests": [{"in": 5}]}], "line 1: request 1 of the"),
     ],

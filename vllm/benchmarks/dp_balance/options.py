@@ -82,7 +82,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     add("--num-prefixes", type=texts, default=8, help="Of these texts.")
     add_trace_args(load)
 
-    add = parser.add_argument_group("step time").add_argument
+    group = parser.add_argument_group("step time")
+    add = group.add_mutually_exclusive_group().add_argument
     add(
         "--cost-preset",
         choices=tuple(PRESETS),
@@ -95,6 +96,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     text = "A server that has served a load with adaptive: constants as learned there, "
     text += "for its --max-num-batched-tokens."
     add("--cost-from", metavar="URL", help=text)
+    add = group.add_argument
     text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
     text += "--calibration, --cost-from or --cost-preset."
     add("--cost", metavar="NAME=SECONDS,...", help=text)

@@ -103,16 +103,6 @@ def refuse_unused(args: argparse.Namespace) -> None:
         (args.request_rate == math.inf, ("burstiness",), "give a --request-rate, too"),
         (args.prefix_share == 0, ("num_prefixes",), "give a --prefix-share, too"),
         (
-            args.calibration is not None or args.cost_from is not None,
-            ("cost_preset",),
-            "the constants are of --calibration or --cost-from; leave one out",
-        ),
-        (
-            args.calibration is not None,
-            ("cost_from",),
-            "the constants are of --calibration; leave one out",
-        ),
-        (
             not args.save_result,
             ("result_dir", "result_filename"),
             "nothing is saved; give --save-result, too",

@@ -6,6 +6,7 @@ Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents
 is of another is converted by whoever has it; docs/simulate.md shows how.
 """
 
+import contextlib
 import csv
 import functools
 import io
@@ -92,6 +93,11 @@ EXPECTED = (
     "sessions of kv-cache-tester, or CSV with a head; --timed-trace-label-… says other "
     "names, and docs/simulate.md how to convert what is different"
 )
+ASSUMED = (
+    "read as Mooncake's, whose times are milliseconds (multiples of 3 s are spread "
+    "over these at random) and whose hash ids stand for 512 tokens; "
+    "--timed-trace-sec-multiplier and -chunk-hash-size say otherwise"
+)
 
 
 # Every policy with every seed asks; a pipe answers once.
@@ -110,21 +116,126 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
             nothing in the window.
     """
     text, options = read_text(path).lstrip(), options or TimedTrace()
-    chunk_size = 16
-    notes: list[str] = []
-    if text.startswith("{"):
-        rows, chunk_size, notes = _json_rows(path, text, options)
-    else:
-        rows = [*_csv_rows(path, text, options)]
+    is_json = text.startswith("{")
+    unit, chunk_size = (1e-3, 512) if is_json else (1.0, 16)
+    rows: list[TraceRow] = []
+    for where, item in _json_lines(path, text) if is_json else _csv_lines(path, text):
+        if isinstance(item.get("requests"), list):
+            # Of the last one: nobody mixes sessions of several sizes.
+            chunk_size, turns = session_turns(where, item)
+            for prompt, output, think, ids in turns:
+                row = _row(where, prompt, output)
+                rows.append(row._replace(hash_ids=ids, think=think))
+        else:
+            rows.append(_traced(where, item, options, options.sec_multiplier or unit))
+    if is_json:
+        is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
+        if not is_told and any(row.time is not None for row in rows):
+            print(f"note: {path}: {ASSUMED}.", file=sys.stderr)
+        rows = _spread(rows)
     served = [row for row in rows if row.output_len]
-    if failed := len(rows) - len(served):
-        notes.append(f"left out {failed} of {len(rows)} requests, which have no answer")
     if not served:
-        raise UsageError(f"{path}: holds no request{' with an answer' * bool(rows)}.")
+        head = text.partition("\n")[0]
+        none = f"holds no request{' with an answer' * bool(rows)}"
+        raise UsageError(f"{path}: {none}; line 1 is {head!r:.60}; {EXPECTED}.")
+    if failed := len(rows) - len(served):
+        said = f"left out {failed} of {len(rows)} requests, which have no answer"
+        print(f"note: {path}: {said}.", file=sys.stderr)
     kept = _window(path, served, options)
-    for note in notes:
-        print(f"note: {path}: {note}.", file=sys.stderr)
     return Trace(kept, options.chunk_hash_size or chunk_size)
+
+
+Lines = Iterator[tuple[str, Mapping[str, Any]]]
+"""Where a request is said, and what is said of it by name."""
+
+
+def _json_lines(path: Path, text: str) -> Lines:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path} line {number}"
+            try:
+                item = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{where}: no JSON ({error}); {EXPECTED}.") from None
+            if not isinstance(item, dict):
+                raise UsageError(f"{where}: is {item!r:.40}; {EXPECTED}.")
+            yield where, item
+
+
+def _csv_lines(path: Path, text: str) -> Lines:
+    with contextlib.suppress(csv.Error):  # of what is no such file
+        dialect = csv.Sniffer().sniff(text.partition("\n")[0], ",;\t")
+        reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect)
+        for item in reader:
+            yield f"{path} line {reader.line_num}", item
+
+
+def _traced(
+    where: str, item: Mapping[str, Any], options: TimedTrace, unit: float
+) -> TraceRow:
+    """The row of a line; its times count so many seconds."""
+
+    def named(label: str) -> Any:
+        return item.get(label, item.get(AZURE.get(label, label)))
+
+    stamp, prompt, output = (
+        named(options.label_timestamp),
+        named(options.label_input_length),
+        named(options.label_output_length),
+    )
+    if prompt is None and output is None:
+        has = ", ".join(map(str, item))
+        label = options.label_input_length
+        raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
+    row = _row(where, prompt, output)
+    hash_ids = item.get(options.label_hash_ids, [])
+    if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
+        raise UsageError(
+            f"{where}: {options.label_hash_ids} is not a list of whole numbers."
+        )
+    row = row._replace(hash_ids=tuple(hash_ids))
+    if stamp is None:
+        return row
+    try:
+        return row._replace(time=_seconds(str(stamp), unit))
+    except ValueError:
+        raise UsageError(
+            f"{where}: {options.label_timestamp} is {stamp!r:.40}; expected a number "
+            "or a date."
+        ) from None
+
+
+def _row(where: str, prompt: Any, output: Any) -> TraceRow:
+    """The row; that of a request that failed has no output tokens."""
+    found = []
+    for name, tokens, least in (("prompt", prompt, 1), ("output", output, 0)):
+        # Tables of numbers are often written with ".0" by pandas.
+        text = str(tokens).removesuffix(".0")
+        if not re.fullmatch(r"\d{1,18}", text) or not least <= int(text) <= MOST_TOKENS:
+            raise UsageError(
+                f"{where}: {name} tokens are {tokens!s:.40}; give a whole number from "
+                f"{least} to {MOST_TOKENS}."
+            )
+        found.append(int(text))
+    return TraceRow(*found)
+
+
+def _seconds(text: str, unit: float) -> float:
+    """Of a number in that unit, or of a date, in UTC unless it says another zone.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        number = float(text) * unit
+    except ValueError:
+        # Before Python 3.11 only six decimals and no Z.
+        text = re.sub(r"\.(\d+)", lambda found: f".{found[1]:0<6.6}", text.strip())
+        date = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _window(
@@ -147,138 +258,16 @@ def _window(
             f"{path}: its times are {lasts:.3g} s apart; give the unit of its times "
             "with --timed-trace-sec-multiplier."
         )
-    kept = [
-        row._replace(time=row.time - first - options.start)
-        for row in rows
-        if row.time is not None
-        and options.start <= row.time - first < options.start + options.duration
-    ]
+    since = (
+        row._replace(time=(row.time or 0.0) - first - options.start) for row in rows
+    )
+    kept = [row for row in since if 0 <= (row.time or 0.0) < options.duration]
     if not kept:
         raise UsageError(
             f"{path}: no request in the window of {window}; the trace lasts "
             f"{lasts:.0f} s."
         )
     return sorted(kept, key=lambda row: row.time or 0.0)
-
-
-def _row(where: str, prompt: Any, output: Any) -> TraceRow:
-    """The row; that of a request that failed has no output tokens."""
-    for name, tokens, least in (("prompt", prompt, 1), ("output", output, 0)):
-        if type(tokens) is not int or not least <= tokens <= MOST_TOKENS:
-            raise UsageError(
-                f"{where}: {name} tokens are {tokens!r:.40}; give a whole number from "
-                f"{least} to {MOST_TOKENS}."
-            )
-    return TraceRow(prompt, output)
-
-
-def _csv_rows(path: Path, text: str, options: TimedTrace) -> Iterator[TraceRow]:
-    labels = [
-        *(options.label_timestamp, options.label_input_length),
-        options.label_output_length,
-    ]
-    head = text.partition("\n")[0]
-    try:
-        dialect = csv.Sniffer().sniff(head, ",;\t")
-        reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect)
-        names = reader.fieldnames or ()
-    except csv.Error:
-        names = ()
-    columns = [each if each in names else AZURE.get(each, each) for each in labels]
-    if not {*columns} <= {*names}:
-        raise UsageError(f"{path} line 1: is {head!r:.60}; {EXPECTED}.")
-    for item in reader:
-        where = f"{path} line {reader.line_num}"
-        texts = [item[column] or "" for column in columns]
-        try:
-            time = _seconds(texts[0], options.sec_multiplier or 1.0)
-            # Tables of numbers are often written with ".0" by pandas.
-            prompt, output = (int(each.removesuffix(".0")) for each in texts[1:])
-        except ValueError:
-            raise UsageError(
-                f"{where}: {', '.join(columns)} are {texts!r:.200}; expected a date or "
-                "seconds, and two whole numbers."
-            ) from None
-        yield _row(where, prompt, output)._replace(time=time)
-
-
-def _seconds(text: str, unit: float) -> float:
-    """Of a number in that unit, or of a date, in UTC unless it says another zone.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        number = float(text) * unit
-    except ValueError:
-        # Before Python 3.11 only six decimals and no Z.
-        text = re.sub(r"\.(\d+)", lambda found: f".{found[1]:0<6.6}", text.strip())
-        date = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
-
-
-def _json_rows(
-    path: Path, text: str, options: TimedTrace
-) -> tuple[list[TraceRow], int, list[str]]:
-    """The rows of JSON lines, the tokens per hash id, and what was assumed."""
-    rows: list[TraceRow] = []
-    sizes = set()
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}: is no JSON ({error}); {EXPECTED}.") from None
-        if isinstance(item, dict) and "requests" in item:
-            size, turns = session_turns(where, item)
-            sizes.add(size)
-            for prompt, output, think, ids in turns:
-                row = _row(where, prompt, output)
-                rows.append(row._replace(hash_ids=ids, think=think))
-        else:
-            sizes.add(512)
-            rows.append(_json_row(where, item, options))
-    if len(sizes) > 1:
-        raise UsageError(
-            f"{path}: a hash id is of one of {sorted(sizes)} tokens; give all the same."
-        )
-    (size,) = sizes
-    notes = []
-    is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
-    if not is_told and any(row.time is not None for row in rows):
-        notes.append(
-            "read as Mooncake's, whose times are milliseconds (multiples of 3 s are "
-            "spread over these at random) and whose hash ids stand for 512 tokens; "
-            "--timed-trace-sec-multiplier and -chunk-hash-size say otherwise"
-        )
-    return _spread(rows), size, notes
-
-
-def _json_row(where: str, item: Any, options: TimedTrace) -> TraceRow:
-    names = options.label_input_length, options.label_output_length
-    if not isinstance(item, Mapping) or not {*names} <= {*item}:
-        has = ", ".join(item) if isinstance(item, Mapping) else f"{item!r}"
-        raise UsageError(f"{where}: has {has:.60} and no {names[0]}; {EXPECTED}.")
-    row = _row(where, *(item[name] for name in names))
-    hash_ids = item.get(options.label_hash_ids, [])
-    if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
-        raise UsageError(
-            f"{where}: {options.label_hash_ids} is not a list of whole numbers."
-        )
-    row = row._replace(hash_ids=tuple(hash_ids))
-    if (stamp := item.get(options.label_timestamp)) is None:
-        return row
-    try:
-        return row._replace(time=_seconds(str(stamp), options.sec_multiplier or 1e-3))
-    except ValueError:
-        raise UsageError(
-            f"{where}: {options.label_timestamp} is {stamp!r:.40}; expected a number."
-        ) from None
 
 
 def _spread(rows: list[TraceRow]) -> list[TraceRow]:
