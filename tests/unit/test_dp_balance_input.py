@@ -79,7 +79,7 @@ def test_an_option_that_changes_nothing_is_refused(options):
 
 def test_constants_are_of_one_place(capsys):
     with pytest.raises(SystemExit):
-        run(simulate, *"--cost-from x --calibration x".split())
+        run(simulate, "--cost-from", "x", "--calibration", "x")
     assert "--calibration: not allowed with argument --cost-from" in (
         capsys.readouterr().err
     )

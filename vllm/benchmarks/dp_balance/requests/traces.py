@@ -217,7 +217,8 @@ def _row(where: str, prompt: Any, output: Any) -> TraceRow:
                 f"{least} to {MOST_TOKENS}."
             )
         found.append(int(text))
-    return TraceRow(*found)
+    prompt_len, output_len = found
+    return TraceRow(prompt_len, output_len)
 
 
 def _seconds(text: str, unit: float) -> float:

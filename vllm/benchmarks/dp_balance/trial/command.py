@@ -4,7 +4,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -22,7 +21,6 @@ from ..results import versions
 from . import report
 from .endpoint import Endpoint, go_past_proxies
 from .load import Load, Parser
-from .plan import Plan, plan_of
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
 from .turns import Folder, Turn, order, run
@@ -118,20 +116,20 @@ def trial(given: Given) -> None:
     deployments = _deployments(given)
     policies = _policies(args, deployments)
     folder = Folder(args.result_dir)
-    plan = None if deployments else _plan(given.serve, policies)
+    url, model = ("", "") if deployments else _planned(given.serve, policies)
     load = Load(given.load, folder.path / "turns" / "load.log", shows)
-    urls = dict.fromkeys(policies, plan.url) if plan else deployments
+    urls = deployments or dict.fromkeys(policies, url)
     inherited = dict(os.environ)
-    for url in urls.values():
-        if plan or urlsplit(url).hostname in LOOPBACK:
-            go_past_proxies(url)
+    for each in urls.values():
+        if url or urlsplit(each).hostname in LOOPBACK:
+            go_past_proxies(each)
     how = load.args.header or (), load.args.insecure
-    endpoints = {policy: Endpoint(url, *how) for policy, url in urls.items()}
+    endpoints = {policy: Endpoint(each, *how) for policy, each in urls.items()}
     for policy in deployments:
         endpoints[policy].ask()
-        endpoints[policy].refuse_other_policy(policy)
-    if plan:
-        refuse_port_in_use(plan.url)
+        endpoints[policy].figures(policy)
+    if url:
+        refuse_port_in_use(url)
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
     what = [*given.load, serve, deployments, policies]
@@ -140,13 +138,13 @@ def trial(given: Given) -> None:
     @contextmanager
     def served(turn: Turn) -> Iterator[Endpoint]:
         endpoint = endpoints[turn.policy]
-        if not plan:
+        if not url:
             yield endpoint
             return
-        refuse_port_in_use(plan.url)
+        refuse_port_in_use(url)
         steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
         steps.unlink(missing_ok=True)
-        folder.write(config, json.dumps(logging_config(steps)))
+        folder.write(config, logging_config(steps))
         command = [*given.serve, DETAILS, *server_options(turn.policy)]
         variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
@@ -160,9 +158,9 @@ def trial(given: Given) -> None:
 
     turns = order(policies, args.rounds)
     results = run(folder, turns, served, load, shows)
-    about = {"command": shown(given, policies), "device": _device() if plan else None}
+    about = {"command": shown(given, policies), "device": _device() if url else None}
     if args.show_model:
-        about["model"] = plan.model if plan else endpoints[policies[0]].model()[1]
+        about["model"] = model or endpoints[policies[0]].model()[1]
     report.write(folder, turns, results, about)
 
 
@@ -204,7 +202,20 @@ def _deployments(given: Given) -> dict[str, str]:
     return found
 
 
-def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
+def _planned(serve: Sequence[str], policies: Sequence[str]) -> tuple[str, str]:
+    """Where the command would answer, and its model.
+
+    The doctor parses it: what is wrong is said before the first turn.
+
+    Raises:
+        UsageError: vLLM, or balance scheduling, refuses it.
+    """
+    # In the wheel, as this is; a checkout may lack what it needs.
+    from vllm_balance.build_info import load_build_info
+    from vllm_balance.doctor.machine import Machine
+    from vllm_balance.doctor.plan import Plan
+    from vllm_balance.doctor.serve import plan_of
+
     for word in serve:
         name = word.partition("=")[0].replace("_", "-")
         if name == BALANCE:
@@ -213,7 +224,22 @@ def _plan(serve: Sequence[str], policies: Sequence[str]) -> Plan:
             raise UsageError(f"{name}: leave it out; the policies could not be seen.")
     print("looking at the command", file=sys.stderr, flush=True)
     active = next(policy for policy in policies if policy != "off")
-    return plan_of([*serve, *server_options(active)])
+    machine = Machine(Path("/"), dict(os.environ), load_build_info(), Plan())
+    try:
+        found, lines = plan_of(machine, [*serve, *server_options(active)])
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
+    refused = next((line for line in lines if line.state == "bad"), None)
+    if refused is not None:
+        raise UsageError(f"vllm serve: {refused.found}; {refused.do}.")
+    if found.headless:
+        raise UsageError(
+            "--headless: such a server has no address to send requests to."
+        )
+    host = found.host if found.host not in ("", "0.0.0.0") else "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    scheme = "https" if found.is_https else "http"
+    return f"{scheme}://{host}:{found.port}", found.model
 
 
 PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")

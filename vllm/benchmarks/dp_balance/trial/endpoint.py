@@ -4,10 +4,10 @@
 
 import contextlib
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import requests
@@ -18,12 +18,8 @@ from ..errors import UsageError
 SECONDS = 30.0
 GATE = "vllm:dp_balance_"
 """What the names of a server with balance on begin with."""
-DECISIONS = "vllm:dp_balance_decisions_total"
+DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
-QUERIES, HITS = (f"vllm:prefix_cache_{what}_total" for what in ("queries", "hits"))
-TOKENS = "vllm:generation_tokens_total"
-COUNTERS = (EXCHANGE_SUM, EXCHANGES, QUERIES, HITS, TOKENS)
-"""What a turn keeps of /metrics."""
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
 
@@ -42,22 +38,15 @@ def go_past_proxies(url: str) -> None:
     os.environ["NETRC"] = os.devnull
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Of one look at /metrics."""
 
-    policies: frozenset[str]
-    """That have decided; of a server without balance `off`."""
-    sums: Mapping[str, Mapping[str, float]]
-    """By name and engine (rank), summed over the other labels."""
+    ranks: int
+    exchange_us: float | None
+    """Mean on the rank that waits least, since the server started; None if there was
+    no exchange."""
     costs: Mapping[str, float]
     """What `adaptive` has learned, seconds by part; the mean of the ranks."""
-
-    def since(self, before: "Figures", name: str) -> dict[str, float]:
-        """By engine, how much more there is of a counter."""
-        then = before.sums.get(name, {})
-        now = self.sums.get(name, {})
-        return {engine: value - then.get(engine, 0.0) for engine, value in now.items()}
 
 
 class Endpoint:
@@ -107,7 +96,6 @@ class Endpoint:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise UsageError(
                 f"{self.url}/v1/models: names no model; give the address of a server."
-                f"{self.way}"
             ) from None
 
     def ask(self) -> None:
@@ -119,66 +107,53 @@ class Endpoint:
         body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
         self._call("POST", "/v1/completions", json=body)
 
-    def figures(self) -> Figures:
+    def figures(self, policy: str | None = None) -> Figures:
         """Reads /metrics.
 
+        Args:
+            policy: that it must serve with; any if None.
+
         Raises:
-            UsageError: there is none, or it has no statistics.
+            UsageError: it has no statistics, or serves with another policy.
         """
-        sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        seconds, counts = defaultdict[str, float](float), defaultdict[str, float](float)
         costs: dict[str, list[float]] = defaultdict(list)
-        policies, has_gate = set(), False
-        text = self._get("/metrics").text
+        ranks, policies, has_gate = set(), set(), False
         try:
-            families = [*text_string_to_metric_families(text)]
+            families = [*text_string_to_metric_families(self._get("/metrics").text)]
         except ValueError:  # of something else
             families = []
         for family in families:
             has_gate |= family.name.startswith(GATE)
             for sample in family.samples:
                 labels = sample.labels
-                if sample.name == DECISIONS:
+                if sample.name == STATISTICS:
+                    ranks.add(labels.get("engine"))
+                elif sample.name == DECISIONS:
                     policies.add(labels["policy"])
-                elif sample.name == "vllm:dp_balance_step_cost_seconds":
+                elif sample.name == COSTS:
                     costs[labels["part"]].append(sample.value)
-                if "engine" in labels:
-                    sums[sample.name][labels["engine"]] += sample.value
-        if STATISTICS not in sums:
+                elif sample.name == EXCHANGE_SUM:
+                    seconds[labels["engine"]] += sample.value
+                elif sample.name == EXCHANGES:
+                    counts[labels["engine"]] += sample.value
+        if not ranks:
             raise UsageError(
                 f"{self.url}/metrics: has no statistics of vLLM; serve without "
                 "--disable-log-stats, and give the address of the server itself."
-                f"{self.way}"
             )
-        if not has_gate:
-            policies = {"off"}
-        means = {part: sum(values) / len(values) for part, values in costs.items()}
-        return Figures(frozenset(policies), sums, means)
-
-    def refuse_other_policy(self, policy: str) -> None:
-        """Looks whether it serves with that policy.
-
-        Raises:
-            UsageError: it does not.
-        """
-        if (found := self.figures().policies) != {policy}:
+        found = policies if has_gate else {"off"}
+        if policy is not None and found != {policy}:
             names = " and ".join(sorted(found)) or "none that has decided"
             raise UsageError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."
             )
-
-    @property
-    def way(self) -> str:
-        """For an error: the proxy that may have answered instead; else empty."""
-        proxies = requests.utils.get_environ_proxies(self.url)
-        proxy = requests.utils.select_proxy(self.url, proxies)
-        if not proxy:
-            return ""
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")  # without a password
-        return (
-            f" It was asked through the proxy {parts.hostname}:{parts.port} of the "
-            "environment, whose answer this may be; to go past it, add "
-            f"{urlsplit(self.url).hostname} to NO_PROXY."
+        means = [1e6 * seconds[rank] / count for rank, count in counts.items() if count]
+        return Figures(
+            len(ranks),
+            min(means, default=None),
+            {part: statistics.fmean(values) for part, values in costs.items()},
         )
 
     def _get(self, path: str) -> requests.Response:
@@ -191,7 +166,5 @@ class Endpoint:
             )
             answer.raise_for_status()
         except requests.RequestException as error:
-            raise UsageError(
-                f"{self.url}{path}: no answer ({error}).{self.way}"
-            ) from None
+            raise UsageError(f"{self.url}{path}: no answer ({error}).") from None
         return answer

@@ -13,7 +13,7 @@ from ..requests.request import SimRequest
 Saved = Mapping[str, Any]
 STEADY = "steady_output_throughput"
 JUDGED = "mean_e2el_ms"
-SIMULATED = {
+FIGURES = {
     STEADY: ("output tokens per second", 1.0, "{:.0f}"),
     "output_throughput": ("output tokens per second, whole run", 1.0, "{:.0f}"),
     JUDGED: ("seconds a request takes, mean", 1e-3, "{:.2f}"),
@@ -23,9 +23,6 @@ SIMULATED = {
     "p99_itl_ms": ("ms between tokens, p99 (ITL)", 1.0, "{:.0f}"),
 }
 """Named as in `metrics.Metrics`: title, scale and format."""
-FIGURES = SIMULATED | {
-    "computed_share": ("share of prompt tokens computed", 1.0, "{:.2f}")
-}
 
 
 def figures_of(saved: Saved) -> dict[str, float]:
@@ -47,4 +44,4 @@ def figures_of(saved: Saved) -> dict[str, float]:
         for end, gap in zip(times, gaps, strict=True):
             steps.append(StepTotals(end, gap, 1, decodes=1, prefill=0, balance=1.0))
     found = measure(Run(requests, steps, max(saved["start_times"]), first_turn=0))
-    return {name: getattr(found, name) or 0.0 for name in SIMULATED}
+    return {name: getattr(found, name) or 0.0 for name in FIGURES}

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
-from .endpoint import EXCHANGE_SUM, EXCHANGES, HITS, QUERIES, TOKENS
 from .figures import FIGURES, JUDGED, STEADY, figures_of
 from .steps import read_steps, waiting_share
 from .turns import Folder, Result, Turn
@@ -39,15 +38,17 @@ def write(
         about: what is known beside, without anything private.
     """
     steps = {turn.policy: read_steps(folder.file(turn, ".steps")) for turn in turns}
+    figures = [result.figures for result in results]
+    exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
         "cores": os.cpu_count(),
-        "ranks": len(results[0].counters[TOKENS]),
+        "ranks": figures[0].ranks,
         "requests": len(results[0].saved["start_times"]),
         "policies": _policies(turns, results),
-        "exchange_us": exchange_us(results),
-        "learned_seconds": next((r.costs for r in results[::-1] if r.costs), {}),
+        "exchange_us": statistics.fmean(exchange) if exchange else None,
+        "learned_seconds": next((f.costs for f in figures[::-1] if f.costs), {}),
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -62,29 +63,13 @@ def write(
     print(f"Report, without prompts, addresses and paths: {folder.report}")
 
 
-def exchange_us(results: Sequence[Result]) -> float | None:
-    """Mean µs of an exchange on the rank that waits least; None if there was none."""
-    found = []
-    for result in results:
-        sums = result.counters[EXCHANGE_SUM]
-        counts = result.counters[EXCHANGES].items()
-        if each := [sums[engine] / count for engine, count in counts if count]:
-            found.append(min(each))
-    return 1e6 * statistics.fmean(found) if found else None
-
-
 def _policies(turns: Sequence[Turn], results: Sequence[Result]) -> dict[str, Document]:
     """Of each policy the figures by round; of all but the base ratios and verdict."""
     runs: dict[str, dict[int, Mapping[str, float]]] = {}
     for turn, result in zip(turns, results, strict=True):
-        figures = figures_of(result.saved)
-        if queries := sum(result.counters[QUERIES].values()):
-            hits = sum(result.counters[HITS].values())
-            figures["computed_share"] = 1 - hits / queries
-        runs.setdefault(turn.policy, {})[turn.round] = figures
-    names = [name for name in FIGURES if all(name in r[0] for r in runs.values())]
+        runs.setdefault(turn.policy, {})[turn.round] = figures_of(result.saved)
     columns = {
-        policy: {name: [mine[n][name] for n in sorted(mine)] for name in names}
+        policy: {name: [mine[n][name] for n in sorted(mine)] for name in FIGURES}
         for policy, mine in runs.items()
     }
     base, *others = columns
@@ -93,7 +78,7 @@ def _policies(turns: Sequence[Turn], results: Sequence[Result]) -> dict[str, Doc
         for policy, mine in columns.items()
     }
     for policy in others:
-        pairs = {n: Ratio.of(columns[policy][n], columns[base][n]) for n in names}
+        pairs = {n: Ratio.of(columns[policy][n], columns[base][n]) for n in FIGURES}
         ratios = {name: ratio for name, ratio in pairs.items() if ratio is not None}
         found[policy] |= {
             "ratios": {name: asdict(ratio) for name, ratio in ratios.items()},

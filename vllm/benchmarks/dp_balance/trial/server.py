@@ -123,17 +123,14 @@ class Server:
                     "--ready-timeout."
                 )
             time.sleep(PAUSE_S)
-        self._ranks = [p for p in self._children() if p.name().startswith(RANK)]
-
-    def _children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return list(self._process.children(recursive=True))
-        return []
+        children = self._process.children(recursive=True)
+        self._ranks = [each for each in children if each.name().startswith(RANK)]
 
     def _stop(self) -> None:
         """Asks it to stop, and kills what is left."""
-        processes = [self._process, *self._ranks, *self._children()]
+        processes = [self._process, *self._ranks]
         with contextlib.suppress(psutil.NoSuchProcess):
+            processes += self._process.children(recursive=True)
             self._process.terminate()
         _, left = psutil.wait_procs(processes, timeout=STOP_S)
         for process in left:

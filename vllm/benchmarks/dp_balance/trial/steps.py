@@ -2,15 +2,18 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the ranks did, step by step, from a log with exact times."""
 
+import copy
+import json
+import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..step_time.learned import learn
-from ..step_time.model import Loads
-from ..step_time.steps import ITERATION, StepSample
+from ..step_time.steps import ITERATION
 
 # The name of the process has the rank; later releases log from the front-end, with its
 # number.
@@ -34,33 +37,23 @@ class Step:
     decodes: int
     """Requests that it generated a token for."""
     waits_s: float = 0.0
-    """How long the rank waited for the slowest one, by what steps cost."""
+    """How long the rank waited for the slowest one, about."""
 
 
-def logging_config(steps: Path) -> dict[str, object]:
-    """VLLM's configuration of logging, and a file with exact times and ranks.
+def logging_config(steps: Path) -> str:
+    """How vLLM logs by default, as JSON, and a file with exact times and ranks.
 
     vLLM's own lines have whole seconds, and lines of several ranks may mix.
     """
-    text = "%(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s"
-    own = {"class": "logging.StreamHandler", "formatter": "vllm"}
+    from vllm.logger import DEFAULT_LOGGING_CONFIG
+
+    config: dict[str, Any] = copy.deepcopy(DEFAULT_LOGGING_CONFIG)
+    text = "%(created).4f %(processName)s %(message)s"
+    config["formatters"]["file"] = {"format": text}
     file = {"class": "logging.FileHandler", "filename": str(steps), "formatter": "file"}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {
-            "vllm": {
-                "class": "vllm.logging_utils.NewLineFormatter",
-                "datefmt": "%m-%d %H:%M:%S",
-                "format": text,
-            },
-            "file": {"format": "%(created).4f %(processName)s %(message)s"},
-        },
-        "handlers": {"vllm": own | {"stream": "ext://sys.stdout"}, "file": file},
-        "loggers": {
-            "vllm": {"handlers": ["vllm", "file"], "level": "INFO", "propagate": False}
-        },
-    }
+    config["handlers"] |= {"file": file}
+    config["loggers"]["vllm"] |= {"handlers": ["vllm", "file"], "level": "INFO"}
+    return json.dumps(config)
 
 
 def read_steps(log: Path) -> list[Step]:
@@ -91,26 +84,21 @@ def read_steps(log: Path) -> list[Step]:
 
 
 def _with_waits(steps: list[Step]) -> list[Step]:
-    """A rank waits for what its step took longer than its own part would."""
-    together: defaultdict[int, list[Step]] = defaultdict(list)
+    """What prompts add to a step, a rank waits for but for its share of the longest.
+
+    That leaves out what any prompt costs, whatever its length.
+    """
+    longest = defaultdict[int, int](int)
     for step in steps:
-        together[step.number].append(step)
-    samples = [
-        StepSample(
-            min(step.end - step.start for step in each),
-            tuple(float(step.prefill) for step in each),
-            tuple(float(step.decodes) for step in each),
-        )
-        for each in together.values()
-    ]
-    if all(any(sample.prefill) for sample in samples):
-        return steps
-    cost = learn(samples)
+        longest[step.number] = max(longest[step.number], step.prefill)
+    decoding = [step.end - step.start for step in steps if not longest[step.number]]
+    usual = statistics.median(decoding or [math.inf])
     found = []
     for step in steps:
-        own = Loads((step.prefill,), (step.decodes,), (0,))
-        busy = cost.step_seconds(own) if step.prefill or step.decodes else 0.0
-        found.append(replace(step, waits_s=max(0.0, step.end - step.start - busy)))
+        added = max(0.0, step.end - step.start - usual)
+        most = longest[step.number]
+        waits_s = added * (1 - step.prefill / most) if most else 0.0
+        found.append(replace(step, waits_s=waits_s))
     return found
 
 

@@ -5,7 +5,6 @@
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ..errors import UsageError
-from .endpoint import COUNTERS, Endpoint, Figures
+from .endpoint import Endpoint, Figures
 from .load import Load
 
-SETTLE_S, PAUSE_S = 60.0, 0.5
 NO_SPACE = "Finished turns are kept; run the same command again when there is room."
 
 
@@ -43,10 +41,8 @@ class Result(NamedTuple):
 
     saved: Mapping[str, Any]
     """As `vllm bench serve --save-detailed` has it."""
-    counters: Mapping[str, Mapping[str, float]]
-    """By name and engine: how much was added in the turn."""
-    costs: Mapping[str, float]
-    """Seconds by part, as `adaptive` learned them."""
+    figures: Figures
+    """Of its server, at the end."""
 
 
 Serve = Callable[[Turn], AbstractContextManager[Endpoint]]
@@ -110,7 +106,7 @@ class Folder:
             return None
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-            return Result(saved, *saved.pop("trial"))
+            return Result(saved, Figures(**saved.pop("trial")))
         except (AttributeError, OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 
@@ -146,15 +142,12 @@ def run(
 
 def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
-        before = endpoint.figures()
         saved = asyncio.run(_watched(endpoint, load, turn.round))
-        _refuse_failed(saved, endpoint.way)
-        after = _settled(endpoint)
-        endpoint.refuse_other_policy(turn.policy)
-    counters = {name: after.since(before, name) for name in COUNTERS}
-    parts = counters, after.costs
-    folder.write(folder.file(turn), json.dumps({**saved, "trial": parts}))
-    return Result(saved, *parts)
+        _refuse_failed(saved)
+        figures = endpoint.figures(turn.policy)
+    text = json.dumps({**saved, "trial": figures._asdict()})
+    folder.write(folder.file(turn), text)
+    return Result(saved, figures)
 
 
 async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, Any]:
@@ -165,7 +158,7 @@ async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, 
     return await sent
 
 
-def _refuse_failed(saved: Mapping[str, Any], way: str) -> None:
+def _refuse_failed(saved: Mapping[str, Any]) -> None:
     """Looks whether all requests were answered.
 
     Raises:
@@ -177,15 +170,4 @@ def _refuse_failed(saved: Mapping[str, Any], way: str) -> None:
         last = errors[0].strip().splitlines()[-1] if errors else "none says why"
         raise UsageError(
             f"{failed} of {failed + completed} requests failed, the first with: {last}."
-            f"{way}"
         )
-
-
-def _settled(endpoint: Endpoint) -> Figures:
-    """The figures once the ranks have stopped: their steps outlast the answers."""
-    now, before = endpoint.figures(), None
-    end = time.monotonic() + SETTLE_S
-    while now != before and time.monotonic() < end:
-        time.sleep(PAUSE_S)
-        now, before = endpoint.figures(), now
-    return now
