@@ -84,23 +84,6 @@ def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     return transformers.MiniMaxM2ForCausalLM(config)
 
 
-def qwen3_5(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """Qwen3.5, a mixture of experts with layers of linear attention."""
-    config = transformers.Qwen3_5MoeTextConfig(
-        vocab_size=vocabulary,
-        num_experts=8,
-        shared_expert_intermediate_size=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        layer_types=["linear_attention", "full_attention"],
-        **EXPERTS,
-        **shape,
-    )
-    return transformers.Qwen3_5MoeForCausalLM(config)
-
-
 def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     """Qwen3-VL, a mixture of experts.
 
@@ -130,6 +113,5 @@ MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "GLM-4.7": glm4_moe,
     "GLM-5": glm_dsa,
     "MiniMax-M2": minimax,
-    "Qwen3.5": qwen3_5,
     "Qwen3-VL": qwen3_vl,
 }

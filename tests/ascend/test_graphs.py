@@ -7,8 +7,6 @@ import weakref
 import pytest
 import torch
 import torch_npu
-import triton
-import triton.language as tl
 
 from conftest import says
 
@@ -26,65 +24,6 @@ def captured(run):
     with torch.npu.graph(graph):
         results = run()
     return graph, results
-
-
-@triton.jit
-def _add_one(x, block: tl.constexpr):
-    at = tl.arange(0, block)
-    tl.store(x + at, tl.load(x + at) + 1)
-
-
-def test_launches_are_done_by_a_replay_and_not_before(x):
-    """Of aten, in place and not; of torch_npu; of triton."""
-    total = torch.zeros(4, device="npu")
-
-    def run():
-        twice = x * 2
-        total.add_(twice)
-        _add_one[(1,)](total, block=4)
-        normed, _ = torch_npu.npu_rms_norm(total[None], x)
-        return twice, torch.stack((twice, total)), normed
-
-    graph, (twice, both, normed) = captured(run)
-    for tensor in (twice, total, both, normed):
-        assert not tensor.any()
-    for value, sums in ((3.0, 7.0), (5.0, 18.0)):
-        x.fill_(value)
-        graph.replay()
-        assert twice.tolist() == [2 * value] * 4
-        assert total.tolist() == [sums] * 4
-        assert both.tolist() == [[2 * value] * 4, [sums] * 4]
-        assert normed[0].tolist() == pytest.approx([value] * 4)
-
-
-def test_indices_that_are_not_there_yet(x):
-    """A kernel that is asked for its shapes takes no number for an index."""
-    rows = torch.arange(4, device="npu", dtype=torch.int32)
-
-    def run():
-        junk = torch.empty(4, dtype=torch.int32, device="npu")
-        junk.copy_(rows)
-        return x[junk.long()], torch.nn.functional.embedding(junk, x[:, None])
-
-    torch.empty(4, dtype=torch.int32, device="npu").fill_(1 << 30)
-    graph, (chosen, embedded) = captured(run)
-    x.copy_(torch.arange(4.0, device="npu"))
-    graph.replay()
-    assert chosen.tolist() == embedded.flatten().tolist() == [0, 1, 2, 3]
-
-
-def test_streams_fork_and_join(x):
-    side = torch.npu.Stream()
-
-    def run():
-        side.wait_stream(torch.npu.current_stream())
-        with torch.npu.stream(side):
-            x.add_(1)
-        torch.npu.current_stream().wait_stream(side)
-
-    graph, _ = captured(run)
-    graph.replay()
-    assert x.tolist() == [2] * 4
 
 
 REFUSED = """

@@ -126,13 +126,6 @@ def test_mla_and_drafts(name, method, count, graphs, models, counts):
 
 
 @pytest.mark.slow
-def test_what_is_refused(models):
-    model, given = models("Qwen3.5")
-    with pytest.raises(AssertionError, match="Cannot align ssm_page_size"):
-        tokens(model, [given[0].prompt], dtype="bfloat16", **WHOLE)
-
-
-@pytest.mark.slow
 def test_mla_in_pieces(models):
     """Prompts attend to what the cache has of them, in bfloat16."""
     model, given = models("deepseek")

@@ -47,20 +47,6 @@ def test_permuting_tokens():
     assert_close(found.cpu(), x)
 
 
-def test_grouped_matmul_takes_running_sums():
-    x, weights = torch.randn(6, 4), torch.randn(3, 4, 5)
-    (out,) = torch_npu.npu_grouped_matmul(
-        npu(x),
-        npu(weights),
-        group_list=torch.tensor([2, 2, 5], device="npu"),
-        split_item=3,
-        group_list_type=0,
-        group_type=0,
-    )
-    golden = torch.cat((x[:2] @ weights[0], x[2:5] @ weights[2], torch.zeros(1, 5)))
-    assert_close(out.cpu(), golden)
-
-
 def test_queries_that_see_no_key_get_zeros():
     """As those with which flashcomm1 makes ranks equal: of three, the last sees one."""
     q, k, v = torch.randn(3, 2, 8), torch.randn(1, 128, 8), torch.randn(1, 128, 8)
@@ -86,75 +72,6 @@ def test_histogram(dtype):
     found = torch.histc(experts.to("npu", dtype), bins=8, min=0, max=8)
     assert found.dtype == dtype
     assert found.tolist() == experts.bincount(minlength=8).tolist()
-
-
-QUERIES, LENGTHS = (1, 3, 2, 0), (9, 6, 2, 0)
-CHOSEN, PADDED = 4, 7
-"""Keys of a query; and rows, of which the last is nobody's."""
-
-
-@pytest.fixture
-def paged():
-    """The arguments that say which pages, of four keys, are whose."""
-    torch.manual_seed(3)
-    return {
-        "actual_seq_lengths_query": torch.tensor(QUERIES).cumsum(0).int(),
-        "block_table": torch.randperm(12).view(4, 3).int(),
-        "layout_query": "TND",
-    }
-
-
-def seen_keys(paged, *caches):
-    """Of each row the keys, in float64, that its query sees in each cache."""
-    for pages, count, length in zip(
-        paged["block_table"], QUERIES, LENGTHS, strict=True
-    ):
-        for last in range(length - count, length):
-            yield [cache[pages].double().flatten(0, 2)[: last + 1] for cache in caches]
-
-
-def on_device(arguments):
-    return {k: v if isinstance(v, str) else v.to("npu") for k, v in arguments.items()}
-
-
-def test_indexer(paged):
-    x, weights, keys = (torch.randn(s) for s in ((7, 16, 5), (7, 16), (12, 4, 1, 5)))
-    found, _ = torch_npu.npu_lightning_indexer(
-        *npu(x, keys, weights),
-        actual_seq_lengths_key=torch.tensor(LENGTHS).int().to("npu"),
-        layout_key="PA_BSND",
-        sparse_count=CHOSEN,
-        **on_device(paged),
-    )
-    assert found[-1].tolist() == [[-1] * CHOSEN]
-    for row, (seen,) in enumerate(seen_keys(paged, keys)):
-        scores = weights[row].double() @ (x[row].double() @ seen.T).clamp(min=0)
-        best = scores.sort(descending=True).indices.tolist()[:CHOSEN]
-        assert found[row, 0].tolist() == best + [-1] * (CHOSEN - len(best))
-
-
-def test_sparse_attention(paged):
-    """Of four keys that each query is given, some may lie behind it."""
-    x, rope, keys, turned = (
-        torch.randn(s) for s in ((7, 3, 5), (7, 3, 2), (12, 4, 1, 5), (12, 4, 1, 2))
-    )
-    given = torch.stack([torch.randperm(9)[:CHOSEN] for _ in range(PADDED)])
-    given[:, 0], given[1, 1], given[3:, -1] = 0, 5, -1
-    found, _, _ = torch.ops._C_ascend.npu_sparse_flash_attention(
-        *npu(x, keys, keys, given[:, None].int()),
-        0.3,
-        actual_seq_lengths_kv=torch.tensor(LENGTHS).int().to("npu"),
-        query_rope=rope.to("npu"),
-        key_rope=turned.to("npu"),
-        layout_kv="PA_BSND",
-        **on_device(paged),
-    )
-    assert not found[-1].any()
-    for row, (seen, halves) in enumerate(seen_keys(paged, keys, turned)):
-        chosen = [at for at in set(given[row].tolist()) if 0 <= at < len(seen)]
-        products = x[row].double() @ seen.T + rope[row].double() @ halves.T
-        shares = (0.3 * products[:, chosen]).softmax(-1)
-        assert_close(found[row].cpu(), (shares @ seen[chosen]).float())
 
 
 def test_scattering_leaves_padding_out():
