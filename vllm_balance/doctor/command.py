@@ -36,7 +36,6 @@ OF_ALL: Checks = {
     "/dev/shm": host.shared_memory,
     "limits": host.limits,
     "cores": host.cores,
-    "variables": host.variables,
     "interfaces": host.interfaces,
     "names": host.names,
     "ports": host.ports,

@@ -1,4 +1,4 @@
-"""What a host gives its processes: memory, files, cores, variables, a network."""
+"""What a host gives its processes: memory, files, cores, a network."""
 
 from __future__ import annotations
 
@@ -32,24 +32,6 @@ UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
 HCCL_PORTS = 16
 """The ports from HCCL_IF_BASE_PORT on (60000) that it takes (vendor's reference)."""
-
-AIV = "HCCL_OP_EXPANSION_MODE"
-SET = r"(?!0?$)"
-# Name, values that hurt, how much, what is expected, the repair. Numbers are issues of
-# vllm-ascend.
-KNOWN: tuple[tuple[str, str, State, str, str], ...] = (
-    (AIV, "(?i)AIV$", "warn", "not AIV with several ranks: two groups at once "
-     "lock each other out (14296, 14928, 15035)", "unset it, if a start or step hangs"),
-    ("ASCEND_LAUNCH_BLOCKING", SET, "warn", "0: else each operator waits", "unset it"),
-    ("VLLM_PORT", ".*://", "bad", "a number, not what Kubernetes sets for a Service",
-     "enableServiceLinks: false, or another name than vllm for the Service"),
-    ("VLLM_PLUGINS", "(?!.*vllm_balance)", "warn", "vllm_balance in it: it looks for "
-     "another vLLM that is mixed in", "add vllm_balance"),
-    ("VLLM_ASCEND_BALANCE_SCHEDULING", SET, "warn", "not set: it is deprecated",
-     "unset it, and pass --data-parallel-balance cap, which it means"),
-    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0$", "bad", "1: ranks agree in processes of "
-     "their own", "unset it"),
-)  # fmt: skip
 
 
 def shared_memory(machine: Machine) -> Said:
@@ -111,16 +93,6 @@ def _quota(machine: Machine) -> float:
     texts = [machine.read(f"/sys/fs/cgroup{g}/cpu.max") for g in (*groups, "/")]
     quota, period = next((t.split() for t in texts if t.strip()), ("max", ""))
     return math.inf if quota == "max" else int(quota) / int(period)
-
-
-def variables(machine: Machine) -> Said:
-    """What is set and known to hurt."""
-    for name, values, state, expected, do in KNOWN:
-        value = machine.environ.get(name)
-        is_alone = name == AIV and machine.plan.ranks == 1
-        if value is not None and re.match(values, value) and not is_alone:
-            yield Line(name, state, value, expected, do)
-    yield "none that is known to hurt"
 
 
 def interfaces(machine: Machine) -> Said:
