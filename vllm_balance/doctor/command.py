@@ -34,8 +34,6 @@ OF_ALL: Checks = {
     "wheel": software.wheel,
     "requirements": software.requirements,
     "/dev/shm": host.shared_memory,
-    "limits": host.limits,
-    "cores": host.cores,
     "interfaces": host.interfaces,
     "names": host.names,
     "ports": host.ports,

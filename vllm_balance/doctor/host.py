@@ -1,8 +1,7 @@
-"""What a host gives its processes: memory, files, cores, a network."""
+"""What a host gives its processes: shared memory, and a network."""
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import socket
@@ -19,14 +18,6 @@ QUEUE_MB = 160
 VLLM_MQ_MAX_CHUNK_BYTES_MB, 16."""
 SHARED_MB = 1024
 """`--shm-size=1g` of upstream's installation guide."""
-LIMITS = {
-    # vLLM raises its own limit to this, where the hard limit lets it.
-    "open files": (65535, "files", "LimitNOFILE=1048576, or --ulimit nofile=1048576"),
-    "locked memory": (1 << 26, "bytes", "LimitMEMLOCK=infinity, --ulimit memlock=-1"),
-}
-"""The least hard limit, what it counts, and what raises it."""
-CORES_PER_NPU, CORES_PER_A5 = 5, 3
-"""Cores that the plugin's CPU binding wants (`cpu_binding.py`)."""
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 
 GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
@@ -51,48 +42,6 @@ def shared_memory(machine: Machine) -> Said:
     expected, few = f"{max(needed, SHARED_MB)} MB", megabytes < SHARED_MB
     found = f"{megabytes} MB"
     yield judged("/dev/shm", found, expected, do, bad=megabytes < needed, warn=few)
-
-
-def limits(machine: Machine) -> Said:
-    """Looks at the limits of open files and, as NPUs want it, of locked memory."""
-    text = machine.read("/proc/self/limits")
-    given = re.findall(r"^Max (open files|locked memory)\s+\S+\s+(\S+)", text, re.M)
-    if not given:
-        yield Line("limits", "unknown", "none in /proc/self/limits")
-    for name, hard in given:
-        if name == "locked memory" and not machine.is_for_npus:
-            continue
-        least, unit, do = LIMITS[name]
-        few = hard != "unlimited" and int(hard) < least
-        yield judged(name, f"at most {hard} {unit}", f"{least} or more", do, warn=few)
-
-
-def cores(machine: Machine) -> Said:
-    """Cores that may be used, against what the ranks want."""
-    status = machine.read("/proc/self/status")
-    ranges = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
-    if ranges is None:
-        yield Line("cores", "unknown", "no Cpus_allowed_list in /proc/self/status")
-        return
-    ends = [part.split("-") for part in ranges[1].split(",")]
-    allowed = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
-    count = min(allowed, _quota(machine))
-    found = f"{count:g}" + (" by the quota of the cgroup" if count < allowed else "")
-    processes, each = machine.plan.local_ranks, 1
-    if machine.is_for_npus and machine.visible:
-        processes = len(machine.visible)
-        each = CORES_PER_A5 if machine.smi.device == "A5" else CORES_PER_NPU
-    expected = f"{processes * each}: {each} for each of {processes}"
-    do = "raise --cpus, resources.limits.cpu or CPUQuota, or widen the cpuset"
-    yield judged("cores", found, expected, do, warn=count < processes * each)
-
-
-def _quota(machine: Machine) -> float:
-    """Cores that the cgroup (of version 2) grants."""
-    groups = re.findall(r"^0::(.*)$", machine.read("/proc/self/cgroup"), re.M)
-    texts = [machine.read(f"/sys/fs/cgroup{g}/cpu.max") for g in (*groups, "/")]
-    quota, period = next((t.split() for t in texts if t.strip()), ("max", ""))
-    return math.inf if quota == "max" else int(quota) / int(period)
 
 
 def interfaces(machine: Machine) -> Said:

@@ -166,25 +166,6 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         "bad | /dev/shm | 64 MB | --shm-size=1g",
     ),
     (
-        written(
-            "/proc/self/limits",
-            "Max open files 1024 4096 files\n"
-            "Max locked memory unlimited unlimited bytes\n",
-        ),
-        "warn | open files | 4096 | LimitNOFILE",
-    ),
-    (
-        written(
-            "/proc/self/limits",
-            "Max open files 65536 65536 files\nMax locked memory 65536 65536 bytes\n",
-        ),
-        "warn | locked memory | 65536 bytes | LimitMEMLOCK=infinity",
-    ),
-    (
-        written("/sys/fs/cgroup/cpu.max", "400000 100000\n"),
-        "warn | cores | 4 by the quota of the cgroup | limits.cpu",
-    ),
-    (
         written("/etc/hosts", "127.0.0.1 localhost\n"),
         "warn | head | has no address | /etc/hosts",
     ),

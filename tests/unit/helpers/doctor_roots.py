@@ -45,14 +45,7 @@ FORMS = {
     "|        |      | {bus}  | 0           0    / 0     ",
 }
 """Two rows of the table, of a chip; its memory follows."""
-PROC = {
-    "mounts": "shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=1048576k 0 0\n",
-    "limits": "Limit                     Soft Limit           Hard Limit     Units\n"
-    "Max open files            1024                 1048576              files\n"
-    "Max locked memory         unlimited            unlimited            bytes\n",
-    "status": "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\n",
-    "cgroup": "0::/\n",
-}
+MOUNTS = "shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=1048576k 0 0\n"
 TRIE = """Local:
   +-- 0.0.0.0/0 3 0 5
      |-- 10.0.0.1
@@ -125,13 +118,11 @@ class FakeMachine:
         return path
 
     def _make_root(self):
-        for name, text in PROC.items():
-            self.write(f"/proc/self/{name}", text)
+        self.write("/proc/self/mounts", MOUNTS)
         self.write("/proc/net/fib_trie", TRIE)
         self.write("/proc/net/tcp", TCP)
         self.write("/proc/sys/kernel/hostname", "head\n")
         self.write("/etc/hosts", "127.0.0.1 localhost\n10.0.0.1 head\n")
-        self.write("/sys/fs/cgroup/cpu.max", "max 100000\n")
         self.write("/sys/class/net/eth0/operstate", "up\n")
         self.write("/sys/class/net/lo/operstate", "unknown\n")
         for i in range(2):
