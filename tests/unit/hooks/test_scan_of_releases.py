@@ -31,12 +31,12 @@ def test_a_scan_places_all_but_what_a_person_decided_and_finds_a_conflict():
     artifacts = releases(f"{CONFLICTING}..{CONFLICTING}")
     artifacts += [line.lock.vllm for line in LINES]
     with exclusive(PATHS.build / "rebase" / ".lock"):
-        conflict, *rows = scan(PATHS, artifacts)
+        conflict, *rows = scan(PATHS, artifacts).values()
     for line, row in zip(LINES, rows, strict=True):
         decided = {name for _, name in line.own}
-        assert {patch.name for patch in row.patches if patch.reasons} <= decided
-        assert row.findings == ()
-    bad = {patch.name for patch in conflict.patches if patch.reasons}
+        assert {patch.name for patch in row.results if patch.reasons} <= decided
+        assert row.wrong == ()
+    bad = {patch.name for patch in conflict.results if patch.reasons}
     names = ("option", "gate", "survival")
     assert bad >= {f"data-parallel-balance-{name}.patch" for name in names}
-    assert (conflict.placed, conflict.checked) == (False, False)
+    assert not conflict.placed

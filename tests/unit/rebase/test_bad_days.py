@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.contract.fit import Finding
 from balance_tools.errors import ToolError
-from balance_tools.hooks.model import PatchResult, Status
 from balance_tools.paths import Paths
-from balance_tools.rebase.scan import ScannedRelease, releases, scan, scan_markdown
+from balance_tools.rebase.scan import releases, scan, scan_markdown
 from balance_tools.upstream.lock import load_lock
 from killed import ALL, killer
 from rebase_samples import ENGINE, UPSTREAM, Files, make_sdist, rebase, tracked
@@ -62,36 +60,14 @@ def test_a_scan_of_a_range_without_a_release(index):
 
 
 def test_a_scan_goes_on_behind_a_release_of_another_layout(root, index):
-    found = releases("2.0..3.0")
-    first, second = scan(Paths(root), found)
-    assert first.placed
-    assert {patch.status.label for patch in second.patches} == {"target-deleted"}
-    (why,) = {reason for patch in second.patches for reason in patch.reasons}
-    assert why.startswith("vllm-3.0.tar.gz: expected vllm/ at its top, found src")
-
-
-NAME = Finding("vllm/gate.py", 7, "vllm.a.B.d is gone")
-PLACED = PatchResult("vllm", "gate.patch", Status.CONTEXT_ONLY)
-CONFLICT = PatchResult("vllm", "gate.patch", Status.CONFLICT, (), ("no place",))
-
-
-def test_placed_and_checked_are_two_numbers():
-    rows = [
-        ScannedRelease("0.1", (CONFLICT,)),
-        ScannedRelease("0.2", (PLACED,), (NAME,)),
-        ScannedRelease("0.3", (PLACED,)),
-        ScannedRelease("0.4", (PLACED,)),
-    ]
-    assert [row.placed for row in rows] == [False, True, True, True]
-    assert [row.checked for row in rows] == [False, False, True, True]
-    human = [row.status.needs_human for row in rows]
-    assert human == [True, True, False, False]
-    assert rows[1].status.exit_code == Status.MISFIT.exit_code
-    text = scan_markdown(rows, "0.3")
-    assert "Placed with no human: 3 of 4." in text
-    assert "(our files and hooks fit): 2 of 4." in text
-    assert "- 0.2: vllm/gate.py:7: vllm.a.B.d is gone" in text
-    assert "| context-only | yes |" in text
+    rows = scan(Paths(root), releases("2.0..3.0"))
+    assert [row.placed for row in rows.values()] == [True, False]
+    text = scan_markdown(rows, "1.0")
+    assert "Placed with no human: 1 of 2." in text
+    assert "(our files and hooks fit): 1 of 2." in text
+    assert "| 2.0 | context-only |" in text
+    assert "- 3.0: vllm-3.0.tar.gz: expected vllm/ at its top, found src" in text
+    assert rows["3.0"].status.needs_human
 
 
 def test_diff_is_asked_for_and_git_and_quilt_are_not(

@@ -135,7 +135,7 @@ def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
             yield error
 
 
-def status_of(found: tuple[Finding, ...]) -> Status:
+def status_of(found: Sequence[Finding]) -> Status:
     """Return the status that a release gets for what does not fit."""
     if not found:
         return Status.UNTOUCHED

@@ -6,22 +6,75 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from balance_tools.contract.fit import Finding, findings, read_pin, status_of
+from balance_tools.contract.fit import Finding, Pin, findings, read_pin, status_of
 from balance_tools.drift.report import drift
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
-from balance_tools.hooks.model import HookResult, worst
+from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
-from balance_tools.rebase.move import Moved
+from balance_tools.rebase.move import Moved, Own
 from balance_tools.run import git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.lock import Lock, dump_lock
 
 PACKAGE = "vllm"
+
+
+class Judged(NamedTuple):
+    """What a bump would do."""
+
+    every: Sequence[Moved]
+    """The series of each package; none where upstream has another layout."""
+    wrong: Sequence[Finding]
+    """What of our files and hooks does not fit, where every hook has a place."""
+
+    @property
+    def results(self) -> list[PatchResult]:
+        """Of every patch, in order."""
+        return [result for moved in self.every for result in moved.results]
+
+    @property
+    def placed(self) -> bool:
+        """Whether every hook has a place."""
+        worst_one = worst(moved.status for moved in self.every)
+        return bool(self.every) and not worst_one.needs_human
+
+    @property
+    def status(self) -> Status:
+        """The worst one."""
+        if self.wrong:
+            return status_of(self.wrong)
+        return worst(moved.status for moved in self.every)
+
+
+def judge(
+    paths: Paths, lock: Lock, own: Own, folder: Path, pin: Pin | None = None
+) -> Judged:
+    """Move the series to the releases of `lock`, and hold our files against them.
+
+    The patches move one by one; then the new series, as quilt writes it into `folder`,
+    which is replaced, is applied to the new tree and compared.
+
+    Raises:
+        ToolError: the series cannot be read, or upstream has another layout.
+    """
+    every = move_all(paths, lock, own)
+    remove_tree(folder)
+    for moved in every:
+        moved.write(folder / moved.package)
+    judged = Judged(every, ())
+    if judged.placed:
+        new, scratch = every[0].new, paths.build / "contract" / "new"
+        print(f"checking our files against {new.name}", file=sys.stderr, flush=True)
+        series = load_series(folder / PACKAGE)
+        wrong = findings(pin or read_pin(paths), series, new, scratch)
+        judged = judged._replace(wrong=wrong)
+    return judged
 
 
 def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
@@ -46,22 +99,9 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
         _check_committed(paths, line)
     if line:
         check_own(paths, line, unfinished=True)
-    # The patches one by one, from the old tree to the new one; then the new series as
-    # quilt writes it, applied to the new tree, and compared.
-    every = move_all(paths, lock, line.own if line else {})
     folder = paths.build / "rebase" / lock.vllm.version
-    remove_tree(folder)
-    for moved in every:
-        moved.write(folder / "patches" / moved.package)
-    # What upstream changed around it, and whether our files still fit.
-    wrong: tuple[Finding, ...] = ()
-    status = worst(moved.status for moved in every)
-    if not status.needs_human:
-        new, scratch = every[0].new, paths.build / "contract" / lock.vllm.version
-        print(f"checking our files against {new.name}", file=sys.stderr, flush=True)
-        series = load_series(folder / "patches" / PACKAGE)
-        wrong = findings(read_pin(paths), series, new, scratch)
-        status = status_of(wrong) if wrong else status
+    judged = judge(paths, lock, line.own if line else {}, folder / "patches")
+    every, wrong, status = judged.every, judged.wrong, judged.status
     report = folder / "report.md"
     write_atomically(report, markdown(every, wrong))
     if status.needs_human:

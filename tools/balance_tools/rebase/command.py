@@ -113,4 +113,4 @@ def _scan(paths: Paths, args: argparse.Namespace) -> int:
     report, text = paths.build / "rebase" / "scan.md", scan_markdown(rows, pin)
     write_atomically(report, text)
     print(f"{text}{report}: written")
-    return worst(row.status for row in rows).exit_code
+    return worst(row.status for row in rows.values()).exit_code
