@@ -1,4 +1,4 @@
-"""Schedulers for `--scheduler-cls`: two write down what they do, one damages rows."""
+"""Schedulers for `--scheduler-cls` that write down what they do."""
 
 import json
 import os
@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance import group
 
 FOLDER = "HOSTILE_FOLDER"
-"""The variable with the folder of what they write, and of what tells them to act."""
-DAMAGE = "damage"
-"""The file that lets rank 1 damage its next row."""
+"""The variable with the folder of what they write."""
 
 
 class Recorded(AsyncScheduler):
@@ -66,20 +63,3 @@ class Begun(AsyncScheduler):
             return output
 
         self.schedule = counted  # type: ignore[method-assign]
-
-
-class Damaging(Recorded):
-    """Rank 1 flips a bit in one of its rows, when the file is there."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        encode = group.encode
-        damage = Path(os.environ[FOLDER]) / DAMAGE
-
-        def damaged(row: Any) -> list[int]:
-            sent = encode(row)
-            if self.rank == 1 and damage.exists():
-                sent[4] ^= 1 << 3
-            return sent
-
-        group.encode = damaged

@@ -102,7 +102,7 @@ def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
     errors = errors_of(moe_model, failing(1, FAILS_AT, fail), deaths=3)
     assert "out of memory" in errors.pop(1)
     for error in errors.values():
-        assert "balance: rank 1 left (its log says why)" in error
+        assert "balance: no answer from rank 1 (process ended" in error
 
 
 def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):

@@ -5,19 +5,9 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.v1.core.sched.balance import group as balance_group
-from vllm.v1.core.sched.balance.group import (
-    WIDTH,
-    RowExchange,
-    decode,
-    difference,
-    encode,
-    identity_of,
-)
+from vllm.v1.core.sched.balance.group import RowExchange, identity_of
 from vllm.v1.core.sched.balance.policies.rows import Row
 
 from schedulers import engine_config
@@ -28,10 +18,8 @@ OPTIONS = (
     {"data_parallel_balance": "adaptive"},
     {"data_parallel_dispatch": "tokens"},
 )
-POLICY, DISPATCH = "--data-parallel-balance", "--data-parallel-dispatch"
-MINE = {POLICY: "adaptive", DISPATCH: "unset", "balance code": "abc"}
+MINE, OTHER = (f"--data-parallel-balance {name} (balance code 1)" for name in "ab")
 ROW = Row(*[1] * len(Row._fields))
-ROWS = st.builds(Row, *[st.integers(-(2**63), 2**63 - 1)] * len(Row._fields))
 
 
 def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
@@ -43,9 +31,14 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
     assert len({config.parallel_config.compute_hash() for config in configs}) == 1
     other = engine_config(moe_model, data_parallel_size=2, enable_expert_parallel=True)
     assert other.compute_hash() != configs[0].compute_hash()
-    off, cap, *_ = [identity_of(config.parallel_config) for config in configs]
-    assert off == {POLICY: "off", DISPATCH: "unset", "balance code": "any"}
-    assert cap["balance code"] == balance_group.code_version()
+    found = [identity_of(config.parallel_config) for config in configs]
+    version = f"(balance code {balance_group.code_version()})"
+    assert found == [
+        "--data-parallel-balance off",
+        f"--data-parallel-balance cap {version}",
+        f"--data-parallel-balance adaptive {version}",
+        "--data-parallel-balance off --data-parallel-dispatch tokens",
+    ]
 
 
 def test_an_edit_of_any_file_is_another_version_wherever_they_are(tmp_path):
@@ -66,13 +59,6 @@ def test_an_edit_of_any_file_is_another_version_wherever_they_are(tmp_path):
             file.write("\n")
         assert version() not in versions, path
         versions.add(version())
-
-
-@pytest.mark.parametrize("what", MINE)
-def test_the_sentence_says_what_differs(what):
-    sentence = difference(3, MINE | {what: "other"}, 0, MINE)
-    assert f"rank 3 has {what} other, rank 0 has {what} {MINE[what]}." in sentence
-    assert difference(3, dict(MINE), 0, MINE) is None
 
 
 def run_rank(rank, port, identity, answers):
@@ -105,12 +91,15 @@ def exchange_once(identities):
 
 def test_ranks_compare_themselves():
     """As they do at the start, and in a new group of elastic expert parallelism."""
-    assert exchange_once([MINE, dict(MINE)]) == {0: (1, 1), 1: (1, 1)}
-    found = exchange_once([MINE, MINE | {POLICY: "cap"}])
-    said = "Data parallel rank {} has --data-parallel-balance {}, rank {} has "
+    assert exchange_once([MINE, MINE]) == {0: (1, 1), 1: (1, 1)}
+    found = exchange_once([MINE, OTHER])
     # Who looks first tells; the other may find that it has left.
-    told = [found[0].startswith(said.format(1, "cap", 0))]
-    told += [found[1].startswith(said.format(0, "adaptive", 1))]
+    told = [
+        found[0].startswith(f"Data parallel rank 1 has {OTHER}, rank 0 has {MINE}.")
+    ]
+    told += [
+        found[1].startswith(f"Data parallel rank 0 has {MINE}, rank 1 has {OTHER}.")
+    ]
     assert any(told), found
 
 
@@ -118,20 +107,3 @@ def test_a_rank_that_says_nothing_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "5")
     found = exchange_once([MINE, None])
     assert found[0].startswith("Data parallel balance: rank 0 has waited 5 s at most")
-
-
-@settings(deadline=None)
-@given(st.lists(ROWS, min_size=1, max_size=4))
-def test_rows_arrive(rows):
-    assert [Row(*row) for row in decode(map(encode, rows))] == rows
-
-
-@settings(deadline=None)
-@given(ROWS, st.integers(0, WIDTH - 1), st.integers(0, 31))
-def test_one_bit_that_changed_on_the_way_is_an_error(row, place, bit):
-    """So is a buffer of zeros that nobody wrote to: its checksum is not 0."""
-    good, bad = encode(row), encode(row)
-    bad[place] ^= 1 << bit
-    for damaged in (bad, [0] * WIDTH):
-        with pytest.raises(RuntimeError, match="the row of rank 1 arrived damaged"):
-            decode([good, damaged])

@@ -1,21 +1,15 @@
 """Who is silent, late or gone, by what the store says; and a store that is slow."""
 
-import threading
 import time
-from types import SimpleNamespace
 
-import torch.distributed as dist
 from vllm.v1.core.sched.balance.watch import (
-    LEFT,
+    LONG_SILENCE,
     PATIENCE,
     Heartbeats,
-    RankWatch,
     Status,
 )
 
 from vllm_balance.doctor import server
-
-TIMEOUT_S = 6.0
 
 
 def heartbeats():
@@ -36,10 +30,10 @@ def test_a_rank_that_stands_still_in_several_readings_is_silent():
     beats = heartbeats()
     for number in range(PATIENCE + 1):
         assert beats.silent() == []
-        beats.hear([f"{number} 1 2", "0 1 2", "9 1 2", LEFT])
+        beats.hear([f"{number} 1 2", "0 1 2", "9 1 2", f"{number} 1 3"])
     assert beats.silent() == [2]
     assert beats.blame() == "no answer from rank 2 (process ended or stopped)"
-    beats.hear(["9 1 2", "0 1 2", "10 1 2", LEFT])
+    beats.hear(["9 1 2", "0 1 2", "10 1 2", "9 1 3"])
     assert beats.silent() == []
 
 
@@ -51,62 +45,43 @@ def test_rank_0_is_silent_if_its_store_is():
     assert beats.silent() == [0]
 
 
-def test_ranks_that_are_behind_or_left_are_told_apart():
+def test_ranks_that_live_but_are_behind_are_named():
     beats = heartbeats()
-    beats.hear(["7 0 5", "9 1 2", LEFT, "8 1 2"])
-    assert beats.blame() == "rank 0 not there yet (the process is alive)"
-    beats.hear(["7 1 2", "9 1 2", LEFT, "8 1 2"])
-    assert beats.blame() == "rank 2 left (its log says why)"
+    beats.hear(["7 0 5", "9 1 2", "3 1 1", "8 1 2"])
+    assert beats.blame() == "ranks 0, 2 not there yet (the process is alive)"
+    beats.hear(["8 1 2", "9 1 2", "4 1 2", "9 1 3"])
+    assert beats.blame() == "all other ranks answer"
 
 
-class SlowStore(dist.Store):
-    """One whose every call takes that long, one after another, as torch's own."""
+class SlowStore:
+    """Each call takes three periods of the watch; the other ranks are healthy."""
 
-    def __init__(self, store):
-        super().__init__()
-        self.inner, self.delay, self.lock = store, 0.0, threading.Lock()
+    def __init__(self, readings):
+        self.left, self.found = readings, []
+        self.beats = Heartbeats(self, 1, 3, lambda: Status("model", 0, 0, 0.0))
 
-    def _call(self, name, *arguments):
-        with self.lock:
-            time.sleep(self.delay)
-            return getattr(self.inner, name)(*arguments)
+    def wait(self):
+        for _ in range(3):
+            self.beats.tick()
+            self.found.append(self.beats.silent(LONG_SILENCE))
 
-    def set(self, key, value):
-        return self._call("set", key, value)
+    def set(self, key, said):
+        self.wait()
 
     def check(self, keys):
-        return self._call("check", keys)
+        self.wait()
+        return True
 
     def multi_get(self, keys):
-        return self._call("multi_get", keys)
+        self.wait()
+        self.left -= 1
+        if not self.left:
+            self.beats.end()
+        return [b"%d 0 0" % self.left] * len(keys)
 
-    def clone(self):
-        return self
 
-
-def test_a_slow_store_ends_no_rank_that_is_healthy(monkeypatch):
-    """Calls take two periods of heartbeats each; the step, two time-outs."""
-    ended, found = [], []
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(RankWatch, "_end_process", lambda _, why: ended.append(why))
-    monkeypatch.setattr(dist, "PrefixStore", lambda _, store: store)
-    stores = [SlowStore(store) for _ in range(3)]
-    for rank in range(3):
-        group = SimpleNamespace(
-            rank=lambda rank=rank: rank,
-            size=lambda: 3,
-            get_group_store=lambda rank=rank: stores[rank],
-        )
-        found.append(RankWatch(TIMEOUT_S))
-        found[-1].join(group, print)
-        found[-1].start()
-    time.sleep(0.5)
-    for one in stores:
-        one.delay = 0.1 * TIMEOUT_S
-    for watch in found:
-        watch.show("model", 0, 0)
-    time.sleep(2 * TIMEOUT_S)
-    for watch in found:
-        watch.show("idle", 0, 1)
-        watch.leave()
-    assert ended == []
+def test_a_slow_store_makes_no_healthy_rank_silent():
+    """For as long as the watch waits before it ends a process."""
+    store = SlowStore(readings=20)
+    store.beats._talk(0.0)
+    assert store.found == [[]] * 9 * 20

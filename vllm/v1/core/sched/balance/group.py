@@ -3,14 +3,11 @@
 """The ranks as a group: what they must have in common, and one exchange per step."""
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from struct import Struct
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,27 +21,16 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_ALL_ANSWER = "all other ranks answer"
-
-Identity = Mapping[str, Any]
-"""What ranks must have in common, or they would decide differently."""
-
-_POLICY, _DISPATCH = "--data-parallel-balance", "--data-parallel-dispatch"
-
-WIDTH = len(Row._fields) + 1
-"""Integers of 64 bits per row: its fields and a checksum."""
-
-_FIELDS = Struct(f"<{len(Row._fields)}q")
+_OFF = "--data-parallel-balance off"
 
 
-def identity_of(parallel_config: "ParallelConfig") -> Identity:
-    """The identity of a rank that is started with this configuration."""
+def identity_of(parallel_config: "ParallelConfig") -> str:
+    """What ranks must have in common, or they would decide differently."""
     policy = parallel_config.data_parallel_balance
-    return {
-        _POLICY: policy,
-        _DISPATCH: parallel_config.data_parallel_dispatch or "unset",
-        "balance code": "any" if policy == "off" else code_version(),
-    }
+    said = f"--data-parallel-balance {policy}"
+    if (dispatch := parallel_config.data_parallel_dispatch) is not None:
+        said += f" --data-parallel-dispatch {dispatch}"
+    return said if policy == "off" else f"{said} (balance code {code_version()})"
 
 
 @cache
@@ -64,19 +50,7 @@ def code_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def difference(rank: int, found: Identity, me: int, mine: Identity) -> str | None:
-    """Says in one sentence, with what to do, why two ranks cannot be in one group."""
-    for what in mine:
-        if found[what] != mine[what]:
-            return (
-                f"Data parallel rank {rank} has {what} {found[what]}, rank {me} has "
-                f"{what} {mine[what]}. Such ranks would wait for each other for ever; "
-                "start all of them with the same arguments and the same wheel."
-            )
-    return None
-
-
-def check_identity(group: dist.ProcessGroup, mine: Identity) -> None:
+def check_identity(group: dist.ProcessGroup, mine: str) -> None:
     """Tells the other ranks what this one is, and compares, in the store of the group.
 
     A rank for which nothing was chosen only tells it: others may differ, but if any of
@@ -89,12 +63,12 @@ def check_identity(group: dist.ProcessGroup, mine: Identity) -> None:
     seconds = envs.VLLM_ENGINE_READY_TIMEOUT_S
     me, keys = group.rank(), [f"{rank}" for rank in range(group.size())]
     store = dist.PrefixStore("balance identity", group.get_group_store())
-    store.set(keys[me], json.dumps(mine))
-    if mine[_POLICY] == "off" and mine[_DISPATCH] == "unset":
+    store.set(keys[me], mine)
+    if mine == _OFF:
         return
     try:
         store.wait(keys, timedelta(seconds=seconds))
-        identities = [json.loads(said) for said in store.multi_get(keys)]
+        identities = [said.decode() for said in store.multi_get(keys)]
     except RuntimeError as error:
         raise RuntimeError(
             f"Data parallel balance: rank {me} has waited {seconds:g} s at most for "
@@ -102,8 +76,12 @@ def check_identity(group: dist.ProcessGroup, mine: Identity) -> None:
             "explains, or is of a vLLM without it; install the same wheel for all."
         ) from error
     for rank, found in enumerate(identities):
-        if reason := difference(rank, found, me, mine):
-            raise RuntimeError(reason)
+        if found != mine:
+            raise RuntimeError(
+                f"Data parallel rank {rank} has {found}, rank {me} has {mine}. Such "
+                "ranks would wait for each other for ever; start all of them with the "
+                "same arguments and the same wheel."
+            )
 
 
 def timeout_of(parallel_config: "ParallelConfig") -> float:
@@ -116,30 +94,6 @@ def timeout_of(parallel_config: "ParallelConfig") -> float:
     return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
-def encode(row: Row) -> list[int]:
-    """The integers to send."""
-    return [*row, crc32(_FIELDS.pack(*row))]
-
-
-def decode(received: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-    """The rows, in rank order, of what `encode` returned on each rank.
-
-    Raises:
-        RuntimeError: a row is not what its rank sent. Without this check the ranks
-            would decide differently, and wait for each other for ever.
-    """
-    rows: list[Sequence[int]] = []
-    for rank, (*row, checksum) in enumerate(received):
-        if crc32(_FIELDS.pack(*row)) != checksum:
-            raise RuntimeError(
-                f"Data parallel balance: the row of rank {rank} arrived damaged "
-                f"({row}, checksum {checksum}). The memory, the network or a "
-                "collective call on the CPU changes data; check the host."
-            )
-        rows.append(row)
-    return rows
-
-
 class RowExchange:
     """Gathers one row per rank, and names the ranks that do not come.
 
@@ -150,7 +104,7 @@ class RowExchange:
     def __init__(
         self,
         timeout: float,
-        identity: Identity | None = None,
+        identity: str | None = None,
         rank: int = 0,
         size: int = 1,
     ) -> None:
@@ -181,7 +135,8 @@ class RowExchange:
         self._watch.join(group, tell_clients)
         if self._identity is not None:
             check_identity(group, self._identity)
-        self._received = torch.empty((group.size(), WIDTH), dtype=torch.int64)
+        shape = group.size(), len(Row._fields)
+        self._received = torch.empty(shape, dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
 
     def begin_step(self) -> None:
@@ -197,13 +152,12 @@ class RowExchange:
 
         Raises:
             RuntimeError: a rank left the group or did not come in time, and which;
-                a row arrived damaged; the rows do not match; or a rank would decide
-                differently.
+                the rows do not match; or a rank would decide differently.
         """
         if group is not self._group:
             self.join(group, tell_clients)
         self._watch.show("exchange", row.wave, row.step)
-        self._sent.copy_(torch.tensor(encode(row), dtype=torch.int64))
+        self._sent.copy_(torch.tensor(row, dtype=torch.int64))
         try:
             # Every row goes straight to its reader, two hops for all of them (gloo
             # sends once the reader is ready); its all-gather takes 2(N - 1) in a ring.
@@ -213,11 +167,11 @@ class RowExchange:
             blame = self._watch.blame()
             self._watch.leave(after_error=True)
             raise RuntimeError(
-                f"Data parallel balance: {blame or _ALL_ANSWER}; the exchange after "
+                f"Data parallel balance: {blame}; the exchange after "
                 f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
                 f"which waits {self._timeout:g} s at most."
             ) from error
-        snapshot = Snapshot.from_rows(decode(self._received.tolist()))
+        snapshot = Snapshot.from_rows(self._received.tolist())
         self._watch.show("model", row.wave, row.step)
         return snapshot
 
@@ -232,6 +186,5 @@ class RowExchange:
         """
         is_failure = self._watch.in_step and isinstance(error, Exception)
         if is_failure:
-            blame = self._watch.blame() or _ALL_ANSWER
-            logger.error("Data parallel balance: %s.", blame)
+            logger.error("Data parallel balance: %s.", self._watch.blame())
         self._watch.leave(after_error=is_failure)

@@ -2,8 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What balance scheduling did: collected by a rank, on /metrics, and in the log."""
 
-import math
-import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,8 +21,6 @@ logger = init_logger(__name__)
 _MOST_VALUES = 1000
 """Of a histogram in one report: a rank that only runs dummy batches reports nothing for
 as long as it has no request. Older ones are lost."""
-
-_LOG_PERIOD_S = 60.0
 
 _GAUGE, _COUNTER, _HISTOGRAM = "_gauge_cls", "_counter_cls", "_histogram_cls"
 """The logger's classes: those of prometheus_client, or Ray's."""
@@ -73,30 +69,26 @@ _BUCKETS: dict[str, tuple[float, ...]] = {
     "ratio": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
 }
 
-_NOTICES = {
+_WARNINGS = {
     BOUND_REACHED: "has held a request for as long as it may, and lets all ranks "
     "schedule one step as if it were off",
     LOSING: "held requests for longer than that has saved, and lets all ranks "
     "schedule as if it were off for a while",
-    "set back": "learns the costs of a step anew, because they changed",
 }
-"""What the log says of a policy when its reason becomes this; the last is no reason."""
+"""What the log says of a policy when its reason is this for the first time; how often
+it was is in the counter of decisions."""
 
 
 class BalanceStats:
     """Collects in the engine core, between two reports to the front-end.
 
-    The first rank also tells the log what is new, each kind of notice at most once a
-    minute: all ranks know it alike.
+    The first rank also tells the log what is new: all ranks know it alike.
     """
 
     def __init__(self, policy: str, rank: int = 0) -> None:
         self._policy, self._rank = policy, rank
-        self._reason = ""
         self._set_backs = 0
         self._cost: dict[str, float] = {}
-        self._times: Counter[str] = Counter()
-        self._logged: dict[str, float] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -121,31 +113,24 @@ class BalanceStats:
         tokens = [running + prefill for running, prefill in both]
         if most := max(tokens):
             self._values["ratio"].append(sum(tokens) / (len(tokens) * most))
-        if decision.reason != self._reason:
-            self._reason = decision.reason
-            self._notice(decision.reason)
+        if self._rank == 0 and decision.reason in _WARNINGS:
+            what = _WARNINGS[decision.reason]
+            logger.warning_once(
+                "Data parallel balance: policy %s %s.", self._policy, what
+            )
         if learned is not None:
             self._cost = learned.cost._asdict()
             before, self._set_backs = self._set_backs, learned.set_backs
-            if before < learned.set_backs:  # a new group of ranks counts from 0
-                self._notice("set back")
+            if self._rank == 0 and before < learned.set_backs:
+                logger.warning(
+                    "Data parallel balance: policy %s learns the costs of a step anew, "
+                    "because they changed.",
+                    self._policy,
+                )
 
     def observe_held_step(self) -> None:
         """This rank held back a request in a step."""
         self._held_steps += 1
-
-    def _notice(self, kind: str) -> None:
-        if kind not in _NOTICES or self._rank != 0:
-            return
-        self._times[kind] += 1
-        now = time.monotonic()
-        if now - self._logged.get(kind, -math.inf) < _LOG_PERIOD_S:
-            return
-        self._logged[kind] = now
-        logger.warning(
-            "Data parallel balance: policy %s %s. So far: %d.",
-            *(self._policy, _NOTICES[kind], self._times[kind]),
-        )
 
     def take(self, load: dict[str, int]) -> dict[str, Any]:
         """The report, of plain types, for it is sent as msgpack; then starts anew."""

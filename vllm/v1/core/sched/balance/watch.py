@@ -46,11 +46,11 @@ PATIENCE = 4
 """A rank is silent if its heartbeat is the same in as many readings that follow one
 another: a store that is slow is so for the reader, too."""
 
-LEFT = "left"
-"""The last heartbeat of a rank that ends."""
+LONG_SILENCE = 10
+"""Half a time-out: so long, and the watch ends a process that waits for the rank."""
 
 _LONGEST_PERIOD_S = 0.5
-_PERIODS_PER_TIMEOUT = 20
+_PERIODS_PER_TIMEOUT = 2 * LONG_SILENCE
 _FRAMES = 8
 
 
@@ -86,41 +86,35 @@ class Heartbeats:
     def __init__(
         self, store: dist.Store, rank: int, size: int, status: Callable[[], Status]
     ) -> None:
-        self.rank, self.size = rank, size
         self._store, self._status = store, status
+        self._rank, self._size = rank, size
         self._unanswered = 0
         self._said, self._same = [""] * size, [0] * size
-        self._is_leaving = threading.Event()
-        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._ended = threading.Event()
 
     def start(self, period: float) -> None:
         """Says from now on, once in so many seconds, how far this rank is."""
-        self._period = period
-        self._thread.start()
+        threading.Thread(target=self._talk, args=(period,), daemon=True).start()
 
     def tick(self) -> None:
         """A period has passed, in which the store has answered or not."""
         self._unanswered += 1
 
-    def leave(self, seconds: float) -> None:
-        """Says `LEFT`, if the store answers in that time."""
-        self._is_leaving.set()
-        self._thread.join(seconds)
+    def end(self) -> None:
+        """This rank says no more; the others find it silent."""
+        self._ended.set()
 
-    def _talk(self) -> None:
-        ranks = [f"{rank}" for rank in range(self.size)]
+    def _talk(self, period: float) -> None:
+        ranks = [f"{rank}" for rank in range(self._size)]
         for count in itertools.count():
             _, wave, step, _ = self._status()
-            is_leaving = self._is_leaving.is_set()
-            said = LEFT if is_leaving else f"{count} {wave} {step}"
             with contextlib.suppress(RuntimeError):  # rank 0 has ended
-                self._store.set(ranks[self.rank], said)
+                self._store.set(ranks[self._rank], f"{count} {wave} {step}")
                 if self._store.check(ranks):  # multi_get would wait for one
                     self.hear([each.decode() for each in self._store.multi_get(ranks)])
                 self._unanswered = 0
-            if is_leaving:
+            if self._ended.wait(period):
                 return
-            self._is_leaving.wait(self._period)
 
     def hear(self, said: Sequence[str]) -> None:
         """Notes what the store has: the last heartbeat of each rank."""
@@ -131,29 +125,25 @@ class Heartbeats:
     def silent(self, periods: int = PATIENCE) -> list[int]:
         """The ranks that said nothing new for so long; rank 0, if its store did not."""
         counts = [max(self._same[0], self._unanswered), *self._same[1:]]
-        gone = {self.rank, *self._left()}
-        return [r for r, n in enumerate(counts) if n >= periods and r not in gone]
+        return [r for r, n in enumerate(counts) if n >= periods and r != self._rank]
 
     def blame(self) -> str:
-        """A clause that names who keeps this rank waiting; empty if all answer."""
-        reasons = {
-            "no answer from {} (process ended or stopped)": self.silent(),
-            "{} not there yet (the process is alive)": self._behind(),
-            "{} left (its log says why)": self._left(),
-        }
-        for words, who in reasons.items():
-            if who:
-                several = "s" if len(who) > 1 else ""
-                return words.format(f"rank{several} {', '.join(map(str, who))}")
-        return ""
-
-    def _left(self) -> list[int]:
-        return [rank for rank, said in enumerate(self._said) if said == LEFT]
+        """A clause that names who keeps this rank waiting, if any."""
+        if who := self.silent():
+            return f"no answer from {_names(who)} (process ended or stopped)"
+        if who := self._behind():
+            return f"{_names(who)} not there yet (the process is alive)"
+        return "all other ranks answer"
 
     def _behind(self) -> list[int]:
         _, *here, _ = self._status()
         places = [[int(n) for n in said.split()[1:]] for said in self._said]
         return [rank for rank, place in enumerate(places) if place and place < here]
+
+
+def _names(ranks: Sequence[int]) -> str:
+    several = "s" if len(ranks) > 1 else ""
+    return f"rank{several} {', '.join(map(str, ranks))}"
 
 
 class RankWatch:
@@ -178,8 +168,9 @@ class RankWatch:
         self.show("idle", 0, 0)
 
     def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(target=self._watch, daemon=True).start()
+        """Makes the status file, and starts the thread."""
+        file = os.memfd_create(FILE)
+        threading.Thread(target=self._watch, args=(file,), daemon=True).start()
 
     def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
         """Watches this group from now on.
@@ -211,11 +202,10 @@ class RankWatch:
         """Finds out, in four seconds at most, who keeps this rank waiting.
 
         Returns:
-            A clause that names them; empty if all other ranks answer.
+            A clause that says so.
         """
         beats = self._beats
-        if beats is None:
-            return ""
+        assert beats is not None
         end = time.monotonic() + 2 * PATIENCE * self._period
         while not beats.silent() and time.monotonic() < end:
             time.sleep(self._period)
@@ -224,30 +214,27 @@ class RankWatch:
     def leave(self, after_error: bool = False) -> None:
         """Leaves the group.
 
-        After an error the others read that it left. Rank 0, with which the store goes,
-        waits until they may have.
+        After an error others may still look for who is silent, in the store, which
+        goes with rank 0.
         """
         beats, self._beats = self._beats, None
         if beats is None:
             return
-        seconds = PATIENCE * self._period
-        beats.leave(seconds)
         if after_error and self._rank == 0:
-            time.sleep(seconds)
+            time.sleep(PATIENCE * self._period)
+        beats.end()
 
-    def _watch(self) -> None:
+    def _watch(self, file: int) -> None:
         """Body of the thread."""
-        file = _open_file()
         while True:
             end_if_orphaned()
             status, beats = self.status, self._beats
-            if file is not None:
-                text = status.text(self._rank, self._size).encode()
-                os.ftruncate(file, os.pwrite(file, text, 0))
+            text = status.text(self._rank, self._size).encode()
+            os.ftruncate(file, os.pwrite(file, text, 0))
             if beats is not None:
                 beats.tick()
-                # For half a time-out; while this process is stopped, none is counted.
-                is_silent = beats.silent(_PERIODS_PER_TIMEOUT // 2)
+                # While this process is stopped, none is counted.
+                is_silent = beats.silent(LONG_SILENCE)
                 is_stuck = status.doing == "model" and status.lasts() > self._timeout
                 if is_stuck and is_silent:
                     self._end_process(beats.blame())
@@ -264,13 +251,6 @@ class RankWatch:
             self._tell_clients()
         finally:
             kill_process_tree(os.getpid())
-
-
-def _open_file() -> int | None:
-    try:
-        return os.memfd_create(FILE)
-    except (AttributeError, OSError):  # not Linux, or not allowed
-        return None
 
 
 def _main_stack() -> str:
