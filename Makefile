@@ -118,6 +118,6 @@ $(VENV): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up .venv with the tools and tests (half a minute)"
 	rm -rf .venv  # if it is a link, that alone
 	$(PYTHON3) -m venv .venv
-	$(PIP) pip $(SAY)
+	$(PIP) --upgrade pip $(SAY)
 	$(PIP) --group tools --group test --group demo $(SAY)
 	@touch $@
