@@ -128,12 +128,24 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
 def test_our_server_is_asked_past_the_users_proxy(listed, tmp_path, monkeypatch):
     """Their .netrc, too, is not for it."""
     (netrc := tmp_path / "netrc").write_text("default login me password hunter2")
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, listed)
-    monkeypatch.setenv("NETRC", str(netrc))
-    monkeypatch.setenv("OPENAI_API_KEY", "ours")
-    with answering(lambda _, given: json.dumps({"data": [{"id": given}]})) as url:
+    with (
+        answering(lambda *_: "blocked", 403) as proxy,
+        answering(lambda _, given: json.dumps({"data": [{"id": given}]})) as url,
+    ):
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.replace("//", "//me:hunter2@"))
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, listed)
+        monkeypatch.setenv("NETRC", str(netrc))
+        monkeypatch.setenv("OPENAI_API_KEY", "ours")
+        endpoint = Endpoint(url)
+        if listed != "*":  # as a deployment it may be behind the proxy
+            address = proxy.removeprefix("http://")
+            with pytest.raises(UsageError) as caught:
+                endpoint.model()
+            assert f"through the proxy {address} of the environ" in str(caught.value)
+            assert "add 127.0.0.1 to NO_PROXY" in str(caught.value)
+            assert "hunter2" not in str(caught.value)
         go_past_proxies(url)
-        assert Endpoint(url).model()[0] == "Bearer ours"
+        assert endpoint.model()[0] == "Bearer ours"
+        assert endpoint.way == ""

@@ -6,7 +6,6 @@ Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents
 is of another is converted by whoever has it; docs/simulate.md shows how.
 """
 
-import contextlib
 import csv
 import functools
 import io
@@ -117,7 +116,7 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
     """
     text, options = read_text(path).lstrip(), options or TimedTrace()
     is_json = text.startswith("{")
-    unit, chunk_size = (1e-3, 512) if is_json else (1.0, 16)
+    chunk_size = 512 if is_json else 16
     rows: list[TraceRow] = []
     for where, item in _json_lines(path, text) if is_json else _csv_lines(path, text):
         if isinstance(item.get("requests"), list):
@@ -127,7 +126,7 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
                 row = _row(where, prompt, output)
                 rows.append(row._replace(hash_ids=ids, think=think))
         else:
-            rows.append(_traced(where, item, options, options.sec_multiplier or unit))
+            rows.append(_traced(where, item, options, is_json))
     if is_json:
         is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
         if not is_told and any(row.time is not None for row in rows):
@@ -163,30 +162,36 @@ def _json_lines(path: Path, text: str) -> Lines:
 
 
 def _csv_lines(path: Path, text: str) -> Lines:
-    with contextlib.suppress(csv.Error):  # of what is no such file
+    try:
         dialect = csv.Sniffer().sniff(text.partition("\n")[0], ",;\t")
-        reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect)
+    except csv.Error:  # of what is no such file
+        return
+    reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect)
+    try:
         for item in reader:
             yield f"{path} line {reader.line_num}", item
+    except csv.Error as error:
+        raise UsageError(f"{path} line {reader.line_num + 1}: {error}.") from None
 
 
 def _traced(
-    where: str, item: Mapping[str, Any], options: TimedTrace, unit: float
+    where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
 ) -> TraceRow:
-    """The row of a line; its times count so many seconds."""
+    """The row of a line."""
 
-    def named(label: str) -> Any:
-        return item.get(label, item.get(AZURE.get(label, label)))
-
-    stamp, prompt, output = (
-        named(options.label_timestamp),
-        named(options.label_input_length),
-        named(options.label_output_length),
+    labels = (
+        options.label_input_length,
+        options.label_output_length,
+        options.label_timestamp,
     )
-    if prompt is None and output is None:
-        has = ", ".join(map(str, item))
-        label = options.label_input_length
-        raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
+    # The lines of a CSV have all three.
+    needed = labels[: 2 if is_json else 3]
+    names = [each if each in item else AZURE.get(each, each) for each in labels]
+    for label, name in zip(needed, names, strict=False):
+        if name not in item:
+            has = ", ".join(map(str, item))
+            raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
+    prompt, output, stamp = map(item.get, names)
     row = _row(where, prompt, output)
     hash_ids = item.get(options.label_hash_ids, [])
     if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
@@ -196,6 +201,7 @@ def _traced(
     row = row._replace(hash_ids=tuple(hash_ids))
     if stamp is None:
         return row
+    unit = options.sec_multiplier or (1e-3 if is_json else 1.0)
     try:
         return row._replace(time=_seconds(str(stamp), unit))
     except ValueError:

@@ -96,6 +96,7 @@ class Endpoint:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise UsageError(
                 f"{self.url}/v1/models: names no model; give the address of a server."
+                f"{self.way}"
             ) from None
 
     def ask(self) -> None:
@@ -141,6 +142,7 @@ class Endpoint:
             raise UsageError(
                 f"{self.url}/metrics: has no statistics of vLLM; serve without "
                 "--disable-log-stats, and give the address of the server itself."
+                f"{self.way}"
             )
         found = policies if has_gate else {"off"}
         if policy is not None and found != {policy}:
@@ -156,6 +158,20 @@ class Endpoint:
             {part: statistics.fmean(values) for part, values in costs.items()},
         )
 
+    @property
+    def way(self) -> str:
+        """For an error: the proxy that may have answered instead; else empty."""
+        proxies = requests.utils.get_environ_proxies(self.url)
+        proxy = requests.utils.select_proxy(self.url, proxies)
+        if not proxy:
+            return ""
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")  # without a password
+        return (
+            f" It was asked through the proxy {parts.hostname}:{parts.port} of the "
+            "environment, whose answer this may be; to go past it, add "
+            f"{urlsplit(self.url).hostname} to NO_PROXY."
+        )
+
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)
 
@@ -166,5 +182,7 @@ class Endpoint:
             )
             answer.raise_for_status()
         except requests.RequestException as error:
-            raise UsageError(f"{self.url}{path}: no answer ({error}).") from None
+            raise UsageError(
+                f"{self.url}{path}: no answer ({error}).{self.way}"
+            ) from None
         return answer
