@@ -178,7 +178,6 @@ def _traced(
     where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
 ) -> TraceRow:
     """The row of a line."""
-
     labels = (
         options.label_input_length,
         options.label_output_length,
